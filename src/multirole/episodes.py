@@ -1,0 +1,103 @@
+"""The words of the design, as types: problem -> episode -> turn.
+
+A *problem* is attempted `n` times; each attempt is an *episode* (the paper's "workflow rollout"); each model call in it is
+a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, its completion is trained.
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Message = dict[str, str]
+"""One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row of a task. `reference` is what the task scores against; no workflow role may see it."""
+
+    id: str
+    task: str
+    question: str
+    reference: Any
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Outcome reward of one episode: `value` in [-1, 1] and a typed `reason`. `is_correct` is what accuracy counts."""
+
+    value: float
+    reason: str
+    is_correct: bool
+
+
+@dataclass
+class Turn:
+    """One model call.
+
+    `logprobs` are the engine's processed log-probabilities (after temperature) of `completion_ids`, same length; the
+    final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
+    workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
+    "answered" or "unparsed" from the task's own answer extraction.
+    """
+
+    role: str
+    slot: int
+    round: int
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    text: str
+    finish_reason: str
+    outcome: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a workflow returns: the text that the task scores."""
+
+    text: str
+
+
+@dataclass
+class Episode:
+    """One attempt at one problem. `reward` is None until the task has scored `answer`."""
+
+    problem: Problem
+    index: int
+    turns: list[Turn] = field(default_factory=list)
+    answer: Answer | None = None
+    reward: Reward | None = None
+    advantage: float = 0.0
+
+
+class Call(Protocol):
+    """`await call(role, messages, slot=0, round=0)`: one model call by `role`, with that role's adapter.
+
+    Same-stage calls run together under `asyncio.gather(call(...), call(...))`. (role, slot, round) must be unique within
+    an episode: it identifies the turn and seeds its sampling.
+    """
+
+    def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
+
+
+class Workflow(Protocol):
+    """What the trainer needs of a workflow: a name, its roles, and one coroutine per episode.
+
+    `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3).
+    """
+
+    name: str
+    roles: dict[str, int]
+
+    def run(self, problem: Problem, call: Call) -> Awaitable[Answer]: ...
+
+
+def user(text: str) -> Message:
+    """A user message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    """An assistant message (another role's text quoted as conversation history)."""
+    return {"role": "assistant", "content": text}

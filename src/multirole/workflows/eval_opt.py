@@ -1,0 +1,40 @@
+"""Eval-Opt: a generator drafts, an evaluator judges, the generator refines (paper sec 3).
+
+One shared conversation: only the roles' replies enter the history, never the critique or refine prompts, so later
+contexts hold consecutive assistant messages. The loop stops on a "Correct" verdict or after `rounds` verdicts.
+"""
+
+import re
+
+from multirole.episodes import Answer, Call, Problem, assistant, user
+from multirole.prompts import render
+
+
+def parse_verdict(text: str) -> str:
+    """"correct", "incorrect" (the first boxed verdict, case-insensitive) or "unparsed"."""
+    verdict = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
+    return verdict[1].lower() if verdict else "unparsed"
+
+
+class EvalOpt:
+    """At most `rounds` drafts and as many verdicts; the answer is the last draft, whatever its verdict."""
+
+    name = "eval_opt"
+
+    def __init__(self, rounds: int = 3) -> None:
+        self.roles = {"generator": 1, "evaluator": 1}
+        self.rounds = rounds
+
+    async def run(self, problem: Problem, call: Call) -> Answer:
+        history = [user(render(problem.task, "generator", question=problem.question))]
+        critique, refine = user(render(problem.task, "evaluator")), user(render(problem.task, "refine"))
+        draft = await call("generator", history)
+        for round in range(self.rounds):
+            history.append(assistant(draft.text))
+            verdict = await call("evaluator", [*history, critique], round=round)
+            verdict.outcome = parse_verdict(verdict.text)
+            if verdict.outcome == "correct" or round == self.rounds - 1:
+                break
+            history.append(assistant(verdict.text))
+            draft = await call("generator", [*history, refine], round=round + 1)
+        return Answer(draft.text)

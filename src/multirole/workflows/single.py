@@ -1,0 +1,17 @@
+"""Single-agent control: one generator call (paper sec 4, the SA baseline)."""
+
+from multirole.episodes import Answer, Call, Problem, user
+from multirole.prompts import render
+
+
+class Single:
+    """One generator answers; its text is the answer."""
+
+    name = "single"
+
+    def __init__(self) -> None:
+        self.roles = {"generator": 1}
+
+    async def run(self, problem: Problem, call: Call) -> Answer:
+        turn = await call("generator", [user(render(problem.task, "generator", question=problem.question))])
+        return Answer(turn.text)

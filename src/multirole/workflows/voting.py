@@ -1,0 +1,41 @@
+"""Voting: three independent candidates, one aggregator that selects (paper sec 3).
+
+The aggregator only selects: its own prose is never graded. A reply without a valid `\\boxed{N}` is recorded as
+"unparsed" and candidate 1 is used (the released code takes any digit instead; see `Cell.aggregator_fallback`).
+"""
+
+import asyncio
+import re
+
+from multirole.episodes import Answer, Call, Problem, user
+from multirole.prompts import render
+
+
+def parse_selection(text: str, n: int, fallback: str = "candidate_1") -> tuple[int, str]:
+    """The selected candidate (0-based) and the outcome: "1".."n", "digit:k" (fallback="first_digit") or "unparsed"."""
+    boxed = re.search(r"\\boxed\{(\d+)\}", text)
+    if boxed and 1 <= int(boxed[1]) <= n:
+        return int(boxed[1]) - 1, boxed[1]
+    digit = re.search(r"(?<!\d)[1-9](?!\d)", text)
+    if fallback == "first_digit" and digit and int(digit[0]) <= n:
+        return int(digit[0]) - 1, f"digit:{digit[0]}"
+    return 0, "unparsed"
+
+
+class Voting:
+    """`n_voters` generators answer the same prompt; the aggregator picks one of them."""
+
+    name = "voting"
+
+    def __init__(self, n_voters: int = 3, fallback: str = "candidate_1") -> None:
+        self.roles = {"generator": n_voters, "aggregator": 1}
+        self.fallback = fallback
+
+    async def run(self, problem: Problem, call: Call) -> Answer:
+        prompt = [user(render(problem.task, "generator", question=problem.question))]
+        voters = await asyncio.gather(*(call("generator", prompt, slot=s) for s in range(self.roles["generator"])))
+        candidates = "\n".join(f"--- Solution {i} ---\n{turn.text}" for i, turn in enumerate(voters, start=1))
+        question = render(problem.task, "aggregator", question=problem.question, candidates=candidates)
+        selection = await call("aggregator", [user(question)])
+        chosen, selection.outcome = parse_selection(selection.text, len(voters), self.fallback)
+        return Answer(voters[chosen].text)
