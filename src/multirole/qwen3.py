@@ -1,0 +1,161 @@
+"""Qwen3's forward pass as a function of plain tensors, and the merging of LoRA adapters into such tensors.
+
+Norm weights are folded: the layer norms into the projection that follows, the q and k norms (and the 1 / sqrt(d) of
+attention) into the RoPE table. Logits agree with `transformers` to 1e-5 in float32.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import Qwen3ForCausalLM
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
+"""(layer, q (N, heads, d), k (N, n_kv, d), v (N, n_kv, d)) -> (N, heads * d), or None to end the pass there."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One adapter's model. Per layer: qkv, o, gate_up, down, each (out, in)."""
+
+    embed: Tensor
+    head: Tensor
+    layers: list[tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows start..stop-1 of a batch use `weights`."""
+
+    weights: Weights
+    start: int
+    stop: int
+
+
+def forward(
+    tokens: Tensor, positions: Tensor, spans: list[Span], rope: tuple[Tensor, Tensor], eps: float, attend: Attend
+) -> Tensor:
+    """Hidden states (N, H) before the head for `tokens` (N,) at `positions` (N,); all else is per token but `attend`.
+
+    `spans` cover the N rows in order. When `attend` returns None the pass ends and the result has no meaning.
+    """
+    x = spans[0].weights.embed[tokens]  # (N, H)
+    cos, sin = (table[positions] for table in rope)  # (N, layers, heads + n_kv, d) each
+    n_qk, head_dim = cos.shape[2:]
+    for layer in range(cos.shape[1]):
+        qkv = _project(F.rms_norm(x, x.shape[1:], eps=eps), spans, layer, 0).unflatten(1, (-1, head_dim))
+        n_kv = qkv.shape[1] - n_qk
+        qk = F.rms_norm(qkv[:, :n_qk], (head_dim,), eps=eps)  # (N, heads + n_kv, d)
+        qk = torch.addcmul(qk * cos[:, layer], qk.roll(head_dim // 2, -1), sin[:, layer])
+        attended = attend(layer, qk[:, : n_qk - n_kv], qk[:, n_qk - n_kv :], qkv[:, n_qk:])
+        if attended is None:
+            break
+        x = x + _project(attended, spans, layer, 1)  # (N, H)
+        gate, up = _project(F.rms_norm(x, x.shape[1:], eps=eps), spans, layer, 2).chunk(2, 1)  # (N, I) each
+        x = x + _project(F.silu(gate).mul_(up), spans, layer, 3)  # (N, H)
+    return F.rms_norm(x, x.shape[1:], eps=eps)
+
+
+def _project(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor:
+    """x (N, in) times each span's matrix -> (N, out)."""
+    if len(spans) == 1:
+        return F.linear(x, spans[0].weights.layers[layer][which])
+    out = x.new_empty(len(x), len(spans[0].weights.layers[layer][which]))
+    for span in spans:
+        rows = slice(span.start, span.stop)
+        torch.mm(x[rows], span.weights.layers[layer][which].t(), out=out[rows])
+    return out
+
+
+def rope_table(model: PeftModel | Qwen3ForCausalLM, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, (length, layers, heads + n_kv, d), with the q and k norm weights and q's 1 / sqrt(d) inside.
+
+    For y = norm(x) * w, rotated: y * cos + rotate_half(y) * sin = norm(x) * table_cos + norm(x).roll(d / 2) * table_sin.
+    """
+    inner = _inner(model)
+    config, embed = inner.config, inner.model.embed_tokens.weight
+    positions = torch.arange(length, device=embed.device)[None]
+    cos, sin = inner.model.rotary_emb(embed.new_zeros(1, dtype=torch.float32), positions)  # (1, length, d) each
+    half = config.head_dim // 2
+    sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+    n_q, n_kv, scale = config.num_attention_heads, config.num_key_value_heads, config.head_dim**-0.5
+    norms = torch.stack(
+        [
+            torch.cat([a.q_norm.weight.float().expand(n_q, -1) * scale, a.k_norm.weight.float().expand(n_kv, -1)])
+            for a in (layer.self_attn for layer in inner.model.layers)
+        ]
+    )  # (layers, heads + n_kv, d)
+    return cos[0, :, None, None] * norms, sin[0, :, None, None] * norms.roll(half, -1)
+
+
+def merge_adapters(model: PeftModel | Qwen3ForCausalLM) -> dict[str | None, Weights]:
+    """Float32 copies of the base (None) and of every LoRA adapter merged into it; `model` is only read."""
+    inner = _inner(model)
+    _check(model, inner)
+    embed = inner.model.embed_tokens.weight.detach().float().clone()  # (V, H)
+    head = inner.lm_head.weight.detach().float() * inner.model.norm.weight.detach().float()  # (V, H)
+    names: list[str | None] = [None, *(model.peft_config if isinstance(model, PeftModel) else ())]
+    return {name: Weights(embed, head, [_layer(layer, name) for layer in inner.model.layers]) for name in names}
+
+
+def _layer(layer: nn.Module, adapter: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
+    attention, mlp = layer.self_attn, layer.mlp
+    q, k, v, o = (_merged(p, adapter) for p in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
+    gate, up, down = (_merged(p, adapter) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    before, after = layer.input_layernorm.weight.float(), layer.post_attention_layernorm.weight.float()
+    return torch.cat([q, k, v]) * before, o.contiguous(), torch.cat([gate, up]) * after, down.contiguous()
+
+
+def _merged(module: nn.Module, adapter: str | None) -> Tensor:
+    """A float32 copy of W + scaling * B @ A, or of W where `adapter` has no part in this module."""
+    if not isinstance(module, LoraLayer):
+        return module.weight.detach().float().clone()
+    weight = module.get_base_layer().weight.detach().float()
+    if adapter not in module.lora_A:
+        return weight.clone()
+    a, b = module.lora_A[adapter].weight.detach().float(), module.lora_B[adapter].weight.detach().float()
+    return weight + module.scaling[adapter] * (b @ a)
+
+
+def _inner(model: PeftModel | Qwen3ForCausalLM) -> nn.Module:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _problems(model: PeftModel | Qwen3ForCausalLM, inner: nn.Module) -> Iterator[str]:
+    """What this forward pass cannot represent."""
+    if not isinstance(inner, Qwen3ForCausalLM):
+        yield f"it is a {type(inner).__name__}"
+        return
+    config = inner.config
+    if config.rope_parameters["rope_type"] != "default":
+        yield f"rope_type is {config.rope_parameters['rope_type']!r}"
+    if config.attention_bias or config.hidden_act != "silu" or set(config.layer_types) != {"full_attention"}:
+        yield "it has attention biases, sliding windows or an activation other than silu"
+    targets = {id(module) for name, module in inner.named_modules() if name.rsplit(".", 1)[-1] in PROJECTIONS}
+    for name, module in inner.named_modules():
+        if isinstance(module, LoraLayer):
+            if id(module) not in targets:
+                yield f"an adapter targets {name}, which is none of {PROJECTIONS}"
+            if (
+                module.merged
+                or len(module.lora_magnitude_vector)
+                or any(b.bias is not None for b in module.lora_B.values())
+            ):
+                yield f"{name} is merged, uses DoRA or has a LoRA bias"
+    if isinstance(model, PeftModel) and any(config.modules_to_save for config in model.peft_config.values()):
+        yield "an adapter has modules_to_save"
+
+
+def _check(model: PeftModel | Qwen3ForCausalLM, inner: nn.Module) -> None:
+    """Refuse what would be served wrongly."""
+    for problem in _problems(model, inner):
+        raise ValueError(
+            f"TransformersEngine got a model it does not implement: {problem}; it computes plain Qwen3 with LoRA on the "
+            'linear layers and would return wrong tokens; use engine="vllm" for this model'
+        )
