@@ -1,0 +1,199 @@
+"""tiny_code: write `f(xs)`, a pipeline of list primitives that ends in a reducer.
+
+A question is a specification such as `keep even, times 3, drop first 2, max or 0`. The answer is the last ```python
+fence; it is run on hidden tests (the empty list among them) by `multirole.sandbox`, and its values are compared here,
+on plain data: expected outputs never enter the sandbox. Splits are disjoint by a hash of the specification.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from multirole.episodes import Problem, Reward
+from multirole.sandbox import Outcome, run_programs
+
+NAME = "tiny_code"
+N_TESTS = 8
+VALIDATION_SHARE = 8  # one specification in eight
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One list-to-list step: `expression` is Python over `{e}` (the operand) and `{n}` (a constant)."""
+
+    phrase: str
+    expression: str
+    constants: tuple[int, ...]
+    run: Callable[[list[int], int], list[int]]
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """The last step, list to integer: `guarded` and `nested` are right on the empty list, `bare` may not be."""
+
+    phrase: str
+    guarded: str
+    nested: str
+    bare: str
+    run: Callable[[list[int]], int]
+
+
+PRIMITIVES = (
+    Primitive("keep even", "[x for x in {e} if x % 2 == 0]", (), lambda xs, n: [x for x in xs if x % 2 == 0]),
+    Primitive("keep odd", "[x for x in {e} if x % 2 == 1]", (), lambda xs, n: [x for x in xs if x % 2 == 1]),
+    Primitive("keep above", "[x for x in {e} if x > {n}]", (0, 1, 2, 3, 4, 5), lambda xs, n: [x for x in xs if x > n]),
+    Primitive("keep below", "[x for x in {e} if x < {n}]", (4, 5, 6, 7, 8, 9), lambda xs, n: [x for x in xs if x < n]),
+    Primitive("add", "[x + {n} for x in {e}]", (1, 2, 3, 4, 5), lambda xs, n: [x + n for x in xs]),
+    Primitive("subtract", "[x - {n} for x in {e}]", (1, 2, 3, 4, 5), lambda xs, n: [x - n for x in xs]),
+    Primitive("times", "[x * {n} for x in {e}]", (2, 3, 4, 5), lambda xs, n: [x * n for x in xs]),
+    Primitive("square", "[x * x for x in {e}]", (), lambda xs, n: [x * x for x in xs]),
+    Primitive("negate", "[-x for x in {e}]", (), lambda xs, n: [-x for x in xs]),
+    Primitive("drop first", "{e}[{n}:]", (1, 2, 3), lambda xs, n: xs[n:]),
+    Primitive("drop last", "{e}[:-{n}]", (1, 2, 3), lambda xs, n: xs[:-n]),
+    Primitive("take first", "{e}[:{n}]", (2, 3, 4, 5), lambda xs, n: xs[:n]),
+    Primitive("every second", "{e}[::2]", (), lambda xs, n: xs[::2]),
+    Primitive("reverse", "{e}[::-1]", (), lambda xs, n: xs[::-1]),
+    Primitive("sort", "sorted({e})", (), lambda xs, n: sorted(xs)),
+)
+REDUCERS = (
+    Reducer("sum", "sum({e})", "sum({e})", "sum({e})", sum),
+    Reducer("count", "len({e})", "len({e})", "len({e})", len),
+    Reducer("max or 0", "max({e}) if {e} else 0", "max({e}, default=0)", "max({e})", lambda xs: max(xs, default=0)),
+    Reducer("min or 0", "min({e}) if {e} else 0", "min({e}, default=0)", "min({e})", lambda xs: min(xs, default=0)),
+    Reducer("first or 0", "{e}[0] if {e} else 0", "next(iter({e}), 0)", "{e}[0]", lambda xs: xs[0] if xs else 0),
+    Reducer("last or 0", "{e}[-1] if {e} else 0", "next(reversed({e}), 0)", "{e}[-1]", lambda xs: xs[-1] if xs else 0),
+)
+
+Step = tuple[Primitive, int]
+"""A primitive with its constant (0 for a primitive without one)."""
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Number of primitives before the reducer, both ends included."""
+
+    min_primitives: int = 3
+    max_primitives: int = 4
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_primitives <= self.max_primitives:
+            raise ValueError(
+                f"got {self}: fewer than 2 primitives, or an empty range, cannot give thousands of distinct problems; "
+                "write 2 <= min_primitives <= max_primitives"
+            )
+
+
+def phrase(step: Step) -> str:
+    """`keep above 3`, or `sort` for a primitive without a constant."""
+    primitive, constant = step
+    return f"{primitive.phrase} {constant}" if primitive.constants else primitive.phrase
+
+
+def draw_step(rng: random.Random) -> Step:
+    """A uniformly drawn primitive with a uniformly drawn constant."""
+    primitive = rng.choice(PRIMITIVES)
+    return primitive, rng.choice(primitive.constants) if primitive.constants else 0
+
+
+def parse(question: str) -> tuple[list[Step], Reducer]:
+    """The steps and the reducer that a question names."""
+    *phrases, last = question.split(", ")
+    by_phrase = {phrase((p, n)): (p, n) for p in PRIMITIVES for n in (p.constants or (0,))}
+    return [by_phrase[name] for name in phrases], next(r for r in REDUCERS if r.phrase == last)
+
+
+def run_steps(steps: list[Step], xs: list[int]) -> list[int]:
+    """The list after every step."""
+    for primitive, constant in steps:
+        xs = primitive.run(xs, constant)
+    return xs
+
+
+def split_of(question: str) -> str:
+    """ "validation" for one specification in eight, else "train"; depends on the specification alone."""
+    digest = hashlib.sha256(question.encode()).digest()
+    return "validation" if digest[0] % VALIDATION_SHARE == 0 else "train"
+
+
+def _sample(rng: random.Random, n_primitives: int) -> Problem:
+    steps = [draw_step(rng) for _ in range(n_primitives)]
+    reducer = rng.choice(REDUCERS)
+    question = ", ".join([*map(phrase, steps), reducer.phrase])
+    tests_rng = random.Random(question)
+    inputs = [[], *([tests_rng.randint(-9, 15) for _ in range(tests_rng.randint(4, 9))] for _ in range(N_TESTS - 1))]
+    expected = [reducer.run(run_steps(steps, xs)) for xs in inputs]
+    return Problem(f"{NAME}/{question}", NAME, question, {"arguments": [[xs] for xs in inputs], "expected": expected})
+
+
+def stream(split: str, rng: random.Random, difficulty: Difficulty = Difficulty()) -> Iterator[Problem]:
+    """Endless problems of one split (repeats are possible)."""
+    if split not in ("train", "validation"):
+        raise ValueError(f"got split={split!r}: {NAME} has no such split; write 'train' or 'validation'")
+    while True:
+        problem = _sample(rng, rng.randint(difficulty.min_primitives, difficulty.max_primitives))
+        if split_of(problem.question) == split:
+            yield problem
+
+
+def problems(split: str, count: int, difficulty: Difficulty = Difficulty()) -> list[Problem]:
+    """The first `count` distinct problems of a split; a smaller count is a prefix of a larger one."""
+    return list(_distinct(split, count, difficulty))
+
+
+@cache
+def _distinct(split: str, count: int, difficulty: Difficulty) -> tuple[Problem, ...]:
+    found: dict[str, Problem] = {}
+    for problem in stream(split, random.Random(f"{NAME}/{split}/{difficulty}"), difficulty):
+        if len(found) == count:
+            break
+        found.setdefault(problem.id, problem)
+    return tuple(found.values())
+
+
+def extract(text: str) -> str | None:
+    """The body of the last ```python fence, or None."""
+    fences = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return fences[-1] if fences else None
+
+
+_outcomes: dict[tuple[str, str], list[Outcome]] = {}
+"""Sandbox outcomes by (source, problem id): a rollout repeats itself often."""
+
+
+def score_batch(
+    problems: list[Problem], texts: list[str], malformed: float = 0.0, code_reward: str = "fraction"
+) -> list[Reward]:
+    """Reward by hidden tests: the passed fraction, or all or nothing; `malformed` without a fence."""
+    if code_reward not in ("fraction", "all_pass"):
+        raise ValueError(f"got code_reward={code_reward!r}: no such way to grade code; write 'fraction' or 'all_pass'")
+    sources = [extract(text) for text in texts]
+    keys = [(source, problem.id) for source, problem in zip(sources, problems, strict=True) if source is not None]
+    arguments = {problem.id: problem.reference["arguments"] for problem in problems}
+    missing = [key for key in dict.fromkeys(keys) if key not in _outcomes]
+    runs = run_programs([(source, "f", arguments[problem_id]) for source, problem_id in missing])
+    _outcomes.update(zip(missing, runs, strict=True))
+    return [
+        Reward(malformed, "no_code", False)
+        if source is None
+        else _grade(_outcomes[source, problem.id], problem.reference["expected"], code_reward)
+        for source, problem in zip(sources, problems, strict=True)
+    ]
+
+
+def _grade(outcomes: list[Outcome], expected: list[int], code_reward: str) -> Reward:
+    passed = [
+        o.status == "ok" and type(o.value) is int and o.value == e for o, e in zip(outcomes, expected, strict=True)
+    ]
+    is_correct = all(passed)
+    value = sum(passed) / len(passed) if code_reward == "fraction" else float(is_correct)
+    failures = [o.status for o in outcomes if o.status != "ok"]
+    if is_correct:
+        reason = "passed"
+    elif failures:
+        reason = "timeout" if "timeout" in failures else "error"
+    else:
+        reason = "wrong_answer"
+    return Reward(value, reason, is_correct)

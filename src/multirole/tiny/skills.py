@@ -1,0 +1,144 @@
+"""What a base can do in each role: the real workflows on validation problems, every turn scored against the truth."""
+
+import itertools
+from collections.abc import Iterable
+from statistics import fmean
+
+from transformers import PreTrainedTokenizerFast
+
+from multirole.engine import Engine
+from multirole.episodes import Episode, Problem, Turn
+from multirole.rollout import Rollout
+from multirole.tasks import TASKS
+from multirole.tiny.dialogues import Draft, Own
+from multirole.tiny.train import MAX_LENGTH
+from multirole.workflows import WORKFLOWS
+
+RESPONSE_TOKENS = 96
+ANSWERING = ("generator", "worker", "synthesizer")
+
+
+def play(
+    workflow: str,
+    problems: list[Problem],
+    n: int,
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    temperature: float = 1.0,
+) -> list[Episode]:
+    """`n` episodes per problem of one workflow, every role on the base model."""
+    flow, task = WORKFLOWS[workflow](), TASKS[problems[0].task]
+    rollout = Rollout(
+        workflow=flow,
+        engine=engine,
+        tokenizer=tokenizer,
+        policy=dict.fromkeys(flow.roles),
+        is_answer=lambda text: task.extract(text) is not None,
+        seed=seed,
+        temperature=temperature,
+        max_prompt_tokens=MAX_LENGTH - RESPONSE_TOKENS,
+        max_response_tokens=RESPONSE_TOKENS,
+    )
+    return rollout.run([(problem, index) for problem in problems for index in range(n)], iteration=0)
+
+
+def grade(episodes: list[Episode]) -> list[dict[int, bool]]:
+    """Per episode: position of an answering turn -> whether its text is right."""
+    places = [
+        (e, t) for e, episode in enumerate(episodes) for t, turn in enumerate(episode.turns) if turn.role in ANSWERING
+    ]
+    task = TASKS[episodes[0].problem.task]
+    rewards = task.score_batch([episodes[e].problem for e, _ in places], [episodes[e].turns[t].text for e, t in places])
+    graded: list[dict[int, bool]] = [{} for _ in episodes]
+    for (e, t), reward in zip(places, rewards, strict=True):
+        graded[e][t] = reward.is_correct
+    return graded
+
+
+def measure(
+    task: str, count: int, engine: Engine, tokenizer: PreTrainedTokenizerFast, seed: int, temperature: float = 1.0
+) -> dict[str, dict[str, float]]:
+    """Skills (fractions; lengths in tokens) of every role on `count` validation problems, one episode per workflow."""
+    problems = TASKS[task].problems("validation", count)
+    skills: dict[str, dict[str, float]] = {}
+    for name, judge in (("voting", _voting), ("eval_opt", _eval_opt), ("orch_workers", _orch_workers)):
+        episodes = play(name, problems, 1, engine, tokenizer, seed, temperature)
+        skills |= judge(episodes, grade(episodes))
+    return {role: {key: round(value, 4) for key, value in sorted(facts.items())} for role, facts in skills.items()}
+
+
+def _about(turns: Iterable[Turn]) -> dict[str, float]:
+    turns = list(turns)
+    return {
+        "n": len(turns),
+        "parsed": fmean(turn.outcome != "unparsed" for turn in turns),
+        "truncated": fmean(turn.finish_reason == "length" for turn in turns),
+        "prompt_tokens": fmean(len(turn.prompt_ids) for turn in turns),
+        "reply_tokens": fmean(len(turn.completion_ids) for turn in turns),
+    }
+
+
+def _turns(episodes: list[Episode], role: str) -> list[Turn]:
+    return [turn for episode in episodes for turn in episode.turns if turn.role == role]
+
+
+def _voting(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
+    votes = [list(right.values()) for right in graded]
+    chosen = [
+        right[int(e.turns[-1].outcome) - 1 if e.turns[-1].outcome != "unparsed" else 0]
+        for e, right in zip(episodes, votes, strict=True)
+    ]
+    accuracy = fmean(fmean(right) for right in votes)
+    facts = {"accuracy": fmean(chosen), "candidates_mean": accuracy, "candidates_best": fmean(any(r) for r in votes)}
+    return {
+        "generator": _about(_turns(episodes, "generator")) | {"accuracy": accuracy},
+        "aggregator": _about(_turns(episodes, "aggregator")) | facts | {"gain": facts["accuracy"] - accuracy},
+    }
+
+
+def _eval_opt(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
+    pairs, repairs, finals = [], [], []
+    for episode, right in zip(episodes, graded, strict=True):
+        verdicts = [turn for turn in episode.turns if turn.role == "evaluator"]
+        drafts = [right[t] for t, turn in enumerate(episode.turns) if turn.role == "generator"]
+        pairs += [(draft, turn.outcome) for draft, turn in zip(drafts, verdicts, strict=True)]
+        repairs += [after for before, after in itertools.pairwise(drafts) if not before]
+        finals.append(drafts[-1])
+    on_right = fmean(outcome == "correct" for draft, outcome in pairs if draft)
+    on_wrong = fmean(outcome == "incorrect" for draft, outcome in pairs if not draft)
+    facts = {"balanced_accuracy": (on_right + on_wrong) / 2, "accepts_right": on_right, "rejects_wrong": on_wrong}
+    return {
+        "evaluator": _about(_turns(episodes, "evaluator")) | facts,
+        "refiner": {"n": len(repairs), "repairs_wrong": fmean(repairs), "accuracy": fmean(finals)},
+    }
+
+
+def _orch_workers(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
+    workers = [[right[t] for t, x in enumerate(e.turns) if x.role == "worker"] for e, right in zip(episodes, graded)]
+    final = fmean(right[len(e.turns) - 1] for e, right in zip(episodes, graded, strict=True))
+    accuracy = fmean(fmean(right) for right in workers)
+    three = fmean(len(right) == 3 for right in workers)
+    return {
+        "orchestrator": _about(_turns(episodes, "orchestrator")) | {"three_strategies": three},
+        "worker": _about(_turns(episodes, "worker")) | {"accuracy": accuracy},
+        "synthesizer": _about(_turns(episodes, "synthesizer")) | {"accuracy": final, "gain": final - accuracy},
+    }
+
+
+def own_answers(
+    problems: list[Problem], n: int, engine: Engine, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> list[tuple[Problem, Own]]:
+    """A model's own graded answers: `n` to every question, and those of one Orch-Workers episode per problem."""
+    single = play("single", problems, n, engine, tokenizer, seed)
+    planned = play("orch_workers", problems, 1, engine, tokenizer, seed)
+    own: dict[str, dict[str, list[Draft]]] = {problem.id: {"": []} for problem in problems}
+    for episodes in (single, planned):
+        for episode, right in zip(episodes, grade(episodes), strict=True):
+            for t, is_correct in right.items():
+                turn, answers = episode.turns[t], own[episode.problem.id]
+                if turn.role != "synthesizer":
+                    prompt = tokenizer.decode(turn.prompt_ids)
+                    strategy = prompt.partition("\nStrategy: ")[2].removesuffix("<|end|><|assistant|>")
+                    answers.setdefault(strategy, []).append(Draft(turn.text, is_correct))
+    return [(problem, own[problem.id]) for problem in problems]

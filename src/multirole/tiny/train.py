@@ -1,0 +1,166 @@
+"""Supervised training of a tiny Qwen3 from scratch: Muon for matrices, AdamW for embeddings and norms.
+
+Only replies are trained. Batches hold rows of similar length, padded on the right; causal attention never looks there,
+so no attention mask is needed.
+"""
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from multirole.tiny.dialogues import Row
+
+log = logging.getLogger(__name__)
+
+SIZES = {
+    "tiny-s": {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3},
+    "tiny-m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 5},
+    "tiny-l": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8},
+}
+KV_HEADS = {"tiny-s": 1, "tiny-m": 1, "tiny-l": 2}
+MAX_LENGTH = 512
+ROWS_PER_POOL = 4096
+IGNORED = -100
+
+
+def build_model(scale: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A randomly initialised model of one of `SIZES`."""
+    if scale not in SIZES:
+        raise ValueError(f"got scale={scale!r}: no such embedded scale; write one of {sorted(SIZES)}")
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        head_dim=32,
+        num_key_value_heads=KV_HEADS[scale],
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        dtype="float32",
+        **SIZES[scale],
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def make_optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon on the layers' matrices, AdamW on the rest."""
+    named = dict(model.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
+    """(token ids, prompt length) per row; the reply ends with the end-of-turn token. Rows over 512 tokens are left out."""
+    prompts = [tokenizer.apply_chat_template(r.messages, add_generation_prompt=True, tokenize=False) for r in rows]
+    prompt_ids = tokenizer(prompts)["input_ids"]
+    reply_ids = tokenizer([row.reply + tokenizer.eos_token for row in rows])["input_ids"]
+    pairs = [(prompt + reply, len(prompt)) for prompt, reply in zip(prompt_ids, reply_ids, strict=True)]
+    return [pair for pair in pairs if len(pair[0]) <= MAX_LENGTH]
+
+
+def batches(
+    draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, tokens: int, rng: random.Random
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (input ids, labels), both (N, T) with about `tokens` entries; N differs."""
+    while True:
+        rows = sorted(encode(draw_rows(), tokenizer), key=lambda pair: (len(pair[0]), rng.random()))
+        groups, group = [], []
+        for pair in rows:
+            if group and len(pair[0]) * (len(group) + 1) > tokens:
+                groups.append(group)
+                group = []
+            group.append(pair)
+        rng.shuffle(groups)
+        yield from (_pad(group, tokenizer.pad_token_id) for group in groups)
+
+
+def _pad(group: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    length = max(len(ids) for ids, _ in group)
+    inputs = torch.full((len(group), length), pad)  # (N, T)
+    labels = torch.full((len(group), length), IGNORED)  # (N, T)
+    for n, (ids, prompt_length) in enumerate(group):
+        inputs[n, : len(ids)] = torch.tensor(ids)
+        labels[n, prompt_length : len(ids)] = torch.tensor(ids[prompt_length:])
+    return inputs, labels
+
+
+def schedule(done: float, warmup: float = 0.01, decay_from: float = 0.3, floor: float = 0.02) -> float:
+    """Learning-rate factor at a fraction `done` of the budget: warm-up, constant, linear decay."""
+    if done < warmup:
+        return done / warmup
+    return 1.0 if done < decay_from else max(floor, (1 - done) / (1 - decay_from))
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    draw_rows: Callable[[], list[Row]],
+    budget: int,
+    lr: float,
+    out: Path,
+    phase: str,
+    decay_from: float = 0.3,
+    batch_tokens: int = 2048,
+    save_every_s: float = 150.0,
+    seed: int = 0,
+) -> int:
+    """Train on about `budget` tokens (padding included), append to `out/loss.jsonl`; the number of tokens seen."""
+    optimizers = make_optimizers(model, lr)
+    stream = batches(draw_rows, tokenizer, batch_tokens, random.Random(seed))
+    seen, step, losses, saved = 0, 0, [], time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    model.train()
+    while seen < budget:
+        inputs, labels = next(stream)
+        factor = schedule(seen / budget, decay_from=decay_from)
+        trained = labels[:, 1:] != IGNORED  # (N, T-1)
+        hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[:, :-1][trained]  # (tokens, hidden)
+        loss = F.cross_entropy(model.lm_head(hidden), labels[:, 1:][trained])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        seen, step = seen + inputs.numel(), step + 1
+        losses.append(loss.item())
+        if step % 50 == 0 or seen >= budget:
+            record = {"phase": phase, "step": step, "tokens": seen, "loss": sum(losses) / len(losses)}
+            record["cpu_s"] = round(time.process_time(), 1)
+            with open(out / "loss.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            log.info("%s", record)
+            losses = []
+        if time.monotonic() - saved > save_every_s:
+            save(model, tokenizer, out)
+            saved = time.monotonic()
+    save(model, tokenizer, out)
+    return seen
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write weights, configuration and tokenizer; each file is replaced at once, so readers never see half of one."""
+    staged = out / ".staged"
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
+    )
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    for path in staged.iterdir():
+        os.replace(path, out / path.name)
+    staged.rmdir()

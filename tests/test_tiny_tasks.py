@@ -1,0 +1,130 @@
+"""The tiny tasks: disjoint splits, determinism, and scores that were computed by hand."""
+
+import pytest
+
+from multirole.episodes import Problem
+from multirole.tasks import TASKS, tiny_code, tiny_math
+
+MATH = Problem("tiny_math/7+5*2-9", "tiny_math", "7+5*2-9", 15)
+
+
+def test_the_expression_is_read_from_left_to_right():
+    value, ops = tiny_math.parse(MATH.question)
+    for op, operand in ops:
+        value = tiny_math.apply(value, op, operand)
+    assert value == MATH.reference == 15
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_splits_are_disjoint_large_and_deterministic(task):
+    train, validation = task.problems("train", 4096), task.problems("validation", 512)
+    train_ids, validation_ids = {p.id for p in train}, {p.id for p in validation}
+    assert len(train_ids) == 4096 and len(validation_ids) == 512 and not train_ids & validation_ids
+    assert {task.split_of(p.question) for p in train} == {"train"}
+    assert task.problems("train", 10) == train[:10]
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_difficulty_changes_the_problems_and_not_the_split_rule(task):
+    easy = task.problems("validation", 64, task.Difficulty(3, 3))
+    assert {p.question.count(",") for p in easy} == {3 if task is tiny_code else 0}
+    assert {task.split_of(p.question) for p in easy} == {"validation"}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_unknown_split_and_impossible_difficulty_are_refused(task):
+    with pytest.raises(ValueError, match="write 'train' or 'validation'"):
+        task.problems("test", 1)
+    with pytest.raises(ValueError, match="write"):
+        task.Difficulty(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "reason"),
+    [
+        ("=12*2-9\n=24-9\n\\boxed{15}", 1.0, "correct"),
+        ("\\boxed{3} no: \\boxed{ 15 }", 1.0, "correct"),
+        ("\\boxed{15} no: \\boxed{3}", 0.0, "wrong"),
+        ("\\boxed{15.0}", 0.0, "wrong"),
+        ("\\boxed{}", 0.0, "wrong"),
+        ("\\boxed{\u0661\u0665}", 0.0, "wrong"),
+        ("=24-9\n=15", -0.1, "no_box"),
+        ("", -0.1, "no_box"),
+    ],
+)
+def test_math_scores(text, value, reason):
+    (reward,) = tiny_math.score_batch([MATH], [text], malformed=-0.1)
+    assert (reward.value, reward.reason, reward.is_correct) == (value, reason, value == 1.0)
+
+
+CODE = Problem(
+    "tiny_code/hand",
+    "tiny_code",
+    "keep even, times 3, max or 0",
+    {"arguments": [[[]], [[1, 2, 4]], [[1]], [[-2, 3]]], "expected": [0, 12, 0, -6]},
+)
+
+
+def fence(body: str) -> str:
+    return f"```python\ndef f(xs):\n    {body}\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "reason"),
+    [
+        (fence("return max([x * 3 for x in xs if x % 2 == 0], default=0)"), 1.0, "passed"),
+        (fence("return max([x * 3 for x in xs if x % 2 == 0])"), 0.5, "error"),
+        (fence("return 0"), 0.5, "wrong_answer"),
+        (fence("return max([x * 3.0 for x in xs if x % 2 == 0], default=0.0)"), 0.0, "wrong_answer"),
+        (fence("return False"), 0.0, "wrong_answer"),
+        (fence("return ("), 0.0, "error"),
+        ("def f(xs):\n    return 0", -0.1, "no_code"),
+        (fence("return 1") + "\n" + fence("return max([x * 3 for x in xs if x % 2 == 0], default=0)"), 1.0, "passed"),
+    ],
+)
+def test_code_scores(text, value, reason):
+    fraction, whole = (
+        tiny_code.score_batch([CODE], [text], malformed=-0.1, code_reward=mode)[0] for mode in ("fraction", "all_pass")
+    )
+    assert (fraction.value, fraction.reason, fraction.is_correct) == (value, reason, value == 1.0)
+    assert whole.value == (value if value in (1.0, -0.1) else 0.0)
+
+
+def test_code_that_never_ends_is_a_timeout_and_harms_no_neighbour():
+    good = fence("return max([x * 3 for x in xs if x % 2 == 0], default=0)")
+    rewards = tiny_code.score_batch([CODE, CODE], [fence("while True: pass"), good])
+    assert [reward.reason for reward in rewards] == ["timeout", "passed"]
+
+
+def test_every_primitive_and_reducer_agrees_with_its_own_python():
+    problems = [
+        _problem(primitive, constant, reducer)
+        for primitive in tiny_code.PRIMITIVES
+        for constant in primitive.constants or (0,)
+        for reducer in tiny_code.REDUCERS
+    ]
+    for form in ("guarded", "nested"):
+        rewards = tiny_code.score_batch(problems, [_solution(p, form) for p in problems])
+        assert {reward.reason for reward in rewards} == {"passed"}
+
+
+def _problem(primitive, constant, reducer) -> Problem:
+    question = f"{tiny_code.phrase((primitive, constant))}, {reducer.phrase}"
+    inputs = [[], [3, -1, 4, 1, 5, -9, 2, 6], [7], [2, 2, 8, -4, 0]]
+    expected = [reducer.run(primitive.run(xs, constant)) for xs in inputs]
+    return Problem(
+        f"hand/{question}", "tiny_code", question, {"arguments": [[x] for x in inputs], "expected": expected}
+    )
+
+
+def _solution(problem: Problem, form: str) -> str:
+    ((primitive, constant),), reducer = tiny_code.parse(problem.question)
+    inner = primitive.expression.format(e="xs", n=constant)
+    if form == "nested":
+        return fence("return " + reducer.nested.format(e=inner))
+    return fence(f"xs = {inner}\n    return " + reducer.guarded.format(e="xs"))
+
+
+def test_unknown_code_reward_is_refused():
+    with pytest.raises(ValueError, match="write 'fraction' or 'all_pass'"):
+        tiny_code.score_batch([CODE], [fence("return 0")], code_reward="half")
