@@ -13,7 +13,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -107,7 +106,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = build_model(args.hidden, args.layers, args.eos_bias)
     merged = build_model(args.hidden, args.layers, args.eos_bias).merge_and_unload()
-    engine = TransformersEngine(model, EOS)
+    engine = TransformersEngine(EOS)
     engine.publish(model, 1)
     for kind in ("groups", "mixed"):
         rows = build_rows(kind)

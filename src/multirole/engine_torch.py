@@ -140,15 +140,13 @@ class TransformersEngine:
     `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens.
     """
 
-    def __init__(
-        self, model: PeftModel | Qwen3ForCausalLM, eos_id: int, max_rows: int = 384, max_length: int = 1024
-    ) -> None:
+    def __init__(self, eos_id: int, max_rows: int = 384, max_length: int = 1024) -> None:
         self.eos_id, self.max_rows, self.max_length = eos_id, max_rows, max_length
         self.stats = Stats()
         self.waiting: deque[tuple[int, int, Request]] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[int, _Pool] = {}
-        self.publish(model, 0)
+        self.weights: dict[str | None, Weights] = {}
 
     @torch.inference_mode()
     def publish(self, model: PeftModel | Qwen3ForCausalLM, version: int) -> None:
@@ -158,7 +156,7 @@ class TransformersEngine:
                 f"publish(version={version}) with {self.n_running} running and {len(self.waiting)} waiting requests; "
                 "their tokens would mix two policies; call step() until every request has finished"
             )
-        self.weights: dict[str | None, Weights] = merge_adapters(model)
+        self.weights = merge_adapters(model)
         self.names = list(self.weights)
         self.config = model.config
         self.rope = rope_table(model, self.max_length)  # 2 x (max_length, layers, heads + n_kv, d)
