@@ -54,9 +54,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a workflow returns: the text that the task scores."""
+    """What a workflow returns: the text that the task scores. `reason` overrides the task's when there is no answer."""
 
     text: str
+    reason: str | None = None
 
 
 @dataclass

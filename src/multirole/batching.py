@@ -1,0 +1,81 @@
+"""Turns -> rows -> mini-batches (one optimizer step each) -> micro-batches (one forward each) -> tensors.
+
+Every turn is one row: its prompt, which may quote other roles, is masked; its completion is trained, end-of-turn token
+included. So the rows' completion masks partition the trained tokens by role.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from multirole.episodes import Episode, Turn
+
+
+@dataclass(frozen=True)
+class Row:
+    """One turn as a training sequence."""
+
+    episode: Episode
+    turn: Turn
+    adapter: str
+    advantage: float
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.turn.prompt_ids) + len(self.turn.completion_ids)
+
+
+def order_rows(rows: list[Row], order: str, generator: torch.Generator) -> list[Row]:
+    """The whole iteration's rows, "shuffled" or as a "mountain": short, long, short (released code's batch balancing)."""
+    if order == "shuffled":
+        return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
+    by_length = sorted(rows, key=lambda row: row.length)
+    return by_length[::2] + by_length[1::2][::-1]
+
+
+def mini_batches(rows: list[Row], size: int, split: str) -> list[tuple[list[Row], int]]:
+    """Cut one adapter's rows into ceil(len / size) optimizer steps; each comes with the divisor of its loss sum.
+
+    "even" cuts near-equal mini-batches, each divided by its own size. "sequential" fills mini-batches of `size` and
+    divides the last, partial one by `size` too, so that its gradient is smaller (released code).
+    """
+    if split == "sequential":
+        return [(rows[i : i + size], size) for i in range(0, len(rows), size)]
+    n, k = len(rows), math.ceil(len(rows) / size)
+    cuts = [n * i // k for i in range(k + 1)] if k else [0]
+    return [(rows[a:b], b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
+    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits)."""
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> torch.Tensor:
+    width = max(len(sequence) for sequence in sequences)
+    padded = [
+        [value] * (width - len(s)) + s if left else s + [value] * (width - len(s)) for s in sequences
+    ]  # fmt: skip
+    return torch.tensor(padded, dtype=dtype)  # (N, width)
+
+
+def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded."""
+    prompts, completions = [r.turn.prompt_ids for r in rows], [r.turn.completion_ids for r in rows]
+    batch = {
+        "prompt_ids": _pad(prompts, pad_id, True, torch.long),
+        "prompt_mask": _pad([[1] * len(ids) for ids in prompts], 0, True, torch.long),
+        "completion_ids": _pad(completions, pad_id, False, torch.long),
+        "completion_mask": _pad([[1] * len(ids) for ids in completions], 0, False, torch.long),
+        "sampling_per_token_logps": _pad([r.turn.logprobs for r in rows], 0.0, False, torch.float32),
+        "advantages": torch.tensor([r.advantage for r in rows], dtype=torch.float32),  # (N,)
+    }
+    return {name: tensor.to(device) for name, tensor in batch.items()}

@@ -1,0 +1,110 @@
+"""Per-role metrics of one iteration. Every name here is a row of METRICS.md.
+
+The policy metrics compare the trainer's log-probs *during* the update (lp) with the engine's at sampling time (lr),
+token by token, as the released code does: the second and third mini-batch already see a moved policy (facts: verl
+`rollout_corr_helper`). With the engine's processed log-probs they start at zero instead of at a temperature offset.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from multirole.batching import Row
+
+CLAMP = 20.0
+
+
+class TokenStats:
+    """Sums over the trained tokens of one role, accumulated over the micro-batches of an iteration."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = defaultdict(float)
+
+    def add(
+        self, lp: torch.Tensor, lr: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor,
+        advantages: torch.Tensor, clip_low: float, clip_high: float,
+    ) -> None:  # fmt: skip
+        """Accumulate one micro-batch: lp, lr, entropy, mask are (N, T), advantages (N,)."""
+        mask, n_tokens = mask.bool(), mask.sum(1)  # (N, T), (N,)
+        delta = (lp - lr).clamp(-CLAMP, CLAMP)  # (N, T)
+        ratio, sign = delta.exp(), advantages.sign()[:, None]  # (N, T), (N, 1)
+        clipped = ((ratio > 1 + clip_high) & (sign > 0)) | ((ratio < 1 - clip_low) & (sign < 0))
+        for name, value in (
+            ("tokens", mask), ("chi2", ratio.square()), ("kl", -delta), ("k3", ratio - delta - 1),
+            ("entropy", entropy), ("clip", clipped), ("abs_delta", delta.abs()),
+        ):  # fmt: skip
+            self.sums[name] += (value * mask).sum(dtype=torch.float64).item()
+        self.sums["max_delta"] = max(self.sums["max_delta"], (delta.abs() * mask).max().item())
+        self.sums["ppl"] += (-(lp * mask).sum(1) / n_tokens).exp().sum(dtype=torch.float64).item()
+        self.sums["rows"] += len(lp)
+
+    def summary(self) -> dict[str, float]:
+        """Token means (perplexity: mean over rows of exp(-mean log-prob))."""
+        tokens, s = self.sums["tokens"], self.sums
+        return {
+            "perplexity": s["ppl"] / s["rows"],
+            "entropy": s["entropy"] / tokens,
+            "chi2": s["chi2"] / tokens - 1.0,
+            "kl": s["kl"] / tokens,
+            "k3_kl": s["k3"] / tokens,
+            "clip_fraction": s["clip"] / tokens,
+            "max_logprob_gap": s["max_delta"],
+        }
+
+
+def text_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """What can be read off one role's turns without the model."""
+    lengths = torch.tensor([len(row.turn.completion_ids) for row in rows], dtype=torch.float64)  # (N,)
+    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
+    return {
+        "rows": len(rows),
+        "tokens": int(lengths.sum()),
+        "reward": sum(row.episode.reward.value for row in rows) / len(rows),
+        "advantage_mean": advantages.mean().item(),
+        "advantage_abs": advantages.abs().mean().item(),
+        "length_mean": lengths.mean().item(),
+        "length_p50": lengths.quantile(0.5).item(),
+        "length_p95": lengths.quantile(0.95).item(),
+        "truncated_rate": sum(row.turn.finish_reason == "length" for row in rows) / len(rows),
+        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
+    }
+
+
+class IterationDiagnostics:
+    """Collects one iteration: token statistics per role, gradient norms per role, the ledger of optimizer steps."""
+
+    def __init__(self, rows: list[Row], clip_low: float, clip_high: float) -> None:
+        self.rows, self.clip = rows, (clip_low, clip_high)
+        self.tokens: dict[str, TokenStats] = defaultdict(TokenStats)
+        self.grad_norms: dict[str, list[float]] = defaultdict(list)
+        self.ledger: list[dict[str, object]] = []
+
+    def add_tokens(self, role: str, batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor) -> None:
+        """One micro-batch of one role, as the loss saw it."""
+        self.tokens[role].add(
+            lp, batch["sampling_per_token_logps"], entropy, batch["completion_mask"], batch["advantages"], *self.clip
+        )
+
+    def add_step(self, adapter: str, rows: list[Row], lr: float, grad_norm: float) -> None:
+        """One optimizer step, for the ledger. `grad_norm` is the adapter's, before clipping."""
+        tokens = sum(len(row.turn.completion_ids) for row in rows)
+        step = sum(entry["adapter"] == adapter for entry in self.ledger)
+        self.ledger.append(
+            {"adapter": adapter, "step": step, "rows": len(rows), "tokens": tokens, "lr": lr, "grad_norm": grad_norm}
+        )
+
+    def per_role(self) -> dict[str, dict[str, float]]:
+        """role -> metrics. `grad_norm` is the mean over the role's optimizer steps of its own part of the gradient."""
+        by_role: dict[str, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            by_role[row.turn.role].append(row)
+        return {
+            role: text_metrics(rows)
+            | self.tokens[role].summary()
+            | {
+                "grad_norm": sum(self.grad_norms[role]) / len(self.grad_norms[role]),
+                "optimizer_steps": len(self.grad_norms[role]),
+            }
+            for role, rows in by_role.items()
+        }

@@ -1,0 +1,42 @@
+"""Role -> adapter maps: Shared-Policy, Isolated-Policy, or any map (paper sec 3, "policy routing")."""
+
+import re
+
+SHARED = "shared"
+
+
+def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, str]:
+    """The adapter of every role.
+
+    "sp" routes all roles to one adapter, "ip" gives each role type its own, and a map such as
+    "generator=a,aggregator=b" (or the same as a dict) says it role by role. Raises ValueError for anything else.
+    """
+    if policy == "sp":
+        return dict.fromkeys(roles, SHARED)
+    if policy == "ip":
+        return {role: role for role in roles}
+    example = ",".join(f"{role}={'ab'[i % 2]}" for i, role in enumerate(roles))
+    advice = f"Write policy='sp', policy='ip', or a map that names every role once, such as {example!r}."
+    if isinstance(policy, dict):
+        pairs = [(str(role), str(adapter)) for role, adapter in policy.items()]
+    else:
+        pairs = [tuple(part.strip() for part in item.partition("=")[::2]) for item in str(policy).split(",")]
+    if not all(role and adapter for role, adapter in pairs):
+        raise ValueError(f"policy={policy!r} is neither 'sp' nor 'ip' nor a role-to-adapter map. {advice}")
+    named = [role for role, _ in pairs]
+    unknown, missing = [r for r in named if r not in roles], [r for r in roles if r not in named]
+    if unknown or missing or len(set(named)) != len(named):
+        problem = f"unknown {unknown}" if unknown else f"missing {missing}" if missing else "a role twice"
+        raise ValueError(f"policy={policy!r} does not map the roles {roles}: {problem}. {advice}")
+    for _, adapter in pairs:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", adapter) or "lora_" in adapter:
+            raise ValueError(
+                f"policy={policy!r} names an adapter {adapter!r} that PEFT cannot hold. "
+                "Write letters, digits, '-' and '_' only, and not 'lora_'."
+            )
+    return {role: dict(pairs)[role] for role in roles}
+
+
+def adapter_names(policy: dict[str, str]) -> list[str]:
+    """The distinct adapters of a map, in the order of its roles."""
+    return list(dict.fromkeys(policy.values()))

@@ -1,0 +1,210 @@
+"""What a run leaves on disk (design sec 8): Parquet tables, trajectories, provenance, and DONE, written last.
+
+    config.json  provenance.json        the cell and where it ran
+    metrics.parquet                     one row per iteration
+    roles.parquet                       iteration x role
+    ledger.parquet                      one row per optimizer step
+    eval.parquet                        evaluation step x problem
+    turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
+    adapters/step_*/<adapter>/          PEFT adapters
+    checkpoints/                        what a resume needs; the newest two
+    DONE                                sha256 of every table; its presence means the run is complete
+
+Files are written aside and renamed. A table in memory is flushed with each checkpoint, and a resumed run drops what
+came after it, so that the record never disagrees with the weights.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from multirole.cells import Cell
+from multirole.episodes import Episode
+
+SCHEMA_VERSION = "1"
+N_INSPECTED = 32
+TABLES = ("metrics", "roles", "ledger", "eval")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write aside, then rename: a reader sees the old file or the new one."""
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def write_table(path: Path, rows: list[dict]) -> None:
+    """Rows (dicts with the same keys) as Parquet, with the schema's version in its metadata."""
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
+    aside = path.with_name(path.name + ".tmp")
+    pq.write_table(table, aside)
+    os.replace(aside, path)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def provenance(cell: Cell) -> dict[str, object]:
+    """Where a number came from: source revision, versions, device, seed, model, command."""
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    lock = here.parents[1] / "requirements-cpu.lock"
+    weights = cell.model_path / "model.safetensors"
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "git_sha": git("rev-parse", "HEAD"),
+        "git_dirty": None if status is None else bool(status),
+        "lock_sha256": sha256(lock) if lock.exists() else None,
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "seed": cell.seed,
+        "model": cell.scale,
+        "model_sha256": sha256(weights),
+        "dataset": f"{cell.task_name}, embedded",
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def open_folder(cell: Cell, results_dir: str | Path) -> Path:
+    """The run's folder `<results_dir>/<scale>/<cell id>/`, created; ValueError if it cannot be this cell's."""
+    folder = Path(results_dir) / cell.scale / cell.id
+    try:
+        (folder / "turns").mkdir(parents=True, exist_ok=True)
+        write_text(folder / "writable", "")
+        (folder / "writable").unlink()
+    except OSError as error:
+        raise ValueError(
+            f"results_dir={str(results_dir)!r} cannot hold the results: {error}. Write a folder that you may write to."
+        ) from error
+    config = json.dumps(cell.to_dict(), indent=2, default=str)
+    held = folder / "config.json"
+    if held.exists() and json.loads(held.read_text()) != json.loads(config):
+        raise ValueError(
+            f"{folder} holds a run with another configuration, and mixing the two would be neither. "
+            "Write another results_dir, or move that folder away."
+        )
+    write_text(held, config)
+    return folder
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the run is complete and its tables are the ones that were recorded."""
+    if not (folder / "DONE").exists():
+        return False
+    sums = json.loads((folder / "DONE").read_text())
+    return all((folder / name).exists() and sha256(folder / name) == digest for name, digest in sums.items())
+
+
+class Recorder:
+    """Collects one run's tables; `save(step)` makes them durable, `resume(step)` rewinds them to a checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
+
+    def add_iteration(
+        self, iteration: int, episodes: list[Episode], roles: dict[str, dict], ledger: list[dict], seconds: dict
+    ) -> None:
+        """One finished iteration (1-based): its summary, its roles, its optimizer steps."""
+        n_turns = sum(len(episode.turns) for episode in episodes)
+        groups: dict[str, set[float]] = {}
+        for episode in episodes:
+            groups.setdefault(episode.problem.id, set()).add(episode.reward.value)
+        self.tables["metrics"].append(
+            {
+                "iteration": iteration,
+                "reward": sum(e.reward.value for e in episodes) / len(episodes),
+                "accuracy": sum(e.reward.is_correct for e in episodes) / len(episodes),
+                "episodes": len(episodes),
+                "turns": n_turns,
+                "prompt_tokens": sum(len(t.prompt_ids) for e in episodes for t in e.turns),
+                "completion_tokens": sum(len(t.completion_ids) for e in episodes for t in e.turns),
+                "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / len(groups),
+                "optimizer_steps": len(ledger),
+                **seconds,
+            }
+        )
+        self.tables["roles"] += [{"iteration": iteration, "role": role, **values} for role, values in roles.items()]
+        self.tables["ledger"] += [{"iteration": iteration, **step} for step in ledger]
+
+    def add_evaluation(self, step: int, episodes: list[Episode]) -> None:
+        """Outcomes per validation problem, and the turns of the first `N_INSPECTED` episodes."""
+        self.tables["eval"] = [row for row in self.tables["eval"] if row["step"] != step] + [
+            {
+                "step": step,
+                "problem": e.problem.id,
+                "correct": e.reward.is_correct,
+                "reward": e.reward.value,
+                "reason": e.reward.reason,
+                "turns": len(e.turns),
+                "answer": e.answer.text,
+            }
+            for e in episodes
+        ]
+        turns = [
+            {
+                "step": step,
+                "problem": e.problem.id,
+                "question": e.problem.question,
+                "correct": e.reward.is_correct,
+                "reason": e.reward.reason,
+                "role": t.role,
+                "slot": t.slot,
+                "round": t.round,
+                "outcome": t.outcome,
+                "finish_reason": t.finish_reason,
+                "prompt_tokens": len(t.prompt_ids),
+                "completion_tokens": len(t.completion_ids),
+                "text": t.text,
+            }
+            for e in episodes[:N_INSPECTED]
+            for t in e.turns
+        ]
+        write_table(self.folder / "turns" / f"step_{step:05d}.parquet", turns)
+
+    def save(self, step: int) -> None:
+        """Flush every table, then mark the checkpoint of `step` complete."""
+        for name, rows in self.tables.items():
+            if rows:
+                write_table(self.folder / f"{name}.parquet", rows)
+        checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
+        if checkpoint.exists():
+            write_text(checkpoint / "COMPLETE", "")
+
+    def resume(self) -> Path | None:
+        """The newest complete checkpoint, with the tables rewound to it; None starts afresh."""
+        found = [path.parent for path in self.folder.glob("checkpoints/checkpoint-*/COMPLETE")]
+        newest = max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+        if newest is None:
+            return None
+        step = int(newest.name.split("-")[1])
+        for name in TABLES:
+            path, clock = self.folder / f"{name}.parquet", "step" if name == "eval" else "iteration"
+            rows = pq.read_table(path).to_pylist() if path.exists() else []
+            self.tables[name] = [row for row in rows if row[clock] <= step]
+        return newest
+
+    def finish(self) -> None:
+        """Flush, then write DONE with the checksum of every table."""
+        self.save(-1)
+        names = [f"{name}.parquet" for name in TABLES] + ["config.json", "provenance.json"]
+        sums = {name: sha256(self.folder / name) for name in names if (self.folder / name).exists()}
+        write_text(self.folder / "DONE", json.dumps(sums, indent=2))

@@ -1,0 +1,137 @@
+"""Drives many episodes at once over one engine. An episode moves on the moment its own calls are done.
+
+Workflows are plain coroutines; `asyncio` runs them and the engine's steps are what the event loop "waits for": each
+time every coroutine is waiting, the loop's selector advances the engine by one step. So there is no barrier between
+stages, no polling, and the order of events depends on nothing but the engine.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import selectors
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from transformers import PreTrainedTokenizerBase
+
+from multirole.engine import Completion, Engine, Request
+from multirole.episodes import Answer, Episode, Message, Problem, Turn, Workflow
+
+
+class PromptOverflow(Exception):
+    """A turn's prompt is longer than the cell allows: the episode ends without an answer."""
+
+
+class EngineSelector(selectors.DefaultSelector):
+    """An I/O selector that advances the engine instead of sleeping."""
+
+    def __init__(self, advance: Callable[[], bool]) -> None:
+        super().__init__()
+        self.advance = advance
+
+    def select(self, timeout: float | None = None) -> list:
+        if timeout == 0 or self.advance():  # 0: some coroutine can run now
+            return super().select(0)
+        if timeout is None and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
+            raise RuntimeError(
+                "Every episode waits, but for no model call: the rollout would hang. "
+                "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
+            )
+        return super().select(timeout)
+
+
+def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:
+    """63-bit sampling seed of one turn. No part of it depends on scheduling."""
+    key = repr((seed, iteration, problem, episode, role, slot, round)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+class Rollout:
+    """Plays a workflow over an engine.
+
+    Args:
+        policy: role -> adapter; None runs every role on the base model.
+        is_answer: whether a reply holds an answer, for the outcome of turns that the workflow does not judge itself.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        policy: dict[str, str | None],
+        is_answer: Callable[[str], bool],
+        seed: int,
+        temperature: float,
+        max_prompt_tokens: int,
+        max_response_tokens: int,
+    ) -> None:
+        self.workflow, self.engine, self.tokenizer, self.policy = workflow, engine, tokenizer, policy
+        self.is_answer, self.seed, self.temperature = is_answer, seed, temperature
+        self.max_prompt_tokens, self.max_response_tokens = max_prompt_tokens, max_response_tokens
+
+    def run(self, attempts: Sequence[tuple[Problem, int]], iteration: int) -> list[Episode]:
+        """One episode per (problem, episode index), all started together, in the order given.
+
+        Runs its event loop in a thread of its own, since a notebook's thread already has one.
+        """
+        episodes = [Episode(problem, index) for problem, index in attempts]
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            thread.submit(self._play, episodes, iteration).result()
+        return episodes
+
+    def _play(self, episodes: list[Episode], iteration: int) -> None:
+        waiting: dict[int, asyncio.Future[Completion]] = {}
+        keys = itertools.count()
+
+        def advance() -> bool:
+            if not waiting:
+                return False
+            for key, completion in self.engine.step():
+                waiting.pop(key).set_result(completion)
+            return True
+
+        async def ask(request: Request) -> Completion:
+            key = next(keys)
+            waiting[key] = asyncio.get_running_loop().create_future()
+            self.engine.add(key, request)
+            return await waiting[key]
+
+        async def all_episodes() -> None:
+            await asyncio.gather(*(self._episode(episode, iteration, ask) for episode in episodes))
+
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(EngineSelector(advance))) as runner:
+            runner.run(all_episodes())
+
+    async def _episode(self, episode: Episode, iteration: int, ask: Callable[[Request], Awaitable[Completion]]) -> None:
+        called: set[tuple[str, int, int]] = set()
+
+        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+            if role not in self.policy or (role, slot, round) in called:
+                raise ValueError(
+                    f"Workflow {self.workflow.name!r} called role={role!r}, slot={slot}, round={round}, which is "
+                    f"{'made already in this episode' if role in self.policy else 'no role of its `roles`'}. "
+                    f"Call one of {list(self.policy)}, with a (role, slot, round) of its own."
+                )
+            called.add((role, slot, round))
+            prompt_ids = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+            if len(prompt_ids) > self.max_prompt_tokens:
+                raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
+            seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
+            request = Request(prompt_ids, self.policy[role], seed, self.max_response_tokens, self.temperature)
+            done = await ask(request)
+            text = self.tokenizer.decode(done.token_ids, skip_special_tokens=True)
+            turn = Turn(role, slot, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+            episode.turns.append(turn)
+            return turn
+
+        try:
+            episode.answer = await self.workflow.run(episode.problem, call)
+        except PromptOverflow:
+            episode.answer = Answer("", reason="prompt_overflow")
+        episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
+        for turn in episode.turns:
+            if turn.outcome is None:
+                turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"

@@ -1,0 +1,357 @@
+"""`MultiRoleGRPOTrainer`: stock TRL GRPO, with several roles per episode and several LoRA adapters per model.
+
+TRL 1.16 samples one completion per prompt and takes one optimizer step per HF step. Here one HF step is one
+*iteration*: TRL scores the episode (reward functions, group baseline, metrics), every turn of the episode becomes a
+training row that carries the episode's advantage, and `training_step` takes all optimizer steps of the iteration,
+adapter by adapter and mini-batch by mini-batch. HF's own closing `optimizer.step()` then finds no gradient and does
+nothing, so schedule, logging, evaluation, checkpoints and resume are per iteration, and inherited.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOTrainer
+
+from multirole.advantages import group_advantages
+from multirole.batching import Row, collate, micro_batches, mini_batches, order_rows
+from multirole.cells import Cell
+from multirole.diagnostics import IterationDiagnostics
+from multirole.engine import Engine
+from multirole.episodes import Episode, Problem, Turn
+from multirole.policies import adapter_names
+from multirole.record import Recorder
+from multirole.rollout import Rollout, turn_seed
+from multirole.schedule import lr_factor
+from multirole.tasks import TASKS
+
+logger = logging.getLogger(__name__)
+
+
+class ProblemSampler(Sampler[int]):
+    """The problems of a whole run as one epoch: each index `n_episodes` times, a fresh permutation per pass.
+
+    TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch; one long epoch cannot.
+    """
+
+    def __init__(self, n_rows: int, n_problems: int, n_episodes: int, iterations: int, seed: int) -> None:
+        self.n_rows, self.n_episodes, self.seed = n_rows, n_episodes, seed
+        self.length = n_problems * n_episodes * iterations
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        drawn, generator = 0, torch.Generator().manual_seed(self.seed)
+        while drawn < self.length:
+            for index in torch.randperm(self.n_rows, generator=generator).tolist():
+                for _ in range(min(self.n_episodes, self.length - drawn)):
+                    yield index
+                    drawn += 1
+
+
+def outcome_reward(prompts: list, completions: list, episode: list[Episode], **_: object) -> list[float]:
+    """TRL reward function: the episode's one outcome reward (paper A.7)."""
+    return [e.reward.value for e in episode]
+
+
+class MultiRoleGRPOTrainer(GRPOTrainer):
+    """Trains every role of a workflow with GRPO on one outcome reward per episode.
+
+    Overrides of TRL 1.16 / transformers 5.17; all else, the loss included, is inherited:
+
+    - `_get_train_sampler`: `ProblemSampler`.
+    - `create_optimizer`, `create_scheduler`: one AdamW over all adapters; the cell's schedule on the cell's clock.
+    - `_prepare_inputs`: passes our own batches through.
+    - `_generate_and_score_completions`: TRL's, then one row per turn.
+    - `training_step`: the iteration.
+    - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
+    - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
+    - `evaluate`: one episode per validation problem, scored by the task.
+    - `_save_checkpoint`: the record is written, then the checkpoint is marked complete.
+
+    Args:
+        model: a PEFT model with one adapter per name in `cell.policy`.
+        problems: training problems; `validation` problems are attempted once each every `cell.eval_every` iterations.
+        recorder: where metrics, outcomes and turns go; None keeps nothing.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        model: PeftModel,
+        tokenizer: PreTrainedTokenizerBase,
+        engine: Engine,
+        problems: list[Problem],
+        validation: list[Problem],
+        output_dir: str,
+        recorder: Recorder | None = None,
+        **kwargs: object,
+    ) -> None:
+        self.cell, self.engine, self.problems, self.validation = cell, engine, problems, validation
+        self.recorder, self.task, self.workflow = recorder, TASKS[cell.task_name], cell.make_workflow()
+        self.adapters = adapter_names(cell.policy)
+        self.rollout = Rollout(
+            self.workflow, engine, tokenizer, cell.policy, lambda text: self.task.extract(text) is not None,
+            cell.seed, cell.temperature, cell.max_prompt_tokens, cell.max_response_tokens,
+        )  # fmt: skip
+        self.published = -1
+        self._last_grad_norm = torch.tensor(0.0)
+        self._logps: tuple[torch.Tensor, torch.Tensor] | None = None
+        super().__init__(
+            model=model,
+            reward_funcs=[outcome_reward],
+            args=cell.grpo_config(output_dir),
+            train_dataset=Dataset.from_dict({"prompt": [p.question for p in problems], "index": range(len(problems))}),
+            eval_dataset=Dataset.from_dict({"prompt": [p.question for p in validation]}),
+            processing_class=tokenizer,
+            rollout_func=self._rollout_func,
+            **kwargs,
+        )
+        self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
+
+    # ---- data order, optimizer and schedule
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> ProblemSampler:
+        cell = self.cell
+        return ProblemSampler(len(self.problems), cell.n_problems, cell.n_episodes, cell.iterations, cell.seed)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """One optimizer over every adapter. An adapter without gradients is not touched by a step."""
+        self.accelerator.unwrap_model(self.model).set_requires_grad(self.adapters, True)
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        """The learning rate of each iteration's first update call; `training_step` sets the later calls'."""
+        n_calls = len(self.adapters)
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda it: lr_factor(self.cell, it, 0, n_calls))
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # ---- rollouts
+
+    def _publish(self) -> None:
+        """Hand the adapters to the engine, once per version of the weights."""
+        if self.published != self.state.global_step:
+            self.engine.publish(self.accelerator.unwrap_model(self.model), self.state.global_step)
+            self.published = self.state.global_step
+
+    def play(self, attempts: list[tuple[Problem, int]], iteration: int) -> list[Episode]:
+        """Episodes under the current adapters, scored once each by the task."""
+        self._publish()
+        episodes = self.rollout.run(attempts, iteration)
+        answers = [episode.answer.text for episode in episodes]
+        rewards = self.task.score_batch([e.problem for e in episodes], answers, **self.cell.reward_options)
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode.reward = reward if episode.answer.reason is None else replace(reward, reason=episode.answer.reason)
+        return episodes
+
+    def _rollout_func(self, prompts: list[str], _: GRPOTrainer) -> dict[str, list]:
+        """TRL's hook: one row per episode, its last turn; the episode itself travels along for the reward."""
+        episodes = self.play(self._attempts, self.state.global_step)
+        eos = self.processing_class.eos_token_id
+        nothing = Turn("", 0, 0, [eos], [eos], [0.0], "", "stop")  # an episode whose first prompt was too long
+        last = [episode.turns[-1] if episode.turns else nothing for episode in episodes]
+        return {
+            "prompt_ids": [turn.prompt_ids for turn in last],
+            "completion_ids": [turn.completion_ids for turn in last],
+            "logprobs": [turn.logprobs for turn in last],
+            "episode": episodes,
+        }
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> list[Episode]:
+        """TRL's scoring of the episodes; returns the episodes with TRL's group-relative advantage on each."""
+        seen: dict[int, int] = defaultdict(int)
+        self._attempts = []
+        for row in inputs:
+            self._attempts.append((self.problems[row["index"]], seen[row["index"]]))
+            seen[row["index"]] += 1
+        scored = super()._generate_and_score_completions(inputs)
+        episodes = [row["episode"] for row in inputs]
+        for episode, advantage in zip(episodes, scored["advantages"].tolist(), strict=True):
+            episode.advantage = advantage
+        return episodes
+
+    def _prepare_inputs(self, inputs: dict) -> dict:
+        return inputs
+
+    def _rows(self, episodes: list[Episode]) -> list[Row]:
+        """One row per turn: the episode's advantage is copied to every turn, or groups are pooled by role or slot."""
+        rows = [Row(e, t, self.cell.policy[t.role], e.advantage) for e in episodes for t in e.turns]
+        if self.cell.advantage_group != "episode":
+            by_slot = self.cell.advantage_group == "slot"
+            groups = [(r.episode.problem.id, r.turn.role, r.turn.slot if by_slot else 0) for r in rows]
+            pooled = group_advantages([r.episode.reward.value for r in rows], groups)
+            rows = [replace(row, advantage=advantage) for row, advantage in zip(rows, pooled, strict=True)]
+        return rows
+
+    # ---- the iteration
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: object = None
+    ) -> torch.Tensor:
+        """One iteration: roll out, then every optimizer step of every adapter (design sec 4).
+
+        Returns the mean loss of the optimizer steps, detached.
+        """
+        cell, iteration, started = self.cell, self.state.global_step, time.perf_counter()
+        model.train()
+        episodes = self._generate_and_score_completions(inputs)
+        rolled_out = time.perf_counter()
+        generator = torch.Generator().manual_seed(turn_seed(cell.seed, iteration, "row order", 0, "", 0, 0))
+        rows = order_rows(self._rows(episodes), cell.row_order, generator)
+        if cell.old_logprobs == "recomputed":
+            self._recompute_old_logprobs(model, rows)
+        by_adapter: dict[str, list[Row]] = {name: [] for name in self.adapters} if cell.row_order == "shuffled" else {}
+        for row in rows:
+            by_adapter.setdefault(row.adapter, []).append(row)
+        diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high)
+        losses = []
+        for call, (adapter, owned) in enumerate(by_adapter.items()):
+            lr = cell.learning_rate * lr_factor(cell, iteration, call, len(self.adapters))
+            for mini_batch, divisor in mini_batches(owned, cell.n_problems * cell.n_episodes, cell.minibatch_split):
+                losses.append(self.optimizer_step(model, adapter, mini_batch, divisor, lr, diagnostics))
+        self._step += 1  # TRL counts training steps here
+        seconds = {"rollout_seconds": rolled_out - started, "update_seconds": time.perf_counter() - rolled_out}
+        self._log_iteration(diagnostics, episodes, seconds)
+        return torch.stack(losses).mean()
+
+    def optimizer_step(
+        self, model: torch.nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float,
+        diagnostics: IterationDiagnostics,
+    ) -> torch.Tensor:  # fmt: skip
+        """One AdamW step of one adapter on one mini-batch; no other tensor moves. Returns the loss, detached.
+
+        The gradient is accumulated role by role, so that each role's own part is known and the parts sum to what is
+        applied. Each micro-batch's loss is a mean over its rows; its weight makes the sum a mean over the mini-batch.
+        """
+        peft_model = self.accelerator.unwrap_model(self.model)
+        peft_model.set_adapter(adapter)
+        params = [p for p in peft_model.parameters() if p.requires_grad]
+        total, loss = [torch.zeros_like(p) for p in params], torch.zeros((), device=self.accelerator.device)
+        for role in dict.fromkeys(row.turn.role for row in rows):
+            self.optimizer.zero_grad(set_to_none=True)
+            for micro in micro_batches([row for row in rows if row.turn.role == role], self.cell.micro_batch_tokens):
+                loss = loss + self._backward(model, micro, divisor, role, diagnostics)
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+            diagnostics.grad_norms[role].append(torch.nn.utils.get_total_norm(parts).item())
+            total = [whole + part for whole, part in zip(total, parts, strict=True)]
+        for param, gradient in zip(params, total, strict=True):
+            param.grad = gradient
+        self._last_grad_norm = torch.nn.utils.clip_grad_norm_(params, self.cell.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        peft_model.set_requires_grad(self.adapters, True)
+        diagnostics.add_step(adapter, rows, lr, self._last_grad_norm.item())
+        return loss
+
+    def _backward(
+        self, model: torch.nn.Module, micro: list[Row], divisor: int, role: str, diagnostics: IterationDiagnostics
+    ) -> torch.Tensor:
+        """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
+        batch = collate(micro, self.processing_class.pad_token_id, self.accelerator.device)
+        batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
+        if self.cell.old_logprobs == "recomputed":
+            old = [self._old_logprobs[id(row.turn)] for row in micro]
+            batch["old_per_token_logps"] = torch.nn.utils.rnn.pad_sequence(old, batch_first=True)  # (N, C)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, batch) * (len(micro) / divisor)
+        if not torch.isfinite(loss):
+            rows = [(row.episode.problem.id, row.episode.index, row.turn.slot, row.turn.round) for row in micro]
+            raise FloatingPointError(
+                f"loss={loss.item()} at iteration {self.state.global_step}, role {role!r}, rows "
+                f"(problem, episode, slot, round) {rows}: training on would hide a divergence. "
+                "Lower learning_rate, or resume from an earlier checkpoint."
+            )
+        self.accelerator.backward(loss)
+        diagnostics.add_tokens(role, batch, *self._logps)
+        return loss.detach()
+
+    @torch.no_grad()
+    def _recompute_old_logprobs(self, model: torch.nn.Module, rows: list[Row]) -> None:
+        """pi_old by the trainer itself, before any update of the iteration: (C,) per turn."""
+        peft_model, self._old_logprobs = self.accelerator.unwrap_model(self.model), {}
+        for adapter in self.adapters:
+            peft_model.set_adapter(adapter)
+            for micro in micro_batches([row for row in rows if row.adapter == adapter], self.cell.micro_batch_tokens):
+                batch = collate(micro, self.processing_class.pad_token_id, self.accelerator.device)
+                ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
+                mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
+                logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))
+                for row, values in zip(micro, logps, strict=True):
+                    self._old_logprobs[id(row.turn)] = values[: len(row.turn.completion_ids)]
+        peft_model.set_requires_grad(self.adapters, True)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
+        batch_size: int | None = None, compute_entropy: bool = False, compute_aux_loss: bool = False, **_: object,
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:  # fmt: skip
+        """TRL's numbers, from rows moved to the left edge: causal attention then needs no mask and positions no ids.
+
+        `input_ids` and `attention_mask` are (N, P + C) as TRL pads them; returns log-probs and entropies (N, C).
+        """
+        n_prompt = attention_mask[:, :-logits_to_keep].sum(1, keepdim=True)  # (N, 1)
+        lengths = attention_mask.sum(1, keepdim=True)  # (N, 1)
+        width = int(lengths.max())
+        shift = attention_mask.size(1) - logits_to_keep - n_prompt  # (N, 1): left padding of each row
+        positions = torch.arange(width, device=input_ids.device)[None]  # (1, width)
+        ids = input_ids.gather(1, (positions + shift).clamp(max=input_ids.size(1) - 1))  # (N, width)
+        labels = ids.masked_fill((positions < n_prompt) | (positions >= lengths), -100)  # (N, width)
+        with self.accelerator.autocast():
+            outputs = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        # output j scores token j + 1, so the first completion token stands at n_prompt - 1
+        at = n_prompt - 1 + torch.arange(logits_to_keep, device=ids.device)[None]  # (N, C)
+        inside, at = at < lengths - 1, at.clamp(max=width - 2)
+        logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
+        entropies = outputs.entropy.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
+        self._logps = (logps.detach(), entropies.detach())
+        return logps, entropies, None
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
+        return self._last_grad_norm
+
+    # ---- what is written down
+
+    def _log_iteration(
+        self, diagnostics: IterationDiagnostics, episodes: list[Episode], seconds: dict[str, float]
+    ) -> None:
+        """Metrics per role into TRL's log and, with the ledger and the turns, into the record."""
+        roles = diagnostics.per_role()
+        for role, metrics in roles.items():
+            for name, value in metrics.items():
+                self._metrics["train"][f"{role}/{name}"].append(value)
+        accuracy = sum(episode.reward.is_correct for episode in episodes) / len(episodes)
+        self._metrics["train"]["accuracy"].append(accuracy)
+        if self.recorder:
+            self.recorder.add_iteration(self.state.global_step + 1, episodes, roles, diagnostics.ledger, seconds)
+
+    def evaluate(self, *_: object, **__: object) -> dict[str, float]:
+        """One episode per validation problem with the current adapters: `eval_accuracy`, `eval_reward`."""
+        self.model.eval()
+        episodes = self.play([(problem, 0) for problem in self.validation], -1)
+        metrics = {
+            "eval_accuracy": sum(e.reward.is_correct for e in episodes) / len(episodes),
+            "eval_reward": sum(e.reward.value for e in episodes) / len(episodes),
+        }
+        if self.recorder:
+            self.recorder.add_evaluation(self.state.global_step, episodes)
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.recorder:
+            adapters = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
+            self.accelerator.unwrap_model(self.model).save_pretrained(adapters)
+            self.recorder.save(self.state.global_step)

@@ -1,0 +1,59 @@
+"""Every completion token belongs to exactly one role; no prompt or pad token belongs to any."""
+
+import torch
+from conftest import make_episodes
+
+from multirole.batching import Row, collate, micro_batches, mini_batches, order_rows
+from multirole.cells import Cell
+
+
+def rows_of(cell, **kwargs):
+    return [Row(e, t, cell.policy[t.role], 0.0) for e in make_episodes(cell, **kwargs) for t in e.turns]
+
+
+def test_completion_masks_partition_the_trained_tokens_by_role():
+    cell = Cell("orch_workers", "ip")
+    rows = rows_of(cell, n_problems=3)
+    sampled, trained = {}, {}
+    for row in rows:
+        sampled[row.turn.role] = sampled.get(row.turn.role, 0) + len(row.turn.completion_ids)
+    for adapter in set(cell.policy.values()):
+        for batch, _ in mini_batches([r for r in rows if r.adapter == adapter], 16, "even"):
+            for micro in micro_batches(batch, 300):
+                tensors = collate(micro, 0, torch.device("cpu"))
+                for i, row in enumerate(micro):
+                    mask = tensors["completion_mask"][i].bool()
+                    assert tensors["completion_ids"][i][mask].tolist() == row.turn.completion_ids
+                    prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()]
+                    assert prompt.tolist() == row.turn.prompt_ids  # in another tensor than what is trained
+                    trained[row.turn.role] = trained.get(row.turn.role, 0) + int(mask.sum())
+    assert trained == sampled
+
+
+def test_batching_neither_drops_nor_repeats_a_row():
+    rows = rows_of(Cell("voting", "sp"), n_problems=5)
+    for order in ("shuffled", "mountain"):
+        ordered = order_rows(rows, order, torch.Generator().manual_seed(0))
+        for split in ("even", "sequential"):
+            batches = [micro for batch, _ in mini_batches(ordered, 48, split) for micro in micro_batches(batch, 200)]
+            assert sorted(id(row) for batch in batches for row in batch) == sorted(id(row) for row in rows)
+
+
+def test_micro_batches_keep_their_token_budget():
+    for micro in micro_batches(rows_of(Cell("voting", "sp"), n_problems=5), 200):
+        assert len(micro) == 1 or len(micro) * max(row.length for row in micro) <= 200
+
+
+def test_mini_batch_sizes_by_hand():
+    rows = list(range(20))  # any objects
+    assert [(len(b), d) for b, d in mini_batches(rows, 8, "even")] == [(6, 6), (7, 7), (7, 7)]
+    assert [(len(b), d) for b, d in mini_batches(rows, 8, "sequential")] == [(8, 8), (8, 8), (4, 8)]
+    assert [(len(b), d) for b, d in mini_batches(rows[:16], 8, "even")] == [(8, 8), (8, 8)]
+    assert mini_batches([], 8, "even") == []
+
+
+def test_the_mountain_runs_short_long_short():
+    rows = order_rows(rows_of(Cell("voting", "sp")), "mountain", torch.Generator())
+    lengths = [row.length for row in rows]
+    top = lengths.index(max(lengths))
+    assert lengths[: top + 1] == sorted(lengths[: top + 1]) and lengths[top:] == sorted(lengths[top:], reverse=True)

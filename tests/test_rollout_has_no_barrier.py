@@ -1,0 +1,101 @@
+"""An episode moves on the moment its own calls are done; what is sampled does not depend on scheduling."""
+
+import asyncio
+
+import pytest
+
+from multirole.engine import ScriptedEngine
+from multirole.episodes import Answer, Problem, user
+from multirole.rollout import Rollout, turn_seed
+
+PROBLEMS = [(Problem(str(i), "tiny_math", f"q{i}", None), 0) for i in range(4)]
+
+
+class Relay:
+    """Two stages: three parallel first calls, then one last call."""
+
+    name, roles = "relay", {"first": 3, "last": 1}
+
+    async def run(self, problem, call):
+        await asyncio.gather(*(call("first", [user(problem.question)], slot=s) for s in range(3)))
+        return Answer((await call("last", [user("end")])).text)
+
+
+def play(engine, tokenizer, workflow=None, **limits):
+    roll = Rollout(
+        workflow or Relay(), engine, tokenizer, {"first": "a", "last": "b"}, lambda text: True, 0, 1.0,
+        limits.get("max_prompt_tokens", 100), 10,
+    )  # fmt: skip
+    return roll.run(PROBLEMS, 0)
+
+
+def test_short_episodes_do_not_wait_for_long_ones(tokenizer):
+    """Stage one takes 1, 1, 1 and 50 steps: three episodes finish their second stage while one is in its first."""
+    slow = tokenizer.apply_chat_template([user("q3")], add_generation_prompt=True, return_dict=False)
+    starts = {}
+
+    def reply(key, request):
+        starts[key] = (request.adapter, engine.steps)
+        return [tokenizer.eos_token_id], 50 if request.prompt_ids == slow else 1
+
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    play(engine, tokenizer)
+    last_stage = sorted(step for adapter, step in starts.values() if adapter == "b")
+    assert last_stage == [1, 1, 1, 50]
+    assert engine.steps == 51  # lockstep stages would take 50 + 1 too, but start every last stage at 50
+
+
+def test_every_call_of_a_stage_is_queued_before_the_engine_moves(tokenizer):
+    queued = []
+
+    class Counting(ScriptedEngine):
+        def step(self):
+            queued.append(len(self.running))
+            return super().step()
+
+    play(Counting(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id), tokenizer)
+    assert queued == [12, 4]
+
+
+def test_turn_seeds_are_all_different_and_independent_of_scheduling(tokenizer):
+    def seeds(steps):
+        engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], steps(key)), tokenizer.eos_token_id)
+        play(engine, tokenizer)
+        return sorted(request.seed for request in engine.requests)
+
+    assert len(set(seeds(lambda key: 1))) == 16
+    assert seeds(lambda key: 1) == seeds(lambda key: 1 + key * 7 % 5)
+    assert turn_seed(0, 1, "p", 0, "first", 1, 0) != turn_seed(0, 1, "p", 0, "first", 0, 1)
+
+
+def test_a_prompt_over_the_cap_ends_the_episode_and_is_recorded(tokenizer):
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    episodes = play(engine, tokenizer, max_prompt_tokens=3)
+    assert {episode.answer.reason for episode in episodes} == {"prompt_overflow"}
+    assert all(not episode.turns for episode in episodes)
+
+
+def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokenizer):
+    class Stuck(Relay):
+        async def run(self, problem, call):
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RuntimeError, match="no model call"):
+        play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Stuck())
+
+
+def test_an_unknown_role_or_a_repeated_turn_is_refused(tokenizer):
+    class Twice(Relay):
+        async def run(self, problem, call):
+            await call("first", [user("a")])
+            await call("first", [user("b")])
+
+    class Unknown(Relay):
+        async def run(self, problem, call):
+            await call("judge", [user("a")])
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(ValueError, match="made already"):
+        play(engine, tokenizer, Twice())
+    with pytest.raises(ValueError, match="no role"):
+        play(engine, tokenizer, Unknown())
