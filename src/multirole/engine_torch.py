@@ -58,8 +58,9 @@ def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tens
     greedy = temperature == 0
     logprobs = (logits / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)  # (N, V)
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)  # (N, V)
-    tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]  # (N,)
-    tokens = torch.where(greedy, logits.argmax(-1), tokens.clamp_max(logits.shape[1] - 1))
+    tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp_max(logits.shape[1] - 1)  # (N,)
+    if greedy.any():
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]  # (N,), (N,)
 
 
@@ -110,8 +111,12 @@ class _Pool:
         values.flatten(0, 1).index_copy_(0, self.write_at, v.reshape(-1, v.shape[-1]))
         rows = self.n * self.n_kv
         q = q.reshape(rows, -1, q.shape[-1])  # (n * n_kv, heads / n_kv, d)
-        scores = torch.baddbmm(self.mask, q, keys[:rows, : self.longest].transpose(1, 2))  # (n * n_kv, heads / n_kv, L)
-        return torch.bmm(scores.softmax(-1), values[:rows, : self.longest]).view(self.n, -1)  # (n, heads * d)
+        n_q = q.shape[1]
+        if n_q == 3:
+            q = F.pad(q, (0, 0, 0, 1))  # (n * n_kv, 4, d): MKL multiplies 4 rows 1.4 times as fast as 3
+        scores = torch.baddbmm(self.mask, q, keys[:rows, : self.longest].transpose(1, 2))  # (n * n_kv, 3 -> 4, L)
+        out = torch.bmm(scores.softmax(-1), values[:rows, : self.longest])[:, :n_q]  # (n * n_kv, heads / n_kv, d)
+        return out.reshape(self.n, -1)  # (n, heads * d)
 
     def drop(self, finished: list[int]) -> None:
         """Remove rows by moving the last survivors into their slots."""
@@ -297,7 +302,7 @@ class TransformersEngine:
 
         tokens, positions = state[order, 5], state[order, 6]
         hidden = forward(tokens, positions, spans, self.rope, self.config.rms_norm_eps, attend)
-        logits = F.linear(hidden, self.weights[None].head)[back]  # (N, V)
+        logits = F.linear(hidden[back] if several else hidden, self.weights[None].head)  # (N, V)
         tokens, logprobs = sample(logits, temperature, uniform(state[:, 3], state[:, 7]))
         self.stats.steps += 1
         self.stats.completion_tokens += len(tokens)
