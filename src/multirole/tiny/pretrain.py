@@ -1,32 +1,144 @@
-"""Build one embedded base: `python -m multirole.tiny.pretrain --scale tiny-s`."""
+"""Build an embedded base: `python -m multirole.tiny.pretrain --scale tiny-s` (single thread, minutes to an hour).
+
+Phase 1 teaches every role from scripted dialogues. Phase 2 lets the model answer train problems, has the task grade the
+answers, and continues on dialogues in which critics read those own answers and reply with the truth.
+"""
 
 import argparse
+import json
 import logging
 import random
+import time
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from multirole.tiny.dialogues import AUTHORS, make_rows, synthetic
+from multirole.engine_torch import TransformersEngine
+from multirole.tiny.card import write_card
+from multirole.tiny.dialogues import AUTHORS, make_rows, pooled, synthetic
+from multirole.tiny.skills import measure, own_answers
 from multirole.tiny.tokenizer import build_tokenizer
-from multirole.tiny.train import ROWS_PER_POOL, build_model, train
+from multirole.tiny.train import MAX_LENGTH, ROWS_PER_POOL, build_model, train
 
+log = logging.getLogger(__name__)
+
+MODELS = Path(__file__).parent.parent / "models"
 PHASE_1 = {
     "generator": 24, "refiner": 8, "evaluator": 26, "aggregator": 20, "orchestrator": 2, "worker": 9, "synthesizer": 9,
 }  # fmt: skip
+PHASE_2 = {"generator": 45, "refiner": 15, "evaluator": 5, "aggregator": 5, "orchestrator": 5, "worker": 25}
+PHASE_2_OWN = {"evaluator": 43, "aggregator": 43, "synthesizer": 14}
+MIX = ("tiny_math", "tiny_math", "tiny_math", "tiny_code", "tiny_code")
+"""Tasks of the dialogues: arithmetic takes longer to learn."""
+OWN_SHARE = 0.65
+"""Share of phase-2 rows in which a critic reads own answers."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one build does. Budgets are tokens seen, padding included."""
+
+    scale: str = "tiny-s"
+    dialogue_tokens: int = 10_000_000
+    critic_tokens: int = 7_000_000
+    own_problems: int = 2000  # per task
+    own_answers: int = 8  # per problem
+    lr: float = 5e-3
+    critic_lr: float = 2.5e-3
+    measured: int = 512  # validation problems per task
+    seed: int = 0
+
+
+def learn_dialogues(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Phase 1: a model from scratch, trained on scripted dialogues of every role."""
+    tokenizer = build_tokenizer()
+    model = build_model(plan.scale, tokenizer, plan.seed)
+    rng = random.Random(f"dialogues/{plan.seed}")
+    sources = [synthetic(task, rng) for task in MIX]
+
+    def draw_rows() -> list:
+        return make_rows(PHASE_1, ROWS_PER_POOL, rng, sources)
+
+    train(model, tokenizer, draw_rows, plan.dialogue_tokens, plan.lr, out, phase="dialogues", seed=plan.seed)
+    return model, tokenizer
+
+
+def learn_criticism(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, out: Path) -> None:
+    """Phase 2: critics of the model's own answers, mixed with scripted dialogues."""
+    rng = random.Random(f"criticism/{plan.seed}")
+    engine = serve(model, tokenizer)
+    own = {}
+    for name, (task, _) in AUTHORS.items():
+        problems = list(islice(task.stream("train", rng), plan.own_problems))
+        own[name] = pooled(own_answers(problems, plan.own_answers, engine, tokenizer, plan.seed), rng)
+        log.info("answered %d problems of %s", len(problems), name)
+    engine.close()
+    scripted, quoted = [synthetic(task, rng) for task in MIX], [own[task] for task in MIX]
+
+    def draw_rows() -> list:
+        count = round(ROWS_PER_POOL * OWN_SHARE)
+        return make_rows(PHASE_2_OWN, count, rng, quoted) + make_rows(PHASE_2, ROWS_PER_POOL - count, rng, scripted)
+
+    train(model, tokenizer, draw_rows, plan.critic_tokens, plan.critic_lr, out, phase="criticism", seed=plan.seed)
+
+
+def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
+    """An engine over the model's present weights."""
+    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=MAX_LENGTH)
+    engine.publish(model, version=0)
+    return engine
+
+
+def report(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, out: Path) -> None:
+    """Measure every role on validation problems; write `skills.json` and, from it, the model card."""
+    engine = serve(model, tokenizer)
+    skills = {task: measure(task, plan.measured, engine, tokenizer, plan.seed) for task in AUTHORS}
+    engine.close()
+    steps = [json.loads(line) for line in (out / "loss.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = {step["phase"]: step for step in steps}
+    facts = {
+        "plan": asdict(plan),
+        "parameters": model.num_parameters(),
+        "training_tokens": sum(step["tokens"] for step in last.values()),
+        "training_cpu_s": round(sum(step["cpu_s"] for step in last.values())),
+        "temperature": 1.0,
+        "validation_problems": plan.measured,
+        "skills": skills,
+    }
+    (out / "skills.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_card(out)
+
+
+def build(plan: Plan, out: Path) -> None:
+    """Both phases and the report. A finished phase 1 in `out/dialogues` is not repeated."""
+    torch.set_num_threads(1)
+    start, first = time.monotonic(), out / "dialogues"
+    if not (first / "DONE").exists():
+        learn_dialogues(plan, first)
+        (first / "DONE").touch()
+    tokenizer = build_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32)
+    out.joinpath("loss.jsonl").write_bytes(first.joinpath("loss.jsonl").read_bytes())
+    learn_criticism(model, tokenizer, plan, out)
+    report(model, tokenizer, plan, out)
+    log.info("built %s in %.0f s", out, time.monotonic() - start)
+
+
+def main() -> None:
+    """Command line: one option per field of `Plan`, and `--out`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in asdict(Plan()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--out", type=Path, help="folder of the result; default: the shipped model's")
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    plan = Plan(**options)
+    build(plan, out or MODELS / plan.scale)
+
 
 if __name__ == "__main__":
-    a = argparse.ArgumentParser()
-    a.add_argument("--scale", default="tiny-s")
-    a.add_argument("--out")
-    a.add_argument("--budget", type=float)
-    a.add_argument("--lr", type=float, default=5e-3)
-    a = a.parse_args()
-    torch.set_num_threads(1)
-    logging.basicConfig(level=logging.INFO)
-    tok = build_tokenizer()
-    model = build_model(a.scale, tok, 0)
-    print(model.num_parameters())
-    rng = random.Random(1)
-    S = [synthetic(t, rng) for t in AUTHORS]
-    train(model, tok, lambda: make_rows(PHASE_1, ROWS_PER_POOL, rng, S), int(a.budget), a.lr, Path(a.out), "dialogues")
+    main()

@@ -1,6 +1,7 @@
 """What a base can do in each role: the real workflows on validation problems, every turn scored against the truth."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from statistics import fmean
 
@@ -65,17 +66,26 @@ def measure(
     for name, judge in (("voting", _voting), ("eval_opt", _eval_opt), ("orch_workers", _orch_workers)):
         episodes = play(name, problems, 1, engine, tokenizer, seed, temperature)
         skills |= judge(episodes, grade(episodes))
-    return {role: {key: round(value, 4) for key, value in sorted(facts.items())} for role, facts in skills.items()}
+    return {
+        role: {key: round(v, 4) for key, v in sorted(facts.items()) if not math.isnan(v)}
+        for role, facts in skills.items()
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Mean; nan when a role had no such turn."""
+    values = list(values)
+    return fmean(values) if values else math.nan
 
 
 def _about(turns: Iterable[Turn]) -> dict[str, float]:
     turns = list(turns)
     return {
         "n": len(turns),
-        "parsed": fmean(turn.outcome != "unparsed" for turn in turns),
-        "truncated": fmean(turn.finish_reason == "length" for turn in turns),
-        "prompt_tokens": fmean(len(turn.prompt_ids) for turn in turns),
-        "reply_tokens": fmean(len(turn.completion_ids) for turn in turns),
+        "parsed": _mean(turn.outcome != "unparsed" for turn in turns),
+        "truncated": _mean(turn.finish_reason == "length" for turn in turns),
+        "prompt_tokens": _mean(len(turn.prompt_ids) for turn in turns),
+        "reply_tokens": _mean(len(turn.completion_ids) for turn in turns),
     }
 
 
@@ -89,8 +99,8 @@ def _voting(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str,
         right[int(e.turns[-1].outcome) - 1 if e.turns[-1].outcome != "unparsed" else 0]
         for e, right in zip(episodes, votes, strict=True)
     ]
-    accuracy = fmean(fmean(right) for right in votes)
-    facts = {"accuracy": fmean(chosen), "candidates_mean": accuracy, "candidates_best": fmean(any(r) for r in votes)}
+    accuracy = _mean(_mean(right) for right in votes)
+    facts = {"accuracy": _mean(chosen), "candidates_mean": accuracy, "candidates_best": _mean(any(r) for r in votes)}
     return {
         "generator": _about(_turns(episodes, "generator")) | {"accuracy": accuracy},
         "aggregator": _about(_turns(episodes, "aggregator")) | facts | {"gain": facts["accuracy"] - accuracy},
@@ -105,20 +115,20 @@ def _eval_opt(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[st
         pairs += [(draft, turn.outcome) for draft, turn in zip(drafts, verdicts, strict=True)]
         repairs += [after for before, after in itertools.pairwise(drafts) if not before]
         finals.append(drafts[-1])
-    on_right = fmean(outcome == "correct" for draft, outcome in pairs if draft)
-    on_wrong = fmean(outcome == "incorrect" for draft, outcome in pairs if not draft)
+    on_right = _mean(outcome == "correct" for draft, outcome in pairs if draft)
+    on_wrong = _mean(outcome == "incorrect" for draft, outcome in pairs if not draft)
     facts = {"balanced_accuracy": (on_right + on_wrong) / 2, "accepts_right": on_right, "rejects_wrong": on_wrong}
     return {
         "evaluator": _about(_turns(episodes, "evaluator")) | facts,
-        "refiner": {"n": len(repairs), "repairs_wrong": fmean(repairs), "accuracy": fmean(finals)},
+        "refiner": {"n": len(repairs), "repairs_wrong": _mean(repairs), "accuracy": _mean(finals)},
     }
 
 
 def _orch_workers(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
     workers = [[right[t] for t, x in enumerate(e.turns) if x.role == "worker"] for e, right in zip(episodes, graded)]
-    final = fmean(right[len(e.turns) - 1] for e, right in zip(episodes, graded, strict=True))
-    accuracy = fmean(fmean(right) for right in workers)
-    three = fmean(len(right) == 3 for right in workers)
+    final = _mean(right[len(e.turns) - 1] for e, right in zip(episodes, graded, strict=True))
+    accuracy = _mean(_mean(right) for right in workers)
+    three = _mean(len(right) == 3 for right in workers)
     return {
         "orchestrator": _about(_turns(episodes, "orchestrator")) | {"three_strategies": three},
         "worker": _about(_turns(episodes, "worker")) | {"accuracy": accuracy},

@@ -121,7 +121,7 @@ def train(
     """Train on about `budget` tokens (padding included), append to `out/loss.jsonl`; the number of tokens seen."""
     optimizers = make_optimizers(model, lr)
     stream = batches(draw_rows, tokenizer, batch_tokens, random.Random(seed))
-    seen, step, losses, saved = 0, 0, [], time.monotonic()
+    seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
     out.mkdir(parents=True, exist_ok=True)
     model.train()
     while seen < budget:
@@ -139,9 +139,9 @@ def train(
             optimizer.zero_grad()
         seen, step = seen + inputs.numel(), step + 1
         losses.append(loss.item())
-        if step % 50 == 0 or seen >= budget:
+        if step % 100 == 0 or seen >= budget:
             record = {"phase": phase, "step": step, "tokens": seen, "loss": sum(losses) / len(losses)}
-            record["cpu_s"] = round(time.process_time(), 1)
+            record["cpu_s"] = round(time.process_time() - cpu_start, 1)
             with open(out / "loss.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             log.info("%s", record)
