@@ -1,0 +1,73 @@
+# `make` explains itself. Everything runs in .venv, which `make setup` builds from requirements-cpu.lock.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+STAMP := $(VENV)/setup.stamp
+
+# Two torch threads on a busy 2-core machine can be 100 times slower than one. Each can be overridden: make cell X=y.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE ?= 1
+export HF_HUB_DISABLE_TELEMETRY ?= 1
+export VLLM_ENABLE_V1_MULTIPROCESSING ?= 0
+export VLLM_LOGGING_LEVEL ?= WARNING
+export TQDM_DISABLE ?= 1
+export PYTHONHASHSEED ?= 0
+
+WORKFLOW ?= voting
+POLICY ?= sp
+RESULTS_DIR ?= runs
+# The notebook's own defaults hold for whatever is not set here; the name only has to tell executed notebooks apart.
+NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)
+OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-s)/$(NAME).ipynb
+PARAMETERS = -p workflow '$(WORKFLOW)' -p policy '$(POLICY)' $(TASK:%=-p task %) $(SCALE:%=-p scale %) \
+	$(SEED:%=-p seed %) $(ITERATIONS:%=-p iterations %) $(PRESET:%=-p preset %) \
+	$(if $(filter runs,$(RESULTS_DIR)),,-p results_dir '$(RESULTS_DIR)') $(ARGS)
+
+.PHONY: help setup cell test bench clean
+
+help:
+	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 3 GB; needs Python 3.11 to 3.13)"
+	@echo "make cell    train and evaluate one cell through papermill; sets up first if needed"
+	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY) and, where given, TASK=math SCALE=tiny-s SEED=0 PRESET=paper"
+	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
+	@echo "make test    run the tests"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove .venv and caches; results stay"
+
+setup: $(STAMP)
+
+$(STAMP): requirements-cpu.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 to 3.13 is needed. Write: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); \
+	  echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-cpu.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# An explicit output path and an empty stdin: papermill reads a notebook from stdin, or hangs, without them.
+cell: $(STAMP)
+	@mkdir -p "$(dir $(OUT))"
+	@echo "Training one cell: workflow $(WORKFLOW), policy $(POLICY). Results go to $(RESULTS_DIR)/<scale>/<cell id>/."
+	$(BIN)/python -m papermill -k python3 notebooks/train_cell.ipynb "$(OUT)" $(PARAMETERS) < /dev/null
+	@echo "Executed notebook: $(OUT)"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest < /dev/null
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
