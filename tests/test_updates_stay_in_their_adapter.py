@@ -17,7 +17,7 @@ def moved(before, model):
     return {name for name, p in model.named_parameters() if not torch.equal(before[name], p)}
 
 
-@pytest.mark.parametrize("policy", ["ip", "sp", "orchestrator=a,worker=b,synthesizer=a"])
+@pytest.mark.parametrize("policy", ["ip", "sp", "orchestrator=x,worker=y,synthesizer=x"])
 def test_a_step_moves_only_the_tensors_of_its_adapter(make_trainer, policy):
     cell = Cell("orch_workers", policy)
     trainer = make_trainer(cell)

@@ -4,6 +4,7 @@ Every turn is one row: its prompt, which may quote other roles, is masked; its c
 included. So the rows' completion masks partition the trained tokens by role.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ def mini_batches(rows: list[Row], size: int, split: str) -> list[tuple[list[Row]
         return [(rows[i : i + size], size) for i in range(0, len(rows), size)]
     n, k = len(rows), math.ceil(len(rows) / size)
     cuts = [n * i // k for i in range(k + 1)] if k else [0]
-    return [(rows[a:b], b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:

@@ -250,14 +250,9 @@ class Cell:
             and name not in ("In", "Out")
         }
         allowed = [f.name for f in fields(cls)]
-        for name in given:
+        for name, value in given.items():
             if name not in allowed and name not in NOTEBOOK_PARAMETERS:
-                _refuse(
-                    name,
-                    given[name],
-                    "is no parameter of a cell",
-                    f"Write one of {allowed + list(NOTEBOOK_PARAMETERS)}.",
-                )
+                _refuse(name, value, "is no parameter of a cell", f"Write one of {[*allowed, *NOTEBOOK_PARAMETERS]}.")
         given = {name: value for name, value in given.items() if value != ""}
         for name, choices in (("workflow", sorted(WORKFLOWS)), ("policy", ["sp", "ip", "role=adapter,..."])):
             if name not in given:

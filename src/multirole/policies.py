@@ -10,6 +10,7 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
 
     "sp" routes all roles to one adapter, "ip" gives each role type its own, and a map such as
     "generator=a,aggregator=b" (or the same as a dict) says it role by role. Raises ValueError for anything else.
+    PEFT mixes up adapters whose name is a part of its prefix "lora_", such as "a": such a map's names become "adapter_a"...
     """
     if policy == "sp":
         return dict.fromkeys(roles, SHARED)
@@ -34,7 +35,8 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
                 f"policy={policy!r} names an adapter {adapter!r} that PEFT cannot hold. "
                 "Write letters, digits, '-' and '_' only, and not 'lora_'."
             )
-    return {role: dict(pairs)[role] for role in roles}
+    prefix = "adapter_" if any(adapter in "lora_" for _, adapter in pairs) else ""
+    return {role: prefix + dict(pairs)[role] for role in roles}
 
 
 def adapter_names(policy: dict[str, str]) -> list[str]:

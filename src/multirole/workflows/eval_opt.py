@@ -11,7 +11,7 @@ from multirole.prompts import render
 
 
 def parse_verdict(text: str) -> str:
-    """"correct", "incorrect" (the first boxed verdict, case-insensitive) or "unparsed"."""
+    """ "correct", "incorrect" (the first boxed verdict, case-insensitive) or "unparsed"."""
     verdict = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
     return verdict[1].lower() if verdict else "unparsed"
 

@@ -10,7 +10,9 @@ from multirole.prompts import render
 def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:
     """At most `limit` strategies and how they were found: "strategies", "list", "lines" or "unparsed" (the whole reply)."""
     sections = re.findall(r"STRATEGY\s+(\d+):(.*?)(?=STRATEGY\s+\d+:|\Z)", text, re.IGNORECASE | re.DOTALL)
-    numbered = sorted(((int(number), body.strip()) for number, body in sections if body.strip()), key=lambda pair: pair[0])
+    numbered = sorted(
+        ((int(number), body.strip()) for number, body in sections if body.strip()), key=lambda pair: pair[0]
+    )
     if numbered:
         return [body for _, body in numbered][:limit], "strategies"
     if items := re.findall(r"^\s*\d+[.)]\s*(.+)$", text, re.MULTILINE):

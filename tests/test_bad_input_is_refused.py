@@ -1,0 +1,110 @@
+"""Bad input is refused before any compute: what was given, why it cannot work, what to write instead."""
+
+import os
+
+import pytest
+
+from multirole.cells import PAPER, Cell
+from multirole.record import open_folder
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "instead"),
+    [
+        ({"workflow": "votin"}, "'votin'", "voting"),
+        ({"policy": "spp"}, "'spp'", "'sp'"),
+        ({"policy": ""}, "''", "'sp'"),
+        ({"policy": "generator=a"}, "missing ['aggregator']", "generator=a,aggregator=b"),
+        ({"policy": "generator=a,aggregator=b,judge=c"}, "unknown ['judge']", "generator=a,aggregator=b"),
+        ({"policy": "generator=a,aggregator=b,generator=c"}, "twice", "generator=a,aggregator=b"),
+        ({"policy": "generator=a.b,aggregator=c"}, "'a.b'", "letters"),
+        ({"task": "maths"}, "'maths'", "math"),
+        ({"scale": "tiny"}, "'tiny'", "tiny-s"),
+        ({"preset": "papre"}, "'papre'", "released_code"),
+        ({"seed": "x"}, "'x'", "seed=3"),
+        ({"seed": 1.5}, "1.5", "seed=3"),
+        ({"seed": -1}, "-1", "at least 0"),
+        ({"iterations": 0}, "0", "at least 1"),
+        ({"iterations": True}, "True", "iterations=3"),
+        ({"learning_rate": "fast"}, "'fast'", "0.5"),
+        ({"learning_rate": float("nan")}, "nan", "finite"),
+        ({"engine": "cuda"}, "'cuda'", "transformers"),
+        ({"code_reward": "some"}, "'some'", "fraction"),
+    ],
+)
+def test_cell_refuses(fields, given, instead):
+    with pytest.raises(ValueError) as error:
+        Cell(**{"workflow": "voting", "policy": "sp"} | fields)
+    assert given in str(error.value) and instead in str(error.value)
+
+
+def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
+    good = {"workflow": "voting", "policy": "sp", "task": "math", "iterations": None, "results_dir": "runs"}
+    cell, options = Cell.from_parameters(good | {"_dh": ["x"], "In": ["a"], "exit": object()})
+    assert cell.id == "voting-sp-math-s0" and options == {"results_dir": "runs"}
+    with pytest.raises(ValueError, match=r"worklow='single'.*'workflow'"):
+        Cell.from_parameters(good | {"worklow": "single"})
+    with pytest.raises(ValueError, match="no cell is trained by default"):
+        Cell.from_parameters(good | {"workflow": ""})
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path):
+    open_folder(Cell("voting", "sp"), tmp_path)
+    open_folder(Cell("voting", "sp"), tmp_path)
+    config = tmp_path / "tiny-s" / "voting-sp-math-s0" / "config.json"
+    config.write_text(config.read_text().replace("0.002", "0.004"))
+    with pytest.raises(ValueError, match="another configuration"):
+        open_folder(Cell("voting", "sp"), tmp_path)
+
+
+def test_an_unwritable_results_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="results_dir="):
+        open_folder(Cell("voting", "sp"), tmp_path / "file")
+    if os.geteuid() != 0:  # root may write anywhere
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(ValueError, match="results_dir="):
+            open_folder(Cell("voting", "sp"), tmp_path / "locked")
+
+
+def test_ids_tell_every_difference_apart():
+    ids = [
+        Cell("voting", "sp").id,
+        Cell("voting", "ip").id,
+        Cell("voting", "generator=a,aggregator=b").id,
+        Cell("voting", "sp", seed=1).id,
+        Cell("voting", "sp", "code").id,
+        Cell("voting", "sp", learning_rate=5e-3).id,
+        Cell("voting", "sp", preset="released_code").id,
+    ]
+    assert len(set(ids)) == len(ids)
+    assert Cell("voting", {"generator": "shared", "aggregator": "shared"}).id == Cell("voting", "sp").id
+
+
+def test_the_paper_preset_is_table_7():
+    """Paper Table 7, retyped from its text; the tiny scales replace only what belongs to their size."""
+    assert PAPER == {
+        "learning_rate": 2e-5, "warmup_iterations": 15, "max_grad_norm": 1.0, "clip_low": 0.2, "clip_high": 0.28,
+        "lora_rank": 64, "lora_alpha": 32, "n_problems": 64, "n_episodes": 8, "temperature": 0.7, "iterations": 500,
+        "eval_every": 10, "save_every": 5,
+    }  # fmt: skip
+
+
+def test_presets_differ_in_every_documented_option():
+    paper, released = Cell("voting", "sp"), Cell("voting", "sp", preset="released_code")
+    differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}
+    assert differ == {
+        "preset", "code_reward", "malformed_reward", "advantage_group", "lr_clock", "lr_schedule", "minibatch_split",
+        "row_order", "aggregator_fallback",
+    }  # fmt: skip
+    assert (
+        released.advantage_group == "slot"
+        and Cell("voting", "sp", "code", preset="released_code").advantage_group == "role"
+    )
+
+
+def test_adapter_names_that_peft_mixes_up_get_a_prefix():
+    cell = Cell("voting", "generator=a,aggregator=b")
+    assert cell.policy == {"generator": "adapter_a", "aggregator": "adapter_b"}
+    assert Cell("voting", cell.policy).id == cell.id
+    assert Cell("voting", "generator=x,aggregator=y").policy == {"generator": "x", "aggregator": "y"}

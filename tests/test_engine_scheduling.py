@@ -1,0 +1,120 @@
+"""Scheduling changes nothing: a request's tokens depend on the request and the published weights alone."""
+
+import random
+import threading
+
+import pytest
+import torch
+from engine_checks import POLICY, make_requests, run_all
+
+from multirole.engine import Request
+from multirole.engine_torch import TransformersEngine, sample, uniform
+
+
+@pytest.fixture
+def engine(make_model, tokenizer):
+    engine = TransformersEngine(tokenizer.eos_token_id)
+    engine.publish(make_model(POLICY), 0)
+    return engine
+
+
+def test_same_seeds_same_tokens_in_any_order_and_batch(make_model, tokenizer, engine):
+    requests = make_requests(60, len(tokenizer))
+    expected = run_all(engine, requests)
+    order = list(range(len(requests)))
+    random.Random(1).shuffle(order)
+    for max_rows in (1, 7, 384):
+        other = TransformersEngine(tokenizer.eos_token_id, max_rows=max_rows)
+        other.publish(make_model(POLICY), 1)
+        done = run_all(other, requests, order)
+        assert [c.token_ids for c in done] == [c.token_ids for c in expected]
+        assert [c.finish_reason for c in done] == [c.finish_reason for c in expected]
+        for a, b in zip(done, expected, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def test_the_same_calls_are_bit_identical(engine, tokenizer):
+    requests = make_requests(40, len(tokenizer))
+    assert run_all(engine, requests) == run_all(engine, requests)
+
+
+def test_shared_prompts_change_nothing(engine, tokenizer):
+    prompt = make_requests(1, len(tokenizer), seed=5, max_prompt=150)[0].prompt_ids * 2
+    requests = [Request(prompt, "generator", seed, 30, 1.0) for seed in range(12)]
+    before = engine.stats.prefill_tokens
+    together = run_all(engine, requests)
+    assert engine.stats.prefill_tokens - before == len(prompt) - 1  # one prefill for all; the last token is decoded
+    alone = [run_all(engine, [request])[0] for request in requests]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert len({tuple(c.token_ids) for c in together}) > 1
+
+    engine.add(0, requests[0])  # the rest arrives while the first is running, and shares its prompt
+    assert not engine.step()
+    before = engine.stats.prefill_tokens
+    for key, request in enumerate(requests[1:], 1):
+        engine.add(key, request)
+    done = {}
+    while len(done) < len(requests):
+        done.update(engine.step())
+    assert engine.stats.prefill_tokens == before
+    assert [done[key].token_ids for key in range(len(requests))] == [c.token_ids for c in alone]
+
+
+def test_rows_leave_when_they_finish(engine, tokenizer):
+    for key, cap in enumerate((1, 2, 5, 2)):
+        engine.add(key, Request([3 + key, 4, 5], "generator", key, cap, 1.0))
+    reasons, steps = {}, 0
+    while len(reasons) < 4:
+        steps += 1
+        for key, done in engine.step():
+            assert len(done.token_ids) == len(done.logprobs) <= (1, 2, 5, 2)[key]
+            assert (done.finish_reason == "stop") == (done.token_ids[-1] == tokenizer.eos_token_id)
+            assert tokenizer.eos_token_id not in done.token_ids[:-1]
+            reasons[key] = steps
+    assert [reasons[key] for key in range(4)] <= [1, 2, 5, 2]
+    assert engine.step() == []
+
+
+def test_publish_while_running_is_refused(engine, make_model, tokenizer):
+    engine.add(0, Request([3, 4], None, 0, 5, 1.0))
+    with pytest.raises(RuntimeError, match="waiting"):
+        engine.publish(make_model(POLICY), 1)
+    engine.step()
+    with pytest.raises(RuntimeError, match="running"):
+        engine.publish(make_model(POLICY), 1)
+
+
+def test_bad_requests_are_refused(engine):
+    for request in (Request([1], "critic", 0, 1, 1.0), Request([], None, 0, 1, 1.0), Request([1], None, 0, 9999, 1.0)):
+        with pytest.raises(ValueError, match=r"; .*; "):
+            engine.add(0, request)
+
+
+def test_another_thread_may_drive(engine, tokenizer):
+    requests = make_requests(10, len(tokenizer))
+    expected, found = run_all(engine, requests), []
+    thread = threading.Thread(target=lambda: found.extend(run_all(engine, requests)))
+    thread.start()
+    thread.join()
+    assert found == expected
+
+
+def test_uniforms_are_uniform_and_differ_by_seed_and_position():
+    seeds = torch.arange(-300, 300).repeat_interleave(100)
+    u = uniform(seeds, torch.arange(100).repeat(600))
+    assert 0 <= u.min() and u.max() < 1 and len(u.unique()) == len(u)
+    assert u.mean() == pytest.approx(0.5, abs=0.005) and u.var() == pytest.approx(1 / 12, abs=0.002)
+    by_seed = u.view(600, 100)
+    assert torch.corrcoef(torch.stack([by_seed[:, :-1].flatten(), by_seed[:, 1:].flatten()]))[0, 1].abs() < 0.02
+    assert torch.corrcoef(torch.stack([by_seed[:-1].flatten(), by_seed[1:].flatten()]))[0, 1].abs() < 0.02
+
+
+def test_samples_follow_the_distribution():
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    n = 40_000
+    u = uniform(torch.arange(n), torch.zeros(n, dtype=torch.int64))
+    tokens, logprobs = sample(logits.expand(n, -1), torch.full((n,), 0.7), u)
+    expected = (logits / 0.7).softmax(0)
+    assert torch.allclose(tokens.bincount(minlength=4) / n, expected, atol=0.01)
+    assert torch.allclose(logprobs.exp(), expected[tokens])
+    assert (sample(logits.expand(n, -1), torch.zeros(n), u)[0] == 2).all()
