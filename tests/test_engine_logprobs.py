@@ -84,9 +84,9 @@ def test_forward_is_transformers_forward(heads, n_kv, tied):
 
 def test_other_models_are_refused(make_model):
     engine = TransformersEngine(eos_id=0)
-    small = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(ValueError, match='LlamaForCausalLM.*engine="vllm"'):
-        engine.publish(LlamaForCausalLM(LlamaConfig(**small)), 0)
+        engine.publish(LlamaForCausalLM(LlamaConfig(**small, vocab_size=8)), 0)
     model = make_model(POLICY)
     model.merge_adapter()
     with pytest.raises(ValueError, match="merged"):

