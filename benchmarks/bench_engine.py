@@ -2,8 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_engine.py [--vllm] [--repeats 5]
 
-The engines alternate within one process; the ratio is the median over repeats of (engine / generate). Every row samples at
-temperature 1 from a random-initialised model until end-of-turn or the cap; generated tokens are counted per row, up to and
+A random-initialised model of the shipped tiny-s shape (or `--hidden`, `--layers`), two LoRA adapters of rank 8 on all
+linear layers. The engines alternate within one process; `generate` runs the base with one adapter merged in, all rows left-padded
+in one call; the ratio is the median over repeats of (engine / generate). Every row samples at
+temperature 1 until end-of-turn or the cap; generated tokens are counted per row, up to and
 including end-of-turn. Only ratios are meant: absolute speeds depend on the machine and on what else it is doing.
 """
 
@@ -13,17 +15,19 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from multirole.cells import Cell
 from multirole.engine import Engine, Request
 from multirole.engine_torch import TransformersEngine
 
-EOS, PAD, VOCAB = 1, 0, 512
+EOS, PAD, VOCAB = 1, 0, 510
 Rows = list[tuple[list[int], int]]
 """(prompt ids, max_tokens) of each row."""
 
@@ -89,6 +93,16 @@ def run_engine(engine: Engine, rows: Rows, adapters: list[str | None]) -> int:
     return n_tokens
 
 
+def start_vllm(model: PeftModel) -> Engine:
+    """VLLMEngine on the same base (through a temporary folder) and the same adapters."""
+    from multirole.engine_vllm import VLLMEngine
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.unload().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(Cell("single", "sp").model_path).save_pretrained(folder)
+        return VLLMEngine(folder, list(model.peft_config), 8, 512, max_rows=384)
+
+
 def speed(run: Callable[[], int]) -> float:
     """Tokens per second of process time."""
     start = time.process_time()
@@ -108,6 +122,9 @@ def main() -> None:
     merged = build_model(args.hidden, args.layers, args.eos_bias).merge_and_unload()
     engine = TransformersEngine(EOS)
     engine.publish(model, 1)
+    vllm = start_vllm(build_model(args.hidden, args.layers, args.eos_bias)) if args.vllm else None
+    if vllm:
+        vllm.publish(model, 1)
     for kind in ("groups", "mixed"):
         rows = build_rows(kind)
         runs: dict[str, Callable[[], int]] = {
@@ -115,6 +132,8 @@ def main() -> None:
             "torch, 1 adapter": lambda rows=rows: run_engine(engine, rows, ["generator"]),
             "torch, 2 adapters": lambda rows=rows: run_engine(engine, rows, ["generator", "aggregator"]),
         }
+        if vllm:
+            runs["vllm, 2 adapters"] = lambda rows=rows: run_engine(vllm, rows, ["generator", "aggregator"])
         speeds = {name: [] for name in runs}
         for _ in range(args.repeats):
             for name, run in runs.items():
