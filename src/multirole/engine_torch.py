@@ -9,7 +9,7 @@ bit (1e-7), which changes a token only when its uniform falls that close to a bo
 are bit-identical. Not covered: models other than Qwen3, attention biases, sliding windows, scaled RoPE, DoRA.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,20 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from multirole.engine import Completion, Request
+from multirole.kv_cache import Pool, Shape
 from multirole.qwen3 import Span, Weights, forward, merge_adapters, rope_table
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
 SHORTEST_POOL = 64
 """Prompts of up to 64 tokens share a pool, then up to 128, 256 and so on."""
+SHARED_ROWS, SHARED_TOKENS = 4, 16
+"""A prompt goes to a shared pool when it arrives in at least this many rows and has at least this many tokens."""
+
+Item = tuple[int, int, Request]
+"""(caller's key, group id, request); requests of equal adapter and prompt have equal group ids."""
+PoolKind = tuple[int, int]
+"""(class of prompt length, class of group size; 0 for pools that share nothing)."""
 
 
 @dataclass
@@ -64,80 +72,6 @@ def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tens
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]  # (N,), (N,)
 
 
-class _Pool:
-    """Rows of similar prompt length, in slots 0..n-1: their KV cache, their state and their output so far."""
-
-    def __init__(self, n_layers: int, n_kv: int, head_dim: int, device: torch.device) -> None:
-        self.n_kv, self.n, self.longest = n_kv, 0, 0
-        self.kv = torch.zeros(n_layers, 2, 0, n_kv, 0, head_dim, device=device)
-        self.ids = torch.zeros(0, 0, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(0, 0, device=device)
-        self.temperature = torch.zeros(0, device=device)
-        self.state = torch.zeros(0, 8, dtype=torch.int64, device=device)
-        self._name_columns()
-
-    def _name_columns(self) -> None:
-        """`position` is the number of cached tokens, `count` of sampled ones; the rest is the request's."""
-        columns = self.state.unbind(1)
-        self.key, self.group, self.adapter, self.seed, self.limit, self.token, self.position, self.count = columns
-
-    def reserve(self, n_rows: int, length: int) -> None:
-        """Make room for `n_rows` rows of `length` tokens, at least doubling a dimension that has to grow."""
-        rows, tokens = self.kv.shape[2], self.kv.shape[4]
-        if n_rows <= rows and length <= tokens:
-            return
-        rows = rows if n_rows <= rows else max(n_rows, 2 * rows)
-        tokens = tokens if length <= tokens else max(length, 2 * tokens)
-        kv_shape = (*self.kv.shape[:2], rows, self.n_kv, tokens, self.kv.shape[5])
-        self.kv = _grown(self.kv, kv_shape)
-        self.ids, self.logprobs = _grown(self.ids, (rows, tokens)), _grown(self.logprobs, (rows, tokens))
-        self.temperature, self.state = _grown(self.temperature, (rows,)), _grown(self.state, (rows, 8))
-        self._name_columns()
-
-    def start_step(self) -> None:
-        """Compute what all layers share: longest length L, additive mask (n * n_kv, 1, L), cache rows to write."""
-        position = self.position[: self.n]
-        self.longest = int(position.max()) + 1
-        visible = torch.arange(self.longest, device=position.device) <= position[:, None]  # (n, L)
-        mask = torch.zeros(visible.shape, device=position.device).masked_fill_(~visible, -torch.inf)
-        self.mask = mask.repeat_interleave(self.n_kv, 0)[:, None]  # (n * n_kv, 1, L)
-        first = torch.arange(self.n * self.n_kv, device=position.device) * self.kv.shape[4]
-        self.write_at = first + position.repeat_interleave(self.n_kv)  # (n * n_kv,)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v (n, n_kv, d) at each row's position, then attend with q (n, heads, d) -> (n, heads * d)."""
-        keys, values = self.kv[layer].flatten(1, 2)  # (rows * n_kv, S, d) each
-        keys.flatten(0, 1).index_copy_(0, self.write_at, k.reshape(-1, k.shape[-1]))
-        values.flatten(0, 1).index_copy_(0, self.write_at, v.reshape(-1, v.shape[-1]))
-        rows = self.n * self.n_kv
-        q = q.reshape(rows, -1, q.shape[-1])  # (n * n_kv, heads / n_kv, d)
-        n_q = q.shape[1]
-        if n_q == 3:
-            q = F.pad(q, (0, 0, 0, 1))  # (n * n_kv, 4, d): MKL multiplies 4 rows 1.4 times as fast as 3
-        scores = torch.baddbmm(self.mask, q, keys[:rows, : self.longest].transpose(1, 2))  # (n * n_kv, 3 -> 4, L)
-        out = torch.bmm(scores.softmax(-1), values[:rows, : self.longest])[:, :n_q]  # (n * n_kv, heads / n_kv, d)
-        return out.reshape(self.n, -1)  # (n, heads * d)
-
-    def drop(self, finished: list[int]) -> None:
-        """Remove rows by moving the last survivors into their slots."""
-        n = self.n - len(finished)
-        gone = set(finished)
-        holes = [slot for slot in finished if slot < n]
-        movers = [slot for slot in range(n, self.n) if slot not in gone]
-        if holes:
-            for tensor in (self.state, self.temperature, self.ids, self.logprobs):
-                tensor[holes] = tensor[movers]
-            self.kv[:, :, holes, :, : self.longest] = self.kv[:, :, movers, :, : self.longest]
-        self.n = n
-
-
-def _grown(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of `shape` with `tensor` in the low corner. Zeros, because masked cache entries must be finite."""
-    larger = tensor.new_zeros(shape)
-    larger[tuple(slice(size) for size in tensor.shape)] = tensor
-    return larger
-
-
 class TransformersEngine:
     """`multirole.engine.Engine` on the weights of a live `transformers` Qwen3, with or without PEFT LoRA adapters.
 
@@ -148,9 +82,9 @@ class TransformersEngine:
     def __init__(self, eos_id: int, max_rows: int = 384, max_length: int = 1024) -> None:
         self.eos_id, self.max_rows, self.max_length = eos_id, max_rows, max_length
         self.stats = Stats()
-        self.waiting: deque[tuple[int, int, Request]] = deque()
+        self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
-        self.pools: dict[int, _Pool] = {}
+        self.pools: dict[PoolKind, Pool] = {}
         self.weights: dict[str | None, Weights] = {}
 
     @torch.inference_mode()
@@ -163,7 +97,12 @@ class TransformersEngine:
             )
         self.weights = merge_adapters(model)
         self.names = list(self.weights)
-        self.config = model.config
+        c = model.config
+        embed = self.weights[None].embed
+        self.shape, self.eps = (
+            Shape(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, embed.device),
+            c.rms_norm_eps,
+        )
         self.rope = rope_table(model, self.max_length)  # 2 x (max_length, layers, heads + n_kv, d)
         self.pools.clear()
         self.version = version
@@ -209,75 +148,87 @@ class TransformersEngine:
 
     def _admit(self) -> None:
         """Fill free slots in order of arrival, pool by pool and adapter by adapter."""
-        batches: dict[tuple[int, int], list[tuple[int, int, Request]]] = defaultdict(list)
-        for _ in range(min(len(self.waiting), self.max_rows - self.n_running)):
-            item = self.waiting.popleft()
-            pool_index = ((len(item[2].prompt_ids) - 1) // SHORTEST_POOL).bit_length()
-            batches[pool_index, self.names.index(item[2].adapter)].append(item)
-        for (pool_index, adapter), items in batches.items():
-            if pool_index not in self.pools:
-                c = self.config
-                device = self.weights[None].embed.device
-                self.pools[pool_index] = _Pool(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, device)
-            self._admit_batch(self.pools[pool_index], adapter, items)
+        n = min(len(self.waiting), self.max_rows - self.n_running)
+        items = [self.waiting.popleft() for _ in range(n)]
+        if not items:
+            return
+        sizes = Counter(group for _, group, _ in items)
+        home = {group: kind for kind, pool in self.pools.items() for group in pool.group[: pool.n].tolist()}
+        batches: dict[tuple[PoolKind, int], list[Item]] = defaultdict(list)
+        for item in items:
+            _, group, request = item
+            kind = home.get(group) or _pool_kind(len(request.prompt_ids), sizes[group])
+            batches[kind, self.names.index(request.adapter)].append(item)
+        for (kind, adapter), batch in batches.items():
+            if kind not in self.pools:
+                self.pools[kind] = Pool(self.shape, is_shared=kind[1] > 0)
+            self._admit_batch(self.pools[kind], adapter, batch)
 
-    def _admit_batch(self, pool: _Pool, adapter: int, items: list[tuple[int, int, Request]]) -> None:
+    def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
         """Place `items` in the pool's next slots; prompts that no running row holds are computed, once each.
 
         The last prompt token is left out: it is the first input of decoding, so that one place computes logits.
         """
         running = {group: slot for slot, group in enumerate(pool.group[: pool.n].tolist())}
-        slots: dict[int, list[int]] = defaultdict(list)
-        start, stop = pool.n, pool.n + len(items)
-        pool.reserve(stop, max(len(request.prompt_ids) + request.max_tokens for _, _, request in items))
-        for slot, (_, group, _) in enumerate(items, start):
-            slots[group].append(slot)
-        pool.state[start:stop] = torch.tensor(
-            [
-                (key, group, adapter, _signed(r.seed), r.max_tokens, r.prompt_ids[-1], len(r.prompt_ids) - 1, 0)
-                for key, group, r in items
-            ]
-        )
-        pool.temperature[start:stop] = torch.tensor([request.temperature for _, _, request in items])
-        pool.n = stop
-        self.stats.prompt_tokens += sum(len(request.prompt_ids) for _, _, request in items)
         prompts = {group: request.prompt_ids[:-1] for _, group, request in items}
+        start, stop = pool.n, pool.n + len(items)
+        own = [request.max_tokens + (0 if pool.is_shared else len(request.prompt_ids)) for _, _, request in items]
+        pool.reserve(stop, max(own))
+        if pool.is_shared:
+            homes = {
+                group: int(pool.home[running[group]]) if group in running else pool.add_prompt(len(ids))
+                for group, ids in prompts.items()
+            }
+        targets: dict[int, list[int]] = defaultdict(list)
+        rows = []
+        for slot, (key, group, r) in enumerate(items, start):
+            cached = len(r.prompt_ids) - 1
+            row = (key, group, adapter, _signed(r.seed), r.max_tokens, r.prompt_ids[-1], cached, 0)
+            rows.append((*row, cached, homes[group]) if pool.is_shared else (*row, 0, 0))
+            targets[group].append(slot)
+        pool.state[start:stop] = torch.tensor(rows)
+        pool.temperature[start:stop] = torch.tensor([request.temperature for _, _, request in items])
+        pool.n, pool.is_placed = stop, False
+        self.stats.prompt_tokens += sum(len(request.prompt_ids) for _, _, request in items)
         for group in prompts.keys() & running.keys():
-            length, home = len(prompts.pop(group)), running[group]
-            pool.kv[:, :, slots[group], :, :length] = pool.kv[:, :, home : home + 1, :, :length]
+            length, slot = len(prompts.pop(group)), running[group]
+            if not pool.is_shared:
+                pool.kv[:, :, targets[group], :, :length] = pool.kv[:, :, slot : slot + 1, :, :length]
+        if pool.is_shared:
+            targets = {group: [homes[group]] for group in prompts}
         todo = sorted((len(ids), group) for group, ids in prompts.items() if ids)
         while todo:
             longest = todo[-1][0]
             batch = [group for _, group in todo[-max(1, PREFILL_TOKENS // longest) :]]
             del todo[-len(batch) :]
-            self._prefill(pool, adapter, [(prompts[group], slots[group]) for group in batch], longest)
+            kv = pool.prompt_kv if pool.is_shared else pool.kv
+            self._prefill(kv, adapter, [(prompts[group], targets[group]) for group in batch], longest)
 
-    def _prefill(self, pool: _Pool, adapter: int, batch: list[tuple[list[int], list[int]]], longest: int) -> None:
-        """Compute the KV of B prompts, right-padded to T = `longest` (causal, so unmasked), and copy it to their rows.
+    def _prefill(self, kv: Tensor, adapter: int, batch: list[tuple[list[int], list[int]]], longest: int) -> None:
+        """Compute the KV of B prompts, right-padded to T = `longest` (causal, so unmasked), and copy it to slots of `kv`.
 
-        Padding is overwritten or masked later: a row only ever attends to positions that it has written.
+        Padding is overwritten or masked later: a row only ever attends to positions that were written for it.
         """
         shape = (len(batch), longest)
-        device = pool.kv.device
         self.stats.prefill_tokens += sum(len(ids) for ids, _ in batch)
-        tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=device)  # (B, T)
-        positions = torch.arange(longest, device=device).repeat(len(batch))  # (B * T,)
-        rows = torch.tensor([slot for _, slots in batch for slot in slots], device=device)
-        source = torch.tensor([i for i, (_, slots) in enumerate(batch) for _ in slots], device=device)
+        tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=kv.device)  # (B, T)
+        positions = torch.arange(longest, device=kv.device).repeat(len(batch))  # (B * T,)
+        slots = torch.tensor([slot for _, slots in batch for slot in slots], device=kv.device)
+        source = torch.tensor([i for i, (_, slots) in enumerate(batch) for _ in slots], device=kv.device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
             q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))  # (B, heads or n_kv, T, d)
-            pool.kv[layer, 0, rows, :, :longest] = k[source]
-            pool.kv[layer, 1, rows, :, :longest] = v[source]
-            if layer == self.config.num_hidden_layers - 1:
+            kv[layer, 0, slots, :, :longest] = k[source]
+            kv[layer, 1, slots, :, :longest] = v[source]
+            if layer == self.shape.layers - 1:
                 return None
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
             return out.transpose(1, 2).reshape(shape[0] * shape[1], -1)  # (B * T, heads * d)
 
         spans = [Span(self.weights[self.names[adapter]], 0, tokens.numel())]
-        forward(tokens.flatten(), positions, spans, self.rope, self.config.rms_norm_eps, attend)
+        forward(tokens.flatten(), positions, spans, self.rope, self.eps, attend)
 
-    def _decode(self, pools: list[_Pool]) -> None:
+    def _decode(self, pools: list[Pool]) -> None:
         """One token for every row of every pool. Inside, rows are sorted by adapter; attention works in slot order."""
         state = torch.cat([pool.state[: pool.n] for pool in pools])  # (N, 8)
         temperature = torch.cat([pool.temperature[: pool.n] for pool in pools])
@@ -301,20 +252,21 @@ class TransformersEngine:
             return out[order] if several else out
 
         tokens, positions = state[order, 5], state[order, 6]
-        hidden = forward(tokens, positions, spans, self.rope, self.config.rms_norm_eps, attend)
+        hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
         logits = F.linear(hidden[back] if several else hidden, self.weights[None].head)  # (N, V)
         tokens, logprobs = sample(logits, temperature, uniform(state[:, 3], state[:, 7]))
         self.stats.steps += 1
         self.stats.completion_tokens += len(tokens)
         for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):
             n = pool.n
-            pool.ids[torch.arange(n), pool.count[:n]] = new
-            pool.logprobs[torch.arange(n), pool.count[:n]] = logprob
+            slots = torch.arange(n, device=new.device)
+            pool.ids[slots, pool.count[:n]] = new
+            pool.logprobs[slots, pool.count[:n]] = logprob
             pool.token[:n] = new
             pool.position[:n] += 1
             pool.count[:n] += 1
 
-    def _collect(self, pool: _Pool) -> list[tuple[int, Completion]]:
+    def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
         """Take finished rows out of the pool."""
         stopped = pool.token[: pool.n] == self.eos_id
         finished = (stopped | (pool.count[: pool.n] >= pool.limit[: pool.n])).nonzero()[:, 0].tolist()
@@ -327,6 +279,12 @@ class TransformersEngine:
         if finished:
             pool.drop(finished)
         return done
+
+
+def _pool_kind(prompt_length: int, n_rows: int) -> PoolKind:
+    """The pool for `n_rows` rows of one prompt; classes are powers of two."""
+    shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
+    return ((prompt_length - 1) // SHORTEST_POOL).bit_length(), n_rows.bit_length() if shared else 0
 
 
 def _signed(seed: int) -> int:
