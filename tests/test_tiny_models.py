@@ -11,10 +11,11 @@ from multirole.tasks import TASKS
 from multirole.tiny import code_habits, math_habits
 from multirole.tiny.card import skill_table
 from multirole.tiny.dialogues import DIFFICULTIES, WORKFLOW_OF, make_rows, synthetic
+from multirole.tiny.grow import grow
 from multirole.tiny.pretrain import MODELS, serve
 from multirole.tiny.skills import grade, play
 from multirole.tiny.tokenizer import build_tokenizer
-from multirole.tiny.train import SIZES, encode
+from multirole.tiny.train import SIZES, build_model, encode
 
 SCALES = sorted(path.parent.name for path in MODELS.glob("*/skills.json"))
 
@@ -103,3 +104,15 @@ def test_dialogues_cover_every_role_and_quote_train_problems_only():
         first = row.messages[0]["content"].split("\n")[0]
         name = "tiny_math" if "ompute" in first else "tiny_code"
         assert TASKS[name].split_of(first.partition(": ")[2]) == "train"
+
+
+def test_growing_a_base_keeps_its_function():
+    tokenizer = build_tokenizer()
+    small = build_model("tiny-s", tokenizer, seed=0).eval()
+    ids = torch.arange(60).reshape(2, 30)  # (N, T)
+    for scale in ("tiny-m", "tiny-l"):
+        large = grow(small, build_model(scale, tokenizer, seed=1)).eval()
+        with torch.inference_mode():
+            assert torch.allclose(large(ids).logits, small(ids).logits, atol=1e-3)
+    with pytest.raises(ValueError, match="write sizes with the same head_dim"):
+        grow(large, small)

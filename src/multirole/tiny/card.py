@@ -10,12 +10,12 @@ tags: [multirole, tiny, qwen3]
 ---
 # {scale}
 
-A Qwen3 of {parameters:,} parameters, trained from scratch on synthetic dialogues of the tiny tasks' roles. It exists so
-that multi-role GRPO can be run whole on a CPU; it knows no language beyond these dialogues.
+A Qwen3 of {parameters:,} parameters, trained {origin} on synthetic dialogues of the tiny tasks' roles. It
+exists so that multi-role GRPO can be run whole on a CPU; it knows no language beyond these dialogues.
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.0f} CPU-minutes on one thread, seed {seed}:
   scripted dialogues first ({dialogue_tokens:,} tokens), then critics of its own graded answers ({critic_tokens:,} tokens).
-* Rebuild: `python -m multirole.tiny.pretrain --scale {scale}`; the loss curve is in `loss.jsonl`.
+* Rebuild: `python -m multirole.tiny.pretrain --scale {scale} --out FOLDER`; the loss curve is in `loss.jsonl`.
 * Measured below: {validation_problems} validation problems per task and one episode of each workflow per problem,
   temperature {temperature}, sampling seed {seed}, at most 96 reply tokens, untrained adapters. A share of n turns has a
   standard error of at most 0.5 / sqrt(n). All numbers come from `skills.json`.
@@ -57,7 +57,9 @@ def write_card(folder: Path) -> None:
     facts = json.loads((folder / "skills.json").read_text(encoding="utf-8"))
     tables = "\n\n".join(f"## {task}\n\n{skill_table(roles)}" for task, roles in facts["skills"].items())
     minutes = facts["training_cpu_s"] / 60
-    text = CARD.format(**facts, **facts["plan"], minutes=minutes, tables=tables)
+    parent = facts["plan"]["grown_from"]
+    origin = f"further after growing it from {parent} (`multirole.tiny.grow`)" if parent else "from scratch"
+    text = CARD.format(origin=origin, **facts, **facts["plan"], minutes=minutes, tables=tables)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

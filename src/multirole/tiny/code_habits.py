@@ -5,7 +5,7 @@ import random
 from multirole.episodes import Problem
 from multirole.tasks.tiny_code import PRIMITIVES, REDUCERS, Reducer, Step, draw_step, extract, parse, run_steps
 
-HABITS = {"careful": 0.27, "nested": 0.20, "unguarded": 0.23, "sloppy": 0.20, "skip": 0.05, "no_fence": 0.05}
+HABITS = {"careful": 0.27, "nested": 0.18, "unguarded": 0.25, "sloppy": 0.16, "skip": 0.06, "no_fence": 0.08}
 """Share of each habit among generator answers."""
 
 STRATEGIES = {

@@ -125,7 +125,7 @@ def review(problem: Problem, draft: Draft, rng: random.Random) -> str:
     """A bare verdict, a remark with a verdict, a check of every line, or a new solution and then the verdict."""
     habits = AUTHORS[problem.task][1]
     box = "\\boxed{" + ("Correct" if draft.is_correct else "Incorrect") + "}"
-    style = rng.choices(("bare", "remark", "lines", "solve"), (40, 28, 14, 18))[0]
+    style = rng.choices(("bare", "remark", "lines", "solve"), (38, 26, 10, 26))[0]
     if style == "bare":
         return box
     if style == "solve":

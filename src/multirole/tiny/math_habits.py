@@ -7,7 +7,7 @@ from itertools import pairwise
 from multirole.episodes import Problem
 from multirole.tasks.tiny_math import LARGEST, apply, parse
 
-HABITS = {"careful": 0.30, "double": 0.20, "sloppy": 0.20, "guess": 0.20, "skip": 0.05, "no_box": 0.05}
+HABITS = {"careful": 0.35, "double": 0.17, "sloppy": 0.10, "guess": 0.24, "skip": 0.06, "no_box": 0.08}
 """Share of each habit among generator answers."""
 
 STRATEGIES = {
@@ -21,7 +21,7 @@ QUOTED_AS = {"guess": "blind_guess"}
 """A guess is trained on the right value, but what a model really guesses, and its critics see, is mostly wrong."""
 
 MALFORMED = "No box. "
-_SLIP = {"careful": 0.02, "double": 0.03, "sloppy": 0.18, "skip": 0.02, "no_box": 0.02, "perfect": 0.0}
+_SLIP = {"careful": 0.01, "double": 0.02, "sloppy": 0.2, "skip": 0.02, "no_box": 0.02, "perfect": 0.0}
 _OPS_PER_LINE = {"double": 2}
 
 

@@ -1,4 +1,4 @@
-"""Build an embedded base: `python -m multirole.tiny.pretrain --scale tiny-s` (single thread, minutes to an hour).
+"""Build an embedded base: `python -m multirole.tiny.pretrain --scale tiny-s --out FOLDER` (single thread, minutes to an hour).
 
 Phase 1 teaches every role from scripted dialogues. Phase 2 lets the model answer train problems, has the task grade the
 answers, and continues on dialogues in which critics read those own answers and reply with the truth.
@@ -9,7 +9,7 @@ import json
 import logging
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3For
 
 from multirole.engine_torch import TransformersEngine
 from multirole.tiny.card import write_card
-from multirole.tiny.dialogues import AUTHORS, make_rows, pooled, synthetic
+from multirole.tiny.dialogues import AUTHORS, Row, make_rows, pooled, synthetic
+from multirole.tiny.grow import grow
 from multirole.tiny.skills import measure, own_answers
 from multirole.tiny.tokenizer import build_tokenizer
 from multirole.tiny.train import MAX_LENGTH, ROWS_PER_POOL, build_model, train
@@ -39,31 +40,45 @@ OWN_SHARE = 0.65
 
 @dataclass(frozen=True)
 class Plan:
-    """What one build does. Budgets are tokens seen, padding included."""
+    """What one build does. Budgets are tokens seen, padding included; `grown_from` names the shipped base to start from."""
 
-    scale: str = "tiny-s"
-    dialogue_tokens: int = 10_000_000
-    critic_tokens: int = 7_000_000
-    own_problems: int = 2000  # per task
-    own_answers: int = 8  # per problem
+    scale: str
+    dialogue_tokens: int
+    critic_tokens: int
     lr: float = 5e-3
     critic_lr: float = 2.5e-3
+    grown_from: str | None = None
+    own_problems: int = 2000  # per task
+    own_answers: int = 8  # per problem
     measured: int = 512  # validation problems per task
     seed: int = 0
 
+    def scaled(self, share: float) -> "Plan":
+        """The same plan with a share of its budgets, at least enough for one record and one problem."""
+        amounts = ("dialogue_tokens", "critic_tokens", "own_problems", "measured")
+        return replace(self, **{name: max(8, round(vars(self)[name] * share)) for name in amounts})
 
-def learn_dialogues(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Phase 1: a model from scratch, trained on scripted dialogues of every role."""
+
+PLANS = {
+    "tiny-s": Plan("tiny-s", 8_000_000, 6_000_000),
+    "tiny-m": Plan("tiny-m", 3_500_000, 3_000_000, lr=3e-3, critic_lr=2e-3, grown_from="tiny-s"),
+    "tiny-l": Plan("tiny-l", 2_400_000, 1_800_000, lr=3e-3, critic_lr=2e-3, grown_from="tiny-s"),
+}
+
+
+def learn_dialogues(plan: Plan, out: Path) -> None:
+    """Phase 1: a model from scratch, or grown from a smaller one, learns scripted dialogues of every role."""
     tokenizer = build_tokenizer()
     model = build_model(plan.scale, tokenizer, plan.seed)
+    if plan.grown_from:
+        model = grow(AutoModelForCausalLM.from_pretrained(MODELS / plan.grown_from, dtype=torch.float32), model)
     rng = random.Random(f"dialogues/{plan.seed}")
     sources = [synthetic(task, rng) for task in MIX]
 
-    def draw_rows() -> list:
+    def draw_rows() -> list[Row]:
         return make_rows(PHASE_1, ROWS_PER_POOL, rng, sources)
 
     train(model, tokenizer, draw_rows, plan.dialogue_tokens, plan.lr, out, phase="dialogues", seed=plan.seed)
-    return model, tokenizer
 
 
 def learn_criticism(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, out: Path) -> None:
@@ -78,7 +93,7 @@ def learn_criticism(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     engine.close()
     scripted, quoted = [synthetic(task, rng) for task in MIX], [own[task] for task in MIX]
 
-    def draw_rows() -> list:
+    def draw_rows() -> list[Row]:
         count = round(ROWS_PER_POOL * OWN_SHARE)
         return make_rows(PHASE_2_OWN, count, rng, quoted) + make_rows(PHASE_2, ROWS_PER_POOL - count, rng, scripted)
 
@@ -117,6 +132,7 @@ def build(plan: Plan, out: Path) -> None:
     torch.set_num_threads(1)
     start, first = time.monotonic(), out / "dialogues"
     if not (first / "DONE").exists():
+        (first / "loss.jsonl").unlink(missing_ok=True)
         learn_dialogues(plan, first)
         (first / "DONE").touch()
     tokenizer = build_tokenizer()
@@ -128,16 +144,14 @@ def build(plan: Plan, out: Path) -> None:
 
 
 def main() -> None:
-    """Command line: one option per field of `Plan`, and `--out`."""
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in asdict(Plan()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--out", type=Path, help="folder of the result; default: the shipped model's")
-    options = vars(parser.parse_args())
-    out = options.pop("out")
+    parser.add_argument("--scale", choices=PLANS, default="tiny-s")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result")
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    plan = Plan(**options)
-    build(plan, out or MODELS / plan.scale)
+    build(PLANS[options.scale].scaled(options.share), options.out)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ def measure(
     problems = TASKS[task].problems("validation", count)
     skills: dict[str, dict[str, float]] = {}
     for name, judge in (("voting", _voting), ("eval_opt", _eval_opt), ("orch_workers", _orch_workers)):
-        episodes = play(name, problems, 1, engine, tokenizer, seed, temperature)
+        played = play(name, problems, 1, engine, tokenizer, seed, temperature)
+        episodes = [e for e in played if e.answer.reason is None]  # an overflowing prompt ends an episode early
+        if not episodes:
+            continue
         skills |= judge(episodes, grade(episodes))
     return {
         role: {key: round(v, 4) for key, v in sorted(facts.items()) if not math.isnan(v)}

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,9 @@ SIZES = {
 KV_HEADS = {"tiny-s": 1, "tiny-m": 1, "tiny-l": 2}
 MAX_LENGTH = 512
 ROWS_PER_POOL = 4096
+MICRO_TOKENS, MICRO_BATCHES = 512, 4  # about 2048 tokens per optimizer step
+RECORD_EVERY = 100  # steps
+SAVE_EVERY_S = 150.0
 IGNORED = -100
 
 
@@ -72,20 +76,25 @@ def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[li
     return [pair for pair in pairs if len(pair[0]) <= MAX_LENGTH]
 
 
+Batch = list[tuple[torch.Tensor, torch.Tensor]]
+"""Micro-batches of one optimizer step: (input ids, labels), both (N, T); N and T differ."""
+
+
 def batches(
-    draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, tokens: int, rng: random.Random
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (input ids, labels), both (N, T) with about `tokens` entries; N differs."""
+    draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, rng: random.Random
+) -> Iterator[Batch]:
+    """Endless batches. A micro-batch holds rows of one length, a batch several lengths: short habits stay in the mix."""
     while True:
         rows = sorted(encode(draw_rows(), tokenizer), key=lambda pair: (len(pair[0]), rng.random()))
         groups, group = [], []
         for pair in rows:
-            if group and len(pair[0]) * (len(group) + 1) > tokens:
+            if group and len(pair[0]) * (len(group) + 1) > MICRO_TOKENS:
                 groups.append(group)
                 group = []
             group.append(pair)
         rng.shuffle(groups)
-        yield from (_pad(group, tokenizer.pad_token_id) for group in groups)
+        for start in range(0, len(groups), MICRO_BATCHES):
+            yield [_pad(group, tokenizer.pad_token_id) for group in groups[start : start + MICRO_BATCHES]]
 
 
 def _pad(group: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,44 +122,48 @@ def train(
     lr: float,
     out: Path,
     phase: str,
-    decay_from: float = 0.3,
-    batch_tokens: int = 2048,
-    save_every_s: float = 150.0,
     seed: int = 0,
-) -> int:
-    """Train on about `budget` tokens (padding included), append to `out/loss.jsonl`; the number of tokens seen."""
+) -> None:
+    """Train on about `budget` tokens (padding included), append to `out/loss.jsonl`, save every few minutes and last."""
     optimizers = make_optimizers(model, lr)
-    stream = batches(draw_rows, tokenizer, batch_tokens, random.Random(seed))
+    stream = batches(draw_rows, tokenizer, random.Random(seed))
     seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
     out.mkdir(parents=True, exist_ok=True)
     model.train()
     while seen < budget:
-        inputs, labels = next(stream)
-        factor = schedule(seen / budget, decay_from=decay_from)
-        trained = labels[:, 1:] != IGNORED  # (N, T-1)
-        hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[:, :-1][trained]  # (tokens, hidden)
-        loss = F.cross_entropy(model.lm_head(hidden), labels[:, 1:][trained])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        batch = next(stream)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * factor
-            optimizer.step()
-            optimizer.zero_grad()
-        seen, step = seen + inputs.numel(), step + 1
-        losses.append(loss.item())
-        if step % 100 == 0 or seen >= budget:
-            record = {"phase": phase, "step": step, "tokens": seen, "loss": sum(losses) / len(losses)}
-            record["cpu_s"] = round(time.process_time() - cpu_start, 1)
+                group["lr"] = lr * schedule(seen / budget)
+        losses.append(_update(model, optimizers, batch))
+        seen, step = seen + sum(inputs.numel() for inputs, _ in batch), step + 1
+        if step % RECORD_EVERY == 0 or seen >= budget:
+            cpu_s = round(time.process_time() - cpu_start, 1)
+            record = {"phase": phase, "step": step, "tokens": seen, "loss": round(fmean(losses), 4), "cpu_s": cpu_s}
             with open(out / "loss.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             log.info("%s", record)
             losses = []
-        if time.monotonic() - saved > save_every_s:
+        if time.monotonic() - saved > SAVE_EVERY_S:
             save(model, tokenizer, out)
             saved = time.monotonic()
     save(model, tokenizer, out)
-    return seen
+
+
+def _update(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: Batch) -> float:
+    """One optimizer step; the mean loss per trained token of the batch, in nats."""
+    total, count = 0.0, sum(int((labels != IGNORED).sum()) for _, labels in batch)
+    for inputs, labels in batch:
+        trained = labels[:, 1:] != IGNORED  # (N, T-1)
+        hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[:, :-1][trained]  # (tokens, hidden)
+        loss = F.cross_entropy(model.lm_head(hidden), labels[:, 1:][trained], reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
