@@ -108,7 +108,7 @@ def test_dialogues_cover_every_role_and_quote_train_problems_only():
 
 def test_growing_a_base_keeps_its_function():
     tokenizer = build_tokenizer()
-    small = build_model("tiny-s", tokenizer, seed=0).eval()
+    small = AutoModelForCausalLM.from_pretrained(MODELS / "tiny-s", dtype=torch.float32).eval()
     ids = torch.arange(60).reshape(2, 30)  # (N, T)
     for scale in ("tiny-m", "tiny-l"):
         large = grow(small, build_model(scale, tokenizer, seed=1)).eval()
