@@ -32,8 +32,8 @@ Rows = list[tuple[list[int], int]]
 """(prompt ids, max_tokens) of each row."""
 
 
-def build_model(hidden: int, layers: int, eos_bias: float) -> PeftModel:
-    """A random Qwen3 with two non-trivial adapters. `eos_bias` scales the end-of-turn row of the head: early stops."""
+def build_model(hidden: int, layers: int) -> PeftModel:
+    """A random Qwen3 with two non-trivial adapters."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=hidden, intermediate_size=hidden * 8 // 3, num_hidden_layers=layers, head_dim=32,
@@ -41,7 +41,6 @@ def build_model(hidden: int, layers: int, eos_bias: float) -> PeftModel:
         eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
-    model.model.embed_tokens.weight.data[EOS] *= eos_bias
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
     model = get_peft_model(model, lora, adapter_name="generator")
     model.add_adapter("aggregator", lora)
@@ -114,15 +113,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=96)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--eos-bias", type=float, default=1.0, help="> 1 stops rows earlier and less evenly")
     parser.add_argument("--vllm", action="store_true", help="also measure VLLMEngine")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = build_model(args.hidden, args.layers, args.eos_bias)
-    merged = build_model(args.hidden, args.layers, args.eos_bias).merge_and_unload()
+    model = build_model(args.hidden, args.layers)
+    merged = build_model(args.hidden, args.layers).merge_and_unload()
     engine = TransformersEngine(EOS)
     engine.publish(model, 1)
-    vllm = start_vllm(build_model(args.hidden, args.layers, args.eos_bias)) if args.vllm else None
+    vllm = start_vllm(build_model(args.hidden, args.layers)) if args.vllm else None
     if vllm:
         vllm.publish(model, 1)
     for kind in ("groups", "mixed"):

@@ -72,14 +72,32 @@ def test_forward_is_transformers_forward(heads, n_kv, tied):
         assert (hidden @ weights.head.T - logits).abs().max() <= TOLERANCE
         assert logits.std() > 0.5
 
-    engine = TransformersEngine(eos_id=0, max_rows=8)
-    engine.publish(model, 0)  # a plain model: base only
-    request = Request(ids[:20].tolist(), None, 3, 30, 1.0)
-    (done,) = run_all(engine, [request])
-    with torch.no_grad():
-        logprobs = model(torch.tensor([request.prompt_ids + done.token_ids])).logits[0, 19:-1].log_softmax(-1)
-    expected = logprobs.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
-    assert (expected - torch.tensor(done.logprobs)).abs().max() <= TOLERANCE
+
+@pytest.mark.parametrize(("heads", "n_kv"), [(3, 1), (4, 2)])
+def test_logprobs_match_for_shared_prompts_of_uneven_groups(heads, n_kv):
+    """Prompts shared by 1 to 9 rows that finish at different times and leave room for others; a plain model, base only."""
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=32,
+        num_attention_heads=heads, num_key_value_heads=n_kv, tie_word_embeddings=True, max_position_embeddings=256,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    engine = TransformersEngine(eos_id=0, max_rows=20)
+    engine.publish(model, 0)
+    requests = [
+        Request(list(range(1, 12 + 9 * size)), None, 100 * size + i, 1 + (7 * i) % 31, 1.0)
+        for size in (1, 4, 5, 6, 7, 9)
+        for i in range(size)
+    ]
+    done = run_all(engine, requests)
+    for request, completion in zip(requests, done, strict=True):
+        ids = torch.tensor([request.prompt_ids + completion.token_ids])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].log_softmax(-1)
+        expected = logprobs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        assert (expected - torch.tensor(completion.logprobs)).abs().max() <= TOLERANCE
+    for request, completion in list(zip(requests, done, strict=True))[::5]:
+        assert run_all(engine, [request])[0].token_ids == completion.token_ids
 
 
 def test_other_models_are_refused(make_model):

@@ -1,8 +1,8 @@
 """The CPU default: a functional Qwen3 with a static KV cache, serving several merged adapters in one running batch.
 
 Where the speed comes from, against `model.generate` on the same rows: no cache is ever concatenated or repeated per head,
-norm weights are folded into the projections and q/k/v and gate/up are one product each, finished rows leave at once,
-identical prompts are computed once, and rows of similar length attend together so that short rows do not pay for long.
+norm weights are folded into the projections and q/k/v and gate/up are one product each, finished rows leave at once, and
+identical prompts are computed, stored and read once (`kv_cache`). `benchmarks/bench_engine.py` measures it.
 
 A row's tokens depend on its request alone, up to float rounding: products of another batch size may differ in the last
 bit (1e-7), which changes a token only when its uniform falls that close to a boundary. The same calls in the same order
