@@ -299,4 +299,5 @@ class Cell:
             gradient_checkpointing=not self.scale.startswith("tiny"),
             bf16=not self.scale.startswith("tiny"),
             disable_tqdm=True,
+            dataloader_pin_memory=False,
         )

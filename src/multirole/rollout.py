@@ -69,6 +69,7 @@ class Rollout:
         self.workflow, self.engine, self.tokenizer, self.policy = workflow, engine, tokenizer, policy
         self.is_answer, self.seed, self.temperature = is_answer, seed, temperature
         self.max_prompt_tokens, self.max_response_tokens = max_prompt_tokens, max_response_tokens
+        self._encoded: dict[tuple, list[int]] = {}
 
     def run(self, attempts: Sequence[tuple[Problem, int]], iteration: int) -> list[Episode]:
         """One episode per (problem, episode index), all started together, in the order given.
@@ -76,9 +77,19 @@ class Rollout:
         Runs its event loop in a thread of its own, since a notebook's thread already has one.
         """
         episodes = [Episode(problem, index) for problem, index in attempts]
+        self._encoded.clear()
         with ThreadPoolExecutor(max_workers=1) as thread:
             thread.submit(self._play, episodes, iteration).result()
         return episodes
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        """The prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
+        key = tuple((message["role"], message["content"]) for message in messages)
+        if key not in self._encoded:
+            self._encoded[key] = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        return self._encoded[key]
 
     def _play(self, episodes: list[Episode], iteration: int) -> None:
         waiting: dict[int, asyncio.Future[Completion]] = {}
@@ -114,9 +125,7 @@ class Rollout:
                     f"Call one of {list(self.policy)}, with a (role, slot, round) of its own."
                 )
             called.add((role, slot, round))
-            prompt_ids = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            prompt_ids = self._encode(messages)
             if len(prompt_ids) > self.max_prompt_tokens:
                 raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
             seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)

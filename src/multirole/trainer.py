@@ -8,6 +8,7 @@ nothing, so schedule, logging, evaluation, checkpoints and resume are per iterat
 """
 
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from multirole.schedule import lr_factor
 from multirole.tasks import TASKS
 
 logger = logging.getLogger(__name__)
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is the hook that we stand on
 
 
 class ProblemSampler(Sampler[int]):

@@ -22,6 +22,11 @@ def parse_selection(text: str, n: int, fallback: str = "candidate_1") -> tuple[i
     return 0, "unparsed"
 
 
+def list_candidates(texts: list[str]) -> str:
+    """The candidates as an aggregator sees them: in full, under 1-based headers."""
+    return "\n".join(f"--- Solution {i} ---\n{text}" for i, text in enumerate(texts, start=1))
+
+
 class Voting:
     """`n_voters` generators answer the same prompt; the aggregator picks one of them."""
 
@@ -34,7 +39,7 @@ class Voting:
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompt = [user(render(problem.task, "generator", question=problem.question))]
         voters = await asyncio.gather(*(call("generator", prompt, slot=s) for s in range(self.roles["generator"])))
-        candidates = "\n".join(f"--- Solution {i} ---\n{turn.text}" for i, turn in enumerate(voters, start=1))
+        candidates = list_candidates([turn.text for turn in voters])
         question = render(problem.task, "aggregator", question=problem.question, candidates=candidates)
         selection = await call("aggregator", [user(question)])
         chosen, selection.outcome = parse_selection(selection.text, len(voters), self.fallback)

@@ -1,0 +1,50 @@
+"""The README's command at toy size: papermill runs the notebook to DONE; a misspelt name or value stops it at once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def papermill(tmp_path, **parameters):
+    given = {"results_dir": str(tmp_path / "runs")} | parameters
+    command = [sys.executable, "-m", "papermill", "-k", "python3", str(ROOT / "notebooks" / "train_cell.ipynb")]
+    command.append(str(tmp_path / "out.ipynb"))
+    for name, value in given.items():
+        command += ["-p", name, str(value)]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
+    done = papermill(
+        tmp_path, workflow="eval_opt", policy="ip", iterations=2, n_problems=2, n_validation=8, eval_every=1
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.glob("runs/tiny-s/eval_opt-ip-math-s0-*/DONE"))
+    out = tmp_path / "out.ipynb"
+    assert out.stat().st_size < 1_000_000
+    outputs = [o for cell in json.loads(out.read_text())["cells"] for o in cell.get("outputs", [])]
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 2
+    assert any("validation accuracy" in "".join(o.get("data", {}).get("text/plain", "")) for o in outputs)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"worklow": "voting", "policy": "sp"}, "worklow='voting' is no parameter"),
+        ({"workflow": "voting", "policy": "sp", "iteration": 3}, "iteration=3 is no parameter"),
+        ({"policy": "sp"}, "no cell is trained by default"),
+    ],
+)
+def test_a_misspelt_name_never_trains_the_default_cell(tmp_path, parameters, message):
+    done = papermill(tmp_path, **parameters)
+    assert done.returncode == 1 and message in done.stderr
+    assert not (tmp_path / "runs").exists()

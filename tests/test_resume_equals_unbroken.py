@@ -1,0 +1,80 @@
+"""The same seed gives the same weights and metrics; kill -9 and resume give the same as never killed."""
+
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from multirole.cells import Cell
+from multirole.record import TABLES, is_done
+from multirole.report import load
+from multirole.run import run_cell
+
+FIELDS = {
+    "workflow": "voting", "policy": "ip", "task": "code", "iterations": 6, "n_problems": 2, "n_episodes": 4,
+    "save_every": 2, "eval_every": 3, "n_validation": 8, "n_train": 12, "warmup_iterations": 1, "learning_rate": 5e-3,
+}  # fmt: skip  # 12 problems, 2 per iteration, 6 iterations: one whole pass; the next test goes past it
+KILLED = """
+import os, signal, sys
+from transformers import TrainerCallback
+from multirole.cells import Cell
+from multirole.run import run_cell
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+run_cell(Cell(**{fields!r}), sys.argv[1], callbacks=[Kill()])
+"""
+
+
+def compare(one, other):
+    for table in TABLES:
+        a, b = load(one, table), load(other, table)
+        pd.testing.assert_frame_equal(
+            a.drop(columns=[c for c in a if c.endswith("seconds")]),
+            b.drop(columns=[c for c in b if c.endswith("seconds")]),
+        )
+    names = sorted(path.relative_to(one) for path in one.glob("adapters/step_00006/*/*.safetensors"))
+    assert len(names) == 2
+    for name in names:
+        mine, theirs = load_file(one / name), load_file(other / name)
+        assert all(mine[key].equal(theirs[key]) for key in mine) and mine.keys() == theirs.keys()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("unbroken"))
+
+
+def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED.format(fields=FIELDS), str(tmp_path)], check=False)
+    assert done.returncode == -9
+    folder = tmp_path / "tiny-s" / unbroken.name
+    assert not is_done(folder) and (folder / "checkpoints" / "checkpoint-4" / "COMPLETE").exists()
+    assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
+    compare(unbroken, folder)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(unbroken, tmp_path):
+    compare(unbroken, run_cell(Cell(**FIELDS), tmp_path))
+    other = run_cell(Cell(**FIELDS | {"seed": 1}), tmp_path)
+    assert not load(other, "roles")["entropy"].equals(load(unbroken, "roles")["entropy"])
+
+
+def test_a_finished_run_is_not_trained_again(unbroken):
+    before = (unbroken / "DONE").stat().st_mtime_ns
+    assert run_cell(Cell(**FIELDS), unbroken.parents[1]) == unbroken
+    assert (unbroken / "DONE").stat().st_mtime_ns == before
+
+
+def test_an_altered_table_is_not_done(unbroken, tmp_path):
+    assert is_done(unbroken)
+    table = unbroken / "ledger.parquet"
+    content = table.read_bytes()
+    table.write_bytes(content[:-1])
+    assert not is_done(unbroken)
+    table.write_bytes(content)
