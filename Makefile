@@ -33,7 +33,7 @@ PARAMETERS = -p workflow '$(WORKFLOW)' -p policy '$(POLICY)' $(TASK:%=-p task %)
 .PHONY: help setup cell test bench clean
 
 help:
-	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 3 GB; needs Python 3.11 to 3.13)"
+	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
 	@echo "make cell    train and evaluate one cell through papermill; sets up first if needed"
 	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY) and, where given, TASK=math SCALE=tiny-s SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -120,6 +122,7 @@ HOSTILE = {  # name: (body of the program, the statuses that are right)
         "import ctypes, os\ndef f(n):\n    ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)",
         {"violation"},
     ),
+    "outlives the zygote": ("import ctypes\ndef f(n):\n    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)", {"violation"}),
     "raises its limits": ("import resource\ndef f(n):\n    resource.setrlimit(7, (9, 9))", {"violation", "error"}),
     "always equal": ("class E:\n    def __eq__(self, o): return True\ndef f(n):\n    return E()", {"error"}),
     "always equal integer": (
@@ -176,6 +179,29 @@ def test_nothing_survives_a_program() -> None:
     zygote = sandbox._running().process.pid
     children = Path(f"/proc/{zygote}/task/{zygote}/children")
     assert not children.exists() or children.read_text().strip() == ""
+
+
+def test_nothing_survives_a_killed_trainer() -> None:
+    code = "from multirole import sandbox\nprint(sandbox._running().process.pid, flush=True)\n"
+    code += "program = 'import time\\ndef f(n):\\n    print(time.sleep(50))'\n"
+    code += "sandbox.run_programs([(program, 'f', [[1]])], sandbox.Limits(cpu_seconds=30, wall_seconds=60))"
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    zygote = int(trainer.stdout.readline())
+    time.sleep(0.5)
+    children = Path(f"/proc/{zygote}/task/{zygote}/children")
+    processes = [zygote, *map(int, children.read_text().split() if children.exists() else ())]
+    trainer.kill()
+    trainer.communicate()
+    deadline = time.monotonic() + 10
+    while any(is_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_alive(process) for process in processes)
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_results_are_the_same_in_every_run() -> None:

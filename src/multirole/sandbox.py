@@ -4,10 +4,10 @@ A job is a program's text, the name of the function it must define, and a list o
 come here: the caller compares `Outcome.value`, which is plain JSON data, in its own process.
 
 How it works. One small clean Python process (the zygote, `sandbox_child.py`) is started once: no torch, an empty
-environment, a private empty working directory, no descriptor of ours but its two pipes. It forks one child per
-*program*; all argument lists of a program run in that child, one after another, so a program can see its own earlier
-calls, but nothing of other programs. We talk to the zygote in length-prefixed frames; what a program wrote is read as
-bounded JSON, checked value by value, and never unpickled or evaluated.
+environment, a working directory that is empty and already unlinked, no descriptor of ours but its two pipes. It forks
+one child per *program*; all argument lists of a program run in that child, one after another, so a program can see its
+own earlier calls, but nothing of other programs. We talk to the zygote in length-prefixed frames; what a program wrote
+is read as bounded JSON, checked value by value, and never unpickled or evaluated.
 
 What is covered, at the full level "setuid+seccomp+landlock+rlimits" ("setuid" only when started as root):
   * no network and no sockets; no new processes and no threads; no exec; no signals, ptrace or limits for others;
@@ -37,7 +37,6 @@ import logging
 import math
 import os
 import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -109,7 +108,7 @@ class _Zygote:
     """The running process and its two pipes."""
 
     def __init__(self) -> None:
-        self.scratch = tempfile.mkdtemp(prefix="multirole-sandbox-")
+        scratch = tempfile.mkdtemp(prefix="multirole-sandbox-")
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-P", str(_CHILD)],  # not -I: it would ignore PYTHONHASHSEED
@@ -117,10 +116,11 @@ class _Zygote:
             stdout=subprocess.PIPE,
             stderr=self.stderr,
             bufsize=0,
-            cwd=self.scratch,
+            cwd=scratch,
             env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
             start_new_session=True,
         )
+        os.rmdir(scratch)  # its working directory now has no name: nothing can be put there and nothing is left behind
         os.set_blocking(self.process.stdin.fileno(), False)
         self.level = ""
 
@@ -145,13 +145,12 @@ class _Zygote:
         return kind, code, output
 
     def close(self) -> None:
-        """End the process, which ends its children, and remove the scratch directory."""
+        """End the process, which ends its children."""
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
         self.stderr.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _wait_for(self, stream: int, event: int, deadline: float) -> None:
         poller = select.poll()

@@ -70,7 +70,7 @@ KILL_IN_PROGRAM = {
     "setpgid": (109, 154), "setsid": (112, 157),
 }  # fmt: skip
 DENY_IN_PROGRAM = {"setrlimit": (160, 164)}
-OPEN, OPENAT, FCNTL, IOCTL, PRLIMIT = (2, -1), (257, 56), (72, 25), (16, 29), (302, 261)
+OPEN, OPENAT, FCNTL, IOCTL, PRLIMIT, PRCTL = (2, -1), (257, 56), (72, 25), (16, 29), (302, 261), (157, 167)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, audit id
 KILL, DENY, ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000  # kill the process; fail with EPERM; let through
 NO_OPEN = 0x00050000 | 13  # fail with EACCES
@@ -137,6 +137,7 @@ def build_filters(has_landlock: bool) -> tuple[SockFilterProgram, SockFilterProg
     own = rules(KILL_IN_PROGRAM, KILL) + rules(DENY_IN_PROGRAM, DENY)
     owner = [step for command in (8, 15) for step in on_equal(command, KILL)]  # F_SETOWN(_EX): signals to others
     own += block(FCNTL[column], [load(24), *owner, returning(ALLOW)])
+    own += block(PRCTL[column], [load(16), *on_equal(1, KILL), returning(ALLOW)])  # to outlive the zygote
     safe = [step for request in SAFE_IOCTLS for step in on_equal(request, ALLOW)]
     own += block(IOCTL[column], [load(24), *safe, returning(DENY)])
     new_limit = [load(32), (0x15, 0, 2, 0), load(36), (0x15, 1, 0, 0), returning(DENY), returning(ALLOW)]
