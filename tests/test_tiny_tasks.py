@@ -4,6 +4,7 @@ import pytest
 
 from multirole.episodes import Problem
 from multirole.tasks import TASKS, tiny_code, tiny_math
+from multirole.tasks.splits import split_of
 
 MATH = Problem("tiny_math/7+5*2-9", "tiny_math", "7+5*2-9", 15)
 
@@ -20,7 +21,7 @@ def test_splits_are_disjoint_large_and_deterministic(task):
     train, validation = task.problems("train", 4096), task.problems("validation", 512)
     train_ids, validation_ids = {p.id for p in train}, {p.id for p in validation}
     assert len(train_ids) == 4096 and len(validation_ids) == 512 and not train_ids & validation_ids
-    assert {task.split_of(p.question) for p in train} == {"train"}
+    assert {split_of(p.question) for p in train} == {"train"}
     assert task.problems("train", 10) == train[:10]
 
 
@@ -28,7 +29,7 @@ def test_splits_are_disjoint_large_and_deterministic(task):
 def test_difficulty_changes_the_problems_and_not_the_split_rule(task):
     easy = task.problems("validation", 64, task.Difficulty(3, 3))
     assert {p.question.count(",") for p in easy} == {3 if task is tiny_code else 0}
-    assert {task.split_of(p.question) for p in easy} == {"validation"}
+    assert {split_of(p.question) for p in easy} == {"validation"}
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

@@ -5,19 +5,19 @@ fence; it is run on hidden tests (the empty list among them) by `multirole.sandb
 on plain data: expected outputs never enter the sandbox. Splits are disjoint by a hash of the specification.
 """
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 
 from multirole.episodes import Problem, Reward
 from multirole.sandbox import Outcome, run_programs
+from multirole.tasks.splits import distinct, only
 
 NAME = "tiny_code"
 N_TESTS = 8
-VALIDATION_SHARE = 8  # one specification in eight
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,6 @@ def run_steps(steps: list[Step], xs: list[int]) -> list[int]:
     return xs
 
 
-def split_of(question: str) -> str:
-    """ "validation" for one specification in eight, else "train"; depends on the specification alone."""
-    digest = hashlib.sha256(question.encode()).digest()
-    return "validation" if digest[0] % VALIDATION_SHARE == 0 else "train"
-
-
 def _sample(rng: random.Random, n_primitives: int) -> Problem:
     steps = [draw_step(rng) for _ in range(n_primitives)]
     reducer = rng.choice(REDUCERS)
@@ -130,27 +124,19 @@ def _sample(rng: random.Random, n_primitives: int) -> Problem:
 
 def stream(split: str, rng: random.Random, difficulty: Difficulty = Difficulty()) -> Iterator[Problem]:
     """Endless problems of one split (repeats are possible)."""
-    if split not in ("train", "validation"):
-        raise ValueError(f"got split={split!r}: {NAME} has no such split; write 'train' or 'validation'")
-    while True:
-        problem = _sample(rng, rng.randint(difficulty.min_primitives, difficulty.max_primitives))
-        if split_of(problem.question) == split:
-            yield problem
+    return only(
+        split, (_sample(rng, rng.randint(difficulty.min_primitives, difficulty.max_primitives)) for _ in repeat(None))
+    )
 
 
 def problems(split: str, count: int, difficulty: Difficulty = Difficulty()) -> list[Problem]:
     """The first `count` distinct problems of a split; a smaller count is a prefix of a larger one."""
-    return list(_distinct(split, count, difficulty))
+    return list(_problems(split, count, difficulty))
 
 
 @cache
-def _distinct(split: str, count: int, difficulty: Difficulty) -> tuple[Problem, ...]:
-    found: dict[str, Problem] = {}
-    for problem in stream(split, random.Random(f"{NAME}/{split}/{difficulty}"), difficulty):
-        if len(found) == count:
-            break
-        found.setdefault(problem.id, problem)
-    return tuple(found.values())
+def _problems(split: str, count: int, difficulty: Difficulty) -> tuple[Problem, ...]:
+    return distinct(stream(split, random.Random(f"{NAME}/{split}/{difficulty}"), difficulty), count)
 
 
 def extract(text: str) -> str | None:
@@ -161,6 +147,7 @@ def extract(text: str) -> str | None:
 
 _outcomes: dict[tuple[str, str], list[Outcome]] = {}
 """Sandbox outcomes by (source, problem id): a rollout repeats itself often."""
+MOST_OUTCOMES = 50_000
 
 
 def score_batch(
@@ -169,6 +156,8 @@ def score_batch(
     """Reward by hidden tests: the passed fraction, or all or nothing; `malformed` without a fence."""
     if code_reward not in ("fraction", "all_pass"):
         raise ValueError(f"got code_reward={code_reward!r}: no such way to grade code; write 'fraction' or 'all_pass'")
+    if len(_outcomes) > MOST_OUTCOMES:
+        _outcomes.clear()
     sources = [extract(text) for text in texts]
     keys = [(source, problem.id) for source, problem in zip(sources, problems, strict=True) if source is not None]
     arguments = {problem.id: problem.reference["arguments"] for problem in problems}

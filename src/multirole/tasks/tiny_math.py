@@ -4,18 +4,18 @@ A question is an expression such as `7+5*2-9`, read as ((7+5)*2)-9. The answer i
 Train and validation are disjoint by construction: a hash of the expression decides its split.
 """
 
-import hashlib
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 
 from multirole.episodes import Problem, Reward
+from multirole.tasks.splits import distinct, only
 
 NAME = "tiny_math"
 LARGEST = 20
-VALIDATION_SHARE = 8  # one expression in eight
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,6 @@ def parse(question: str) -> tuple[int, list[tuple[str, int]]]:
     return int(start[0]), [(op, int(number)) for op, number in re.findall(r"([-+*])(\d+)", question)]
 
 
-def split_of(question: str) -> str:
-    """ "validation" for one expression in eight, else "train"; depends on the expression alone."""
-    digest = hashlib.sha256(question.encode()).digest()
-    return "validation" if digest[0] % VALIDATION_SHARE == 0 else "train"
-
-
 def _sample(rng: random.Random, n_ops: int) -> Problem:
     value = rng.randint(1, LARGEST)
     question = str(value)
@@ -66,27 +60,17 @@ def _sample(rng: random.Random, n_ops: int) -> Problem:
 
 def stream(split: str, rng: random.Random, difficulty: Difficulty = Difficulty()) -> Iterator[Problem]:
     """Endless problems of one split (repeats are possible)."""
-    if split not in ("train", "validation"):
-        raise ValueError(f"got split={split!r}: {NAME} has no such split; write 'train' or 'validation'")
-    while True:
-        problem = _sample(rng, rng.randint(difficulty.min_ops, difficulty.max_ops))
-        if split_of(problem.question) == split:
-            yield problem
+    return only(split, (_sample(rng, rng.randint(difficulty.min_ops, difficulty.max_ops)) for _ in repeat(None)))
 
 
 def problems(split: str, count: int, difficulty: Difficulty = Difficulty()) -> list[Problem]:
     """The first `count` distinct problems of a split; a smaller count is a prefix of a larger one."""
-    return list(_distinct(split, count, difficulty))
+    return list(_problems(split, count, difficulty))
 
 
 @cache
-def _distinct(split: str, count: int, difficulty: Difficulty) -> tuple[Problem, ...]:
-    found: dict[str, Problem] = {}
-    for problem in stream(split, random.Random(f"{NAME}/{split}/{difficulty}"), difficulty):
-        if len(found) == count:
-            break
-        found.setdefault(problem.id, problem)
-    return tuple(found.values())
+def _problems(split: str, count: int, difficulty: Difficulty) -> tuple[Problem, ...]:
+    return distinct(stream(split, random.Random(f"{NAME}/{split}/{difficulty}"), difficulty), count)
 
 
 def extract(text: str) -> str | None:

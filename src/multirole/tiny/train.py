@@ -26,7 +26,7 @@ SIZES = {
     "tiny-m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 5},
     "tiny-l": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8},
 }
-KV_HEADS = {"tiny-s": 1, "tiny-m": 1, "tiny-l": 2}
+KV_HEADS = 1
 MAX_LENGTH = 512
 ROWS_PER_POOL = 4096
 MICRO_TOKENS, MICRO_BATCHES = 512, 4  # about 2048 tokens per optimizer step
@@ -43,7 +43,7 @@ def build_model(scale: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qw
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         head_dim=32,
-        num_key_value_heads=KV_HEADS[scale],
+        num_key_value_heads=KV_HEADS,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         bos_token_id=None,
