@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 ROLE_PANELS = (
     ("chi2", "chi2 (trainer vs engine)", "symlog"),
-    ("perplexity", "perplexity", "linear"),
+    ("perplexity", "perplexity", "log"),
     ("entropy", "entropy (nats per token)", "linear"),
     ("grad_norm", "gradient norm (per optimizer step)", "log"),
     ("length_mean", "completion length (tokens)", "linear"),
@@ -34,9 +34,14 @@ def load(folder: str | Path, table: str) -> pd.DataFrame:
 
 
 def describe(cell: Cell) -> pd.DataFrame:
-    """The cell's configuration, one field per row."""
-    values = {name: str(value) for name, value in cell.to_dict().items()}
-    return pd.DataFrame({"value": values}).rename_axis("field")
+    """The cell's configuration, two fields per row."""
+    values = [(name, str(value)) for name, value in (cell.to_dict() | {"policy": cell.policy_name}).items()]
+    half = (len(values) + 1) // 2
+    left, right = values[:half], values[half:] + [("", "")] * (2 * half - len(values))
+    table = pd.DataFrame(
+        [a + b for a, b in zip(left, right, strict=True)], columns=["field", "value", "field ", "value "]
+    )
+    return table.set_index("field")
 
 
 def validation(folder: str | Path) -> pd.DataFrame:
@@ -71,6 +76,9 @@ def plot_roles(folder: str | Path) -> Figure:
         for role, rows in roles.groupby("role", sort=False):
             axes.plot(rows["iteration"], rows[name], lw=1.3, color=ROLE_COLOURS.get(role), label=role)
         axes.set_yscale(scale, **({"linthresh": 1e-4} if scale == "symlog" else {}))
+        if scale == "symlog":
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, -1e-3), max(high, 1e-2))
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)
     for axes in grid[1]:

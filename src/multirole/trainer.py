@@ -334,6 +334,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 self._metrics["train"][f"{role}/{name}"].append(value)
         accuracy = sum(episode.reward.is_correct for episode in episodes) / len(episodes)
         self._metrics["train"]["accuracy"].append(accuracy)
+        logger.info("iteration %d: reward %.3f, accuracy %.3f", self.state.global_step + 1,
+                    self._metrics["train"]["reward"][-1], accuracy)  # fmt: skip
         if self.recorder:
             self.recorder.add_iteration(self.state.global_step + 1, episodes, roles, diagnostics.ledger, seconds)
 

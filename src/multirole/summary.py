@@ -1,0 +1,141 @@
+"""Many runs at a glance: `python -m multirole.summary results` rewrites `results/summary.*` and the README's block.
+
+Cells that differ only in their seed are one row. Accuracies are validation accuracies (fractions, one episode per
+problem); the peak is the best evaluated checkpoint of each seed, chosen on the same problems it is reported on, so it
+is optimistic. Intervals are 95 % percentile bootstraps, seeds as the outer level and problems, paired, as the inner one.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from multirole.record import is_done, write_text
+from multirole.report import ROLE_COLOURS, load
+
+N_BOOTSTRAP = 2000
+MARKERS = ("<!-- results: written by python -m multirole.summary -->", "<!-- end of results -->")
+
+
+def find_runs(results_dir: str | Path) -> dict[str, list[Path]]:
+    """Finished runs below a folder, grouped by everything but their seed: label -> folders in seed order."""
+    groups: dict[str, list[Path]] = {}
+    for config in sorted(Path(results_dir).glob("*/*/config.json")):
+        if is_done(config.parent):
+            cell = json.loads(config.read_text())
+            label = config.parent.name.replace(f"-s{cell['seed']}", "", 1)
+            groups.setdefault(f"{cell['scale']}/{label}", []).append(config.parent)
+    return groups
+
+
+def correct_by_step(folder: Path) -> pd.DataFrame:
+    """Problems x evaluated steps, 1.0 where the workflow's answer was right."""
+    return load(folder, "eval").pivot(index="problem", columns="step", values="correct").astype(float)
+
+
+def bootstrap_interval(differences: list[np.ndarray], seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the mean of per-problem differences: seeds are resampled, then problems, the same in each."""
+    rng = np.random.default_rng(seed)
+    matrix = np.stack(differences)  # (S, P)
+    n_seeds, n_problems = matrix.shape
+    problems = rng.integers(n_problems, size=(N_BOOTSTRAP, n_problems))
+    seeds = rng.integers(n_seeds, size=(N_BOOTSTRAP, n_seeds))
+    means = [matrix[s][:, p].mean() for s, p in zip(seeds, problems, strict=True)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def summarise(results_dir: str | Path) -> pd.DataFrame:
+    """One row per group of seeds: untrained, peak and final accuracy, gains with intervals, cost."""
+    rows = []
+    for label, folders in find_runs(results_dir).items():
+        tables = [correct_by_step(folder) for folder in folders]
+        peaks = [table.mean().idxmax() for table in tables]
+        base = [table[0].to_numpy() for table in tables]
+        peak = [table[step].to_numpy() for table, step in zip(tables, peaks, strict=True)]
+        final = [table.iloc[:, -1].to_numpy() for table in tables]
+        gain = [after - before for before, after in zip(base, peak, strict=True)]
+        drop = [after - before for before, after in zip(peak, final, strict=True)]
+        metrics = [load(folder, "metrics") for folder in folders]
+        low, high = bootstrap_interval(gain)
+        drop_low, drop_high = bootstrap_interval(drop)
+        rows.append(
+            {
+                "cell": label,
+                "seeds": len(folders),
+                "problems": len(base[0]),
+                "untrained": np.mean(base),
+                "peak": np.mean(peak),
+                "final": np.mean(final),
+                "gain": np.mean(gain),
+                "gain_low": low,
+                "gain_high": high,
+                "gain_least_seed": min(g.mean() for g in gain),
+                "drop": np.mean(drop),
+                "drop_low": drop_low,
+                "drop_high": drop_high,
+                "tokens_per_run": np.mean([m["completion_tokens"].sum() + m["prompt_tokens"].sum() for m in metrics]),
+                "minutes_per_run": np.mean([m[["rollout_seconds", "update_seconds"]].to_numpy().sum() for m in metrics])
+                / 60,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def to_markdown(summary: pd.DataFrame) -> str:
+    """The summary as a Markdown table, percentages with their intervals."""
+    lines = ["| cell | seeds | untrained | peak | peak − untrained | final − peak |", "|---|---|---|---|---|---|"]
+    for row in summary.to_dict("records"):
+        gain = f"{100 * row['gain']:+.1f} [{100 * row['gain_low']:+.1f}, {100 * row['gain_high']:+.1f}]"
+        drop = f"{100 * row['drop']:+.1f} [{100 * row['drop_low']:+.1f}, {100 * row['drop_high']:+.1f}]"
+        lines.append(
+            f"| {row['cell']} | {row['seeds']} | {100 * row['untrained']:.1f} | {100 * row['peak']:.1f} | {gain} | {drop} |"
+        )
+    return "\n".join(lines)
+
+
+def plot_runs(groups: dict[str, list[Path]]) -> Figure:
+    """Validation accuracy (top) and chi2 per role (bottom), one column per group, one line per seed."""
+    figure, grid = plt.subplots(
+        2, len(groups), figsize=(3.4 * len(groups), 5), layout="constrained", squeeze=False, sharex="col", sharey="row"
+    )
+    for (label, folders), (top, bottom) in zip(groups.items(), grid.T, strict=True):
+        for i, folder in enumerate(folders):
+            accuracy = correct_by_step(folder).mean()
+            top.plot(accuracy.index, accuracy, color="C3", lw=1.2, marker=".", alpha=0.8)
+            for role, rows in load(folder, "roles").groupby("role", sort=False):
+                smooth = rows["chi2"].abs().rolling(5, min_periods=1).mean()
+                bottom.plot(rows["iteration"], smooth, color=ROLE_COLOURS.get(role), lw=1.2, alpha=0.8,
+                            label=role if i == 0 else None)  # fmt: skip
+        top.set_title(label.partition("/")[2].replace("-learning_rate-", "\nlearning rate "), fontsize=9)
+        top.set(ylim=(0, 1))
+        bottom.set(yscale="log", xlabel="iteration", ylim=(1e-7, 10))
+        bottom.legend(fontsize=8, frameon=False)
+    grid[0, 0].set_ylabel("validation accuracy")
+    grid[1, 0].set_ylabel("|chi2|, mean of 5 iterations")
+    sns.despine(figure)
+    return figure
+
+
+def main(results_dir: str = "results", readme: str = "README.md") -> None:
+    """Write summary.csv, summary.md, runs.png and the block of the README between its markers."""
+    folder, groups = Path(results_dir), find_runs(results_dir)
+    summary = summarise(folder)
+    write_text(folder / "summary.csv", summary.to_csv(index=False, float_format="%.5f"))
+    table = to_markdown(summary)
+    write_text(folder / "summary.md", table + "\n")
+    plot_runs(groups).savefig(folder / "runs.png", dpi=110, metadata={"Software": None})
+    text = Path(readme).read_text(encoding="utf-8")
+    before, after = text.split(MARKERS[0])[0], text.split(MARKERS[1])[1]
+    n = int(summary["problems"].max())
+    block = f"{MARKERS[0]}\n{table}\n\nValidation accuracy in percent, n={n} problems, one episode each.\n{MARKERS[1]}"
+    write_text(Path(readme), before + block + after)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
