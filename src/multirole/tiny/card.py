@@ -14,7 +14,7 @@ A Qwen3 of {parameters:,} parameters, trained {origin} on synthetic dialogues of
 exists so that multi-role GRPO can be run whole on a CPU; it knows no language beyond these dialogues.
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.0f} CPU-minutes on one thread, seed {seed}:
-  scripted dialogues first ({dialogue_tokens:,} tokens), then critics of its own graded answers ({critic_tokens:,} tokens).
+  {dialogue_tokens:,} on scripted dialogues, then {critic_tokens:,} with critics of its own graded answers.
 * Rebuild: `python -m multirole.tiny.pretrain --scale {scale} --out FOLDER`; the loss curve is in `loss.jsonl`.
 * Measured below: {validation_problems} validation problems per task and one episode of each workflow per problem,
   temperature {temperature}, sampling seed {seed}, at most 96 reply tokens, untrained adapters. A share of n turns has a

@@ -1,8 +1,8 @@
 """Start a larger base from a trained smaller one: the same function, with room to learn more.
 
 The small weights become the leading block of every larger matrix. What is new reads at random and writes zero, so the
-grown model's outputs are those of the small one until training moves them; new residual dimensions hold zeros, which the
-norm weights make up for.
+grown model's outputs are those of the small one until training moves them; new residual dimensions hold zeros, which
+the norm weights make up for.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Build an embedded base: `python -m multirole.tiny.pretrain --scale tiny-s --out FOLDER` (single thread, minutes to an hour).
+"""Build an embedded base: `python -m multirole.tiny.pretrain --scale tiny-s --out FOLDER` (15 CPU-minutes).
 
 Phase 1 teaches every role from scripted dialogues. Phase 2 lets the model answer train problems, has the task grade the
 answers, and continues on dialogues in which critics read those own answers and reply with the truth.
@@ -40,7 +40,7 @@ OWN_SHARE = 0.65
 
 @dataclass(frozen=True)
 class Plan:
-    """What one build does. Budgets are tokens seen, padding included; `grown_from` names the shipped base to start from."""
+    """What one build does. Budgets are tokens seen, padding included; `grown_from` names the base to start from."""
 
     scale: str
     dialogue_tokens: int

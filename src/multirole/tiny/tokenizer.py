@@ -1,8 +1,8 @@
 """The tiny scales' tokenizer: byte-level BPE of 512 tokens in which the strings of the tiny tasks are single tokens.
 
-All 256 bytes are in the alphabet, so any text survives a round trip. Numbers 0-99, prompt phrases and code fragments are
-added tokens (longest match first), which keeps prompts at 15-110 tokens. The chat template is `<|role|>content<|end|>`
-per message, in any order: consecutive assistant messages, as in Eval-Opt's shared history, are ordinary.
+All 256 bytes are in the alphabet, so any text survives a round trip. Numbers 0-99, prompt phrases and code fragments
+are added tokens (longest match first), which keeps prompts at 15-110 tokens. The chat template writes every message as
+`<|role|>content<|end|>`, in any order: consecutive assistant messages, as in Eval-Opt's history, are ordinary.
 """
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -65,9 +65,9 @@ CODE_STRINGS = (
     "```python\ndef f(xs):\n", "def f(xs):\n", "\n```", "    return ", "    xs = [x for x in xs if x", "    xs = [x",
     "    xs = [-x", "    xs = xs[", "    xs = xs[:", "    xs = xs[:-", "    xs = xs[::2]\n", "    xs = xs[::-1]\n",
     "    xs = sorted(xs)\n", " % 2 == 0", " % 2 == 1", " > ", " < ", " + ", " - ", " * ", "]\n", ":]\n",
-    " for x in xs]\n", "[x for x in ", "[x", "[-x", " for x in ", " if x", "xs", "sorted(", "max(", "min(", "sum(", "len(",
-    " if xs else 0", "[0]", "[-1]", "next(iter(", "next(reversed(", ", default=0)", ", 0)", "[::2]", "[::-1]", "[:-", "[:",
-    ":]",
+    " for x in xs]\n", "[x for x in ", "[x", "[-x", " for x in ", " if x", "xs", "sorted(", "max(", "min(", "sum(",
+    "len(", " if xs else 0", "[0]", "[-1]", "next(iter(", "next(reversed(", ", default=0)", ", 0)", "[::2]",
+    "[::-1]", "[:-", "[:", ":]",
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def make_optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Opti
 
 
 def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
-    """(token ids, prompt length) per row; the reply ends with the end-of-turn token. Rows over 512 tokens are left out."""
+    """(token ids, prompt length) per row; a reply ends with the end-of-turn token. Rows over 512 tokens are dropped."""
     prompts = [tokenizer.apply_chat_template(r.messages, add_generation_prompt=True, tokenize=False) for r in rows]
     prompt_ids = tokenizer(prompts)["input_ids"]
     reply_ids = tokenizer([row.reply + tokenizer.eos_token for row in rows])["input_ids"]
@@ -83,7 +83,7 @@ Batch = list[tuple[torch.Tensor, torch.Tensor]]
 def batches(
     draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, rng: random.Random
 ) -> Iterator[Batch]:
-    """Endless batches. A micro-batch holds rows of one length, a batch several lengths: short habits stay in the mix."""
+    """Endless batches. A micro-batch has rows of one length, a batch several lengths: short habits stay in the mix."""
     while True:
         rows = sorted(encode(draw_rows(), tokenizer), key=lambda pair: (len(pair[0]), rng.random()))
         groups, group = [], []
@@ -124,7 +124,7 @@ def train(
     phase: str,
     seed: int = 0,
 ) -> None:
-    """Train on about `budget` tokens (padding included), append to `out/loss.jsonl`, save every few minutes and last."""
+    """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save now and then, and last."""
     optimizers = make_optimizers(model, lr)
     stream = batches(draw_rows, tokenizer, random.Random(seed))
     seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
