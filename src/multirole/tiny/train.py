@@ -44,7 +44,7 @@ def build_model(scale: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qw
         vocab_size=len(tokenizer),
         head_dim=32,
         num_key_value_heads=KV_HEADS,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=2 * MAX_LENGTH,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

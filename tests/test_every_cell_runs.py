@@ -1,0 +1,48 @@
+"""All of 4 workflows x {sp, ip, a custom map} x 2 tasks run to DONE, with both engines.
+
+The whole matrix takes a quarter of an hour and runs with `pytest -m slow`; a part of it runs always.
+"""
+
+import pytest
+
+from multirole.cells import Cell
+from multirole.record import is_done
+from multirole.report import load
+from multirole.run import run_cell
+from multirole.workflows import WORKFLOWS
+
+CUSTOM = {
+    "single": "generator=mine", "eval_opt": "generator=a,evaluator=b", "voting": "generator=a,aggregator=b",
+    "orch_workers": "orchestrator=lead,worker=hand,synthesizer=lead",
+}  # fmt: skip
+SMALL = {
+    "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_validation": 4, "n_train": 64, "eval_every": 2,
+    "warmup_iterations": 1, "save_every": 2,
+}  # fmt: skip
+CELLS = [(w, p, t) for w in WORKFLOWS for p in ("sp", "ip", "map") for t in ("math", "code")]
+ALWAYS = {
+    "transformers": [
+        ("single", "ip", "code"),
+        ("voting", "sp", "math"),
+        ("eval_opt", "map", "math"),
+        ("orch_workers", "map", "code"),
+    ],
+    "vllm": [("voting", "map", "code"), ("eval_opt", "ip", "math")],
+}
+MATRIX = [
+    pytest.param(engine, *cell, marks=() if cell in ALWAYS[engine] else pytest.mark.slow)
+    for engine in ALWAYS
+    for cell in CELLS
+]
+
+
+@pytest.mark.parametrize(("engine", "workflow", "policy", "task"), MATRIX)
+def test_the_cell_runs_to_done(engine, workflow, policy, task, tmp_path):
+    cell = Cell(workflow, CUSTOM[workflow] if policy == "map" else policy, task, engine=engine, **SMALL)
+    folder = run_cell(cell, tmp_path)
+    assert is_done(folder)
+    roles = load(folder, "roles")
+    assert set(roles["role"]) == set(cell.make_workflow().roles)
+    # the learning rate is 0 in the first iteration: what differs there is the engine's rounding
+    assert roles[roles["iteration"] == 1]["max_logprob_gap"].max() < 5e-5
+    assert set(load(folder, "eval")["step"]) == {0, 2}
