@@ -79,7 +79,7 @@ def provenance(cell: Cell) -> dict[str, object]:
         "model": cell.scale,
         "model_sha256": sha256(weights),
         "dataset": f"{cell.task_name}, embedded",
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
     }
 
 

@@ -118,6 +118,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             rollout_func=self._rollout_func,
             **kwargs,
         )
+        if self.accelerator.num_processes > 1:
+            raise ValueError(
+                f"num_processes={self.accelerator.num_processes}, and gradients are not yet summed across processes: "
+                "each would train its own adapters. Start one process per cell."
+            )
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
 
     # ---- data order, optimizer and schedule
