@@ -10,8 +10,10 @@ tags: [multirole, tiny, qwen3]
 ---
 # {scale}
 
-A Qwen3 of {parameters:,} parameters, trained {origin} on synthetic dialogues of the tiny tasks' roles. It
-exists so that multi-role GRPO can be run whole on a CPU; it knows no language beyond these dialogues.
+A Qwen3 of {parameters:,} parameters, {origin}, trained on synthetic dialogues of the tiny tasks' roles.
+It exists so that multi-role GRPO can be run whole on a CPU; it knows no language beyond these dialogues. Answers come
+in habits of different quality on purpose, so that reinforcement has something to select: the share of right answers is
+bounded by the mix of habits, and what a larger scale knows better shows where careful work is asked for.
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.0f} CPU-minutes on one thread, seed {seed}:
   {dialogue_tokens:,} on scripted dialogues, then {critic_tokens:,} with critics of its own graded answers.
@@ -25,6 +27,7 @@ exists so that multi-role GRPO can be run whole on a CPU; it knows no language b
 
 COLUMNS = {
     "accuracy": "right",
+    "careful_accuracy": "right when asked for careful work",
     "gain": "gain over its candidates",
     "balanced_accuracy": "balanced verdict accuracy",
     "repairs_wrong": "wrong drafts repaired",
@@ -58,7 +61,7 @@ def write_card(folder: Path) -> None:
     tables = "\n\n".join(f"## {task}\n\n{skill_table(roles)}" for task, roles in facts["skills"].items())
     minutes = facts["training_cpu_s"] / 60
     parent = facts["plan"]["grown_from"]
-    origin = f"further after growing it from {parent} (`multirole.tiny.grow`)" if parent else "from scratch"
+    origin = f"grown from {parent} (`multirole.tiny.grow`)" if parent else "started from scratch"
     text = CARD.format(origin=origin, **facts, **facts["plan"], minutes=minutes, tables=tables)
     (folder / "README.md").write_text(text, encoding="utf-8")
 

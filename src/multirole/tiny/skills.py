@@ -11,9 +11,10 @@ from multirole.engine import Engine
 from multirole.episodes import Episode, Problem, Turn
 from multirole.rollout import Rollout
 from multirole.tasks import TASKS
-from multirole.tiny.dialogues import Draft, Own
+from multirole.tiny.dialogues import AUTHORS, Draft, Own
 from multirole.tiny.train import MAX_LENGTH
 from multirole.workflows import WORKFLOWS
+from multirole.workflows.orch_workers import parse_strategies
 
 RESPONSE_TOKENS = 96
 ANSWERING = ("generator", "worker", "synthesizer")
@@ -131,10 +132,17 @@ def _orch_workers(episodes: list[Episode], graded: list[dict[int, bool]]) -> dic
     workers = [[right[t] for t, x in enumerate(e.turns) if x.role == "worker"] for e, right in zip(episodes, graded)]
     final = _mean(right[len(e.turns) - 1] for e, right in zip(episodes, graded, strict=True))
     accuracy = _mean(_mean(right) for right in workers)
+    habits = AUTHORS[episodes[0].problem.task][1].STRATEGIES
+    careful = [
+        is_right
+        for episode, right in zip(episodes, workers, strict=True)
+        for strategy, is_right in zip(parse_strategies(episode.turns[0].text, 3)[0], right, strict=True)
+        if habits.get(strategy) == "careful"
+    ]
     three = _mean(len(right) == 3 for right in workers)
     return {
         "orchestrator": _about(_turns(episodes, "orchestrator")) | {"three_strategies": three},
-        "worker": _about(_turns(episodes, "worker")) | {"accuracy": accuracy},
+        "worker": _about(_turns(episodes, "worker")) | {"accuracy": accuracy, "careful_accuracy": _mean(careful)},
         "synthesizer": _about(_turns(episodes, "synthesizer")) | {"accuracy": final, "gain": final - accuracy},
     }
 
