@@ -138,7 +138,7 @@ class Cell:
     max_prompt_tokens: int = 512
     max_response_tokens: int = 96
     weight_decay: float = 0.01
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 1024
     engine: str = "auto"
     old_logprobs: str = "sampled"
     code_reward: str | None = None
