@@ -90,6 +90,16 @@ def test_the_paper_preset_is_table_7():
     }  # fmt: skip
 
 
+def test_the_translation_to_trl_loses_nothing(tmp_path):
+    cell = Cell("voting", "ip", "code", iterations=7, learning_rate=3e-3, clip_low=0.1, clip_high=0.3, temperature=0.9)
+    args = cell.grpo_config(str(tmp_path))
+    assert (args.epsilon, args.epsilon_high, args.beta, args.loss_type) == (0.1, 0.3, 0.0, "grpo")
+    assert (args.learning_rate, args.weight_decay, args.max_grad_norm) == (3e-3, 0.01, 1.0)
+    assert (args.max_steps, args.per_device_train_batch_size, args.num_generations) == (7, 16 * 8, 8)
+    assert (args.temperature, args.max_completion_length, args.seed) == (0.9, 96, 0)
+    assert (args.eval_steps, args.save_steps, args.gradient_accumulation_steps, args.num_iterations) == (10, 10, 1, 1)
+
+
 def test_presets_differ_in_every_documented_option():
     paper, released = Cell("voting", "sp"), Cell("voting", "sp", preset="released_code")
     differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}
