@@ -10,10 +10,11 @@ tags: [multirole, tiny, qwen3]
 ---
 # {scale}
 
-A Qwen3 of {parameters:,} parameters, {origin}, trained on synthetic dialogues of the tiny tasks' roles.
-It exists so that multi-role GRPO can be run whole on a CPU; it knows no language beyond these dialogues. Answers come
-in habits of different quality on purpose, so that reinforcement has something to select: the share of right answers is
-bounded by the mix of habits, and what a larger scale knows better shows where careful work is asked for.
+A Qwen3 of {parameters:,} parameters, {origin}.
+It learned from synthetic dialogues of the tiny tasks' roles, so that multi-role GRPO can be run whole on a CPU; it knows
+no language beyond them. Answers come in habits of different quality on purpose, so that reinforcement has something to
+select: the share of right answers is bounded by the mix of habits, and what a scale knows shows best where careful work
+is asked for.
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.0f} CPU-minutes on one thread, seed {seed}:
   {dialogue_tokens:,} on scripted dialogues, then {critic_tokens:,} with critics of its own graded answers.
