@@ -46,3 +46,13 @@ def test_the_cell_runs_to_done(engine, workflow, policy, task, tmp_path):
     # the learning rate is 0 in the first iteration: what differs there is the engine's rounding
     assert roles[roles["iteration"] == 1]["max_logprob_gap"].max() < 5e-5
     assert set(load(folder, "eval")["step"]) == {0, 2}
+
+
+def test_the_released_codes_options_run_to_done(tmp_path):
+    cell = Cell("eval_opt", "ip", "code", preset="released_code", old_logprobs="recomputed", **SMALL)
+    folder = run_cell(cell, tmp_path)
+    ledger = load(folder, "ledger")
+    assert set(load(folder, "eval")["reward"]) <= {0.0, 1.0}  # all tests or nothing
+    assert ledger.iloc[0]["lr"] == 0 and ledger[ledger["iteration"] == 2]["lr"].min() > 0
+    first = ledger[ledger["iteration"] == 1].groupby("adapter", sort=False)["lr"].first()
+    assert first.iloc[0] == 0 < first.iloc[1]  # the schedule ticks between the adapters

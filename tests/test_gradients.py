@@ -94,3 +94,15 @@ def test_partial_mini_batch_is_under_weighted_only_in_the_released_code(make_tra
     torch.testing.assert_close(
         gradient(trainer, "shared", rows, 2 * len(rows)), gradient(trainer, "shared", rows) / 2, atol=TOLERANCE, rtol=0
     )
+
+
+def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_trainer):
+    """pi_old by the trainer: the same gradient as sampled ones that the engine reported without error."""
+    trainer, rows = make(make_trainer, old_logprobs="recomputed")
+    trainer._recompute_old_logprobs(trainer.model, rows)
+    recomputed = gradient(trainer, "shared", rows)
+    for row in rows:
+        row.turn.logprobs = trainer._old_logprobs[id(row.turn)].tolist()
+    object.__setattr__(trainer.cell, "old_logprobs", "sampled")
+    torch.testing.assert_close(gradient(trainer, "shared", rows), recomputed, atol=TOLERANCE, rtol=0)
+    assert recomputed.norm() > 1e-3

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from multirole.cells import Cell
-from multirole.record import TABLES, is_done
+from multirole.record import TABLES, Recorder, is_done
 from multirole.report import load
 from multirole.run import run_cell
 
@@ -78,3 +78,19 @@ def test_an_altered_table_is_not_done(unbroken, tmp_path):
     table.write_bytes(content[:-1])
     assert not is_done(unbroken)
     table.write_bytes(content)
+
+
+def test_tables_ahead_of_the_newest_complete_checkpoint_are_rewound(tmp_path):
+    """Killed after the tables were flushed, before the checkpoint was marked complete."""
+    (tmp_path / "checkpoints" / "checkpoint-4").mkdir(parents=True)
+    recorder = Recorder(tmp_path)
+    for iteration in range(1, 5):
+        recorder.tables["metrics"].append({"iteration": iteration})
+    recorder.save(4)
+    recorder.tables["metrics"] += [{"iteration": 5}, {"iteration": 6}]
+    recorder.tables["eval"] += [{"step": 3}, {"step": 6}]
+    recorder.save(6)  # there is no checkpoint-6 to mark
+    again = Recorder(tmp_path)
+    assert again.resume() == tmp_path / "checkpoints" / "checkpoint-4"
+    assert [row["iteration"] for row in again.tables["metrics"]] == [1, 2, 3, 4]
+    assert [row["step"] for row in again.tables["eval"]] == [3]
