@@ -20,7 +20,7 @@ ROLE_PANELS = (
     ("chi2", "chi2 (trainer vs engine)", "symlog"),
     ("perplexity", "perplexity", "log"),
     ("entropy", "entropy (nats per token)", "linear"),
-    ("grad_norm", "gradient norm (per optimizer step)", "log"),
+    ("grad_norm", "gradient norm (per optimizer step)", "linear"),
     ("length_mean", "completion length (tokens)", "linear"),
     ("unparsed_rate", "unparsed turns (fraction)", "linear"),
 )
