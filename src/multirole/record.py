@@ -68,7 +68,8 @@ def provenance(cell: Cell) -> dict[str, object]:
     weights = cell.model_path / "model.safetensors"
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "git_sha": git("rev-parse", "HEAD"),
+        "git_sha": git("rev-parse", "HEAD")
+        or os.environ.get("GIT_SHA"),  # an image holds no .git, but its build argument
         "git_dirty": None if status is None else bool(status),
         "lock_sha256": sha256(lock) if lock.exists() else None,
         "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},

@@ -7,6 +7,7 @@ is optimistic. Intervals are 95 % percentile bootstraps, seeds as the outer leve
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,7 +29,9 @@ def find_runs(results_dir: str | Path) -> dict[str, list[Path]]:
     for config in sorted(Path(results_dir).glob("*/*/config.json")):
         if is_done(config.parent):
             cell = json.loads(config.read_text())
-            label = config.parent.name.replace(f"-s{cell['seed']}", "", 1)
+            label = config.parent.name.replace(f"-s{cell['seed']}", "", 1).replace(
+                f"-n_validation-{cell['n_validation']}", ""
+            )
             groups.setdefault(f"{cell['scale']}/{label}", []).append(config.parent)
     return groups
 
@@ -112,7 +115,8 @@ def plot_runs(groups: dict[str, list[Path]]) -> Figure:
                 smooth = rows["chi2"].abs().rolling(5, min_periods=1).mean()
                 bottom.plot(rows["iteration"], smooth, color=ROLE_COLOURS.get(role), lw=1.2, alpha=0.8,
                             label=role if i == 0 else None)  # fmt: skip
-        top.set_title(label.partition("/")[2].replace("-learning_rate-", "\nlearning rate "), fontsize=9)
+        name = label.partition("/")[2].replace("_", " ")
+        top.set_title("\n".join(textwrap.wrap(name, 26)), fontsize=9)
         top.set(ylim=(0, 1))
         bottom.set(yscale="log", xlabel="iteration", ylim=(1e-7, 10))
         bottom.legend(fontsize=8, frameon=False)

@@ -62,7 +62,7 @@ class Plan:
 PLANS = {
     "tiny-s": Plan("tiny-s", 8_000_000, 6_000_000),
     "tiny-m": Plan("tiny-m", 3_000_000, 1_600_000, lr=3e-3, critic_lr=2e-3, grown_from="tiny-s", own_problems=1000),
-    "tiny-l": Plan("tiny-l", 900_000, 800_000, lr=2e-3, critic_lr=1.5e-3, grown_from="tiny-m", own_problems=500),
+    "tiny-l": Plan("tiny-l", 2_400_000, 2_400_000, lr=2e-3, critic_lr=1.5e-3, grown_from="tiny-m", own_problems=800),
 }
 
 
