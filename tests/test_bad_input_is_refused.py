@@ -28,6 +28,7 @@ from multirole.record import open_folder
         ({"iterations": True}, "True", "iterations=3"),
         ({"learning_rate": "fast"}, "'fast'", "0.5"),
         ({"learning_rate": float("nan")}, "nan", "finite"),
+        ({"n_train": 8}, "8", "n_problems"),
         ({"engine": "cuda"}, "'cuda'", "transformers"),
         ({"code_reward": "some"}, "'some'", "fraction"),
     ],

@@ -1,5 +1,6 @@
 """The same seed gives the same weights and metrics; kill -9 and resume give the same as never killed."""
 
+import shutil
 import subprocess
 import sys
 
@@ -69,6 +70,14 @@ def test_a_finished_run_is_not_trained_again(unbroken):
     before = (unbroken / "DONE").stat().st_mtime_ns
     assert run_cell(Cell(**FIELDS), unbroken.parents[1]) == unbroken
     assert (unbroken / "DONE").stat().st_mtime_ns == before
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_done_only_finishes(unbroken, tmp_path):
+    shutil.copytree(unbroken.parents[1], tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "tiny-s" / unbroken.name
+    (folder / "DONE").unlink()
+    assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
+    compare(unbroken, folder)
 
 
 def test_an_altered_table_is_not_done(unbroken, tmp_path):

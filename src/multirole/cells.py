@@ -165,6 +165,9 @@ class Cell:
         for name in CHOICES:
             self._check_choice(name)
         self._check_numbers()
+        if self.n_train < self.n_problems:
+            _refuse("n_train", self.n_train, f"is less than the {self.n_problems} problems of one iteration",
+                    "Write a larger n_train or a smaller n_problems.")  # fmt: skip
         object.__setattr__(self, "policy", parse_policy(self.policy, list(self.make_workflow().roles)))
 
     def _check_choice(self, name: str) -> None:

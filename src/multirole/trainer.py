@@ -215,6 +215,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         rolled_out = time.perf_counter()
         generator = torch.Generator().manual_seed(turn_seed(cell.seed, iteration, "row order", 0, "", 0, 0))
         rows = order_rows(self._rows(episodes), cell.row_order, generator)
+        if not rows:
+            raise ValueError(
+                f"max_prompt_tokens={cell.max_prompt_tokens} is shorter than the first prompt of every episode of "
+                f"iteration {iteration + 1}: nothing was sampled. Write a larger max_prompt_tokens."
+            )
         if cell.old_logprobs == "recomputed":
             self._recompute_old_logprobs(model, rows)
         by_adapter: dict[str, list[Row]] = {name: [] for name in self.adapters} if cell.row_order == "shuffled" else {}
