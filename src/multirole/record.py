@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from multirole import sandbox
 from multirole.cells import Cell
 from multirole.episodes import Episode
 
@@ -80,6 +81,7 @@ def provenance(cell: Cell) -> dict[str, object]:
         "model": cell.scale,
         "model_sha256": sha256(weights),
         "dataset": f"{cell.task_name}, embedded",
+        "sandbox": sandbox.level() if cell.task == "code" else None,
         "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
     }
 
