@@ -106,3 +106,18 @@ def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_trainer):
     object.__setattr__(trainer.cell, "old_logprobs", "sampled")
     torch.testing.assert_close(gradient(trainer, "shared", rows), recomputed, atol=TOLERANCE, rtol=0)
     assert recomputed.norm() > 1e-3
+
+
+def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
+    trainer, rows = make(make_trainer, policy="ip", old_logprobs="recomputed")
+    owned = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
+    before = IterationDiagnostics(rows, 0.2, 0.28)
+    trainer._recompute_old_logprobs(trainer.model, rows)
+    trainer.optimizer_step(trainer.model, "generator", owned["generator"], 48, 1e-2, before)  # now the adapters differ
+    trainer._recompute_old_logprobs(trainer.model, rows)
+    for row in rows:
+        row.turn.logprobs = trainer._old_logprobs[id(row.turn)].tolist()
+    diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
+    for name, batch in owned.items():
+        trainer.optimizer_step(trainer.model, name, batch, len(batch), 0.0, diagnostics)
+        assert diagnostics.tokens[name].summary()["max_logprob_gap"] < 1e-5
