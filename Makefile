@@ -24,7 +24,7 @@ WORKFLOW ?= voting
 POLICY ?= sp
 RESULTS_DIR ?= runs
 # The notebook's own defaults hold for whatever is not set here; the name only has to tell executed notebooks apart.
-NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)
+NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' '$(ARGS)' | cksum | cut -d' ' -f1))
 OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-s)/$(NAME).ipynb
 PARAMETERS = -p workflow '$(WORKFLOW)' -p policy '$(POLICY)' $(TASK:%=-p task %) $(SCALE:%=-p scale %) \
 	$(SEED:%=-p seed %) $(ITERATIONS:%=-p iterations %) $(PRESET:%=-p preset %) \

@@ -28,6 +28,10 @@ from multirole.record import open_folder
         ({"iterations": True}, "True", "iterations=3"),
         ({"learning_rate": "fast"}, "'fast'", "0.5"),
         ({"learning_rate": float("nan")}, "nan", "finite"),
+        ({"seed": 2**40}, "1099511627776", "4294967295"),
+        ({"max_grad_norm": 0.0}, "0.0", "at least"),
+        ({"workflow": 3}, "3", "async def run"),
+        ({"workflow": object}, "object", "async def run"),
         ({"n_train": 8}, "8", "n_problems"),
         ({"engine": "cuda"}, "'cuda'", "transformers"),
         ({"code_reward": "some"}, "'some'", "fraction"),
@@ -47,6 +51,9 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
         Cell.from_parameters(good | {"worklow": "single"})
     with pytest.raises(ValueError, match="no cell is trained by default"):
         Cell.from_parameters(good | {"workflow": ""})
+    for name, value in (("seeed", [1, 2]), ("iteratons", None), ("seed", [1]), ("seed", ""), ("task", "")):
+        with pytest.raises(ValueError, match=name):
+            Cell.from_parameters(good | {name: value})
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
@@ -118,4 +125,34 @@ def test_adapter_names_that_peft_mixes_up_get_a_prefix():
     cell = Cell("voting", "generator=a,aggregator=b")
     assert cell.policy == {"generator": "adapter_a", "aggregator": "adapter_b"}
     assert Cell("voting", cell.policy).id == cell.id
-    assert Cell("voting", "generator=x,aggregator=y").policy == {"generator": "x", "aggregator": "y"}
+    assert Cell("voting", "generator=evaluator,aggregator=1").policy == {
+        "generator": "evaluator",
+        "aggregator": "adapter_1",
+    }
+
+
+class Echo:
+    name, roles = "echo", {"speaker": 1}
+
+    async def run(self, problem, call):
+        return "one"
+
+
+class Changed(Echo):
+    async def run(self, problem, call):
+        return "two"
+
+
+def test_a_changed_workflow_of_the_same_name_is_another_configuration(tmp_path):
+    assert Cell(Echo(), "sp").to_dict() == Cell(Echo(), "sp").to_dict()
+    open_folder(Cell(Echo(), "sp"), tmp_path)
+    with pytest.raises(ValueError, match="another configuration"):
+        open_folder(Cell(Changed(), "sp"), tmp_path)
+    Echo.name = "voting"
+    with pytest.raises(ValueError, match="built-in"):
+        Cell(Echo(), "sp")
+
+
+@pytest.mark.parametrize("n_episodes", [2, 3, 16])
+def test_any_group_size_is_accepted(tmp_path, n_episodes):
+    assert Cell("voting", "sp", n_episodes=n_episodes).grpo_config(str(tmp_path)).num_generations == n_episodes

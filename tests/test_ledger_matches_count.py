@@ -1,6 +1,7 @@
 """The ledger of optimizer steps equals an analytic count for every workflow and policy."""
 
 import math
+from pathlib import Path
 
 import pytest
 from conftest import make_episodes
@@ -8,6 +9,8 @@ from conftest import make_episodes
 from multirole.batching import mini_batches
 from multirole.cells import Cell
 from multirole.diagnostics import IterationDiagnostics
+from multirole.engine import ScriptedEngine
+from multirole.record import Recorder
 from multirole.schedule import lr_factor
 
 STEPS = {  # optimizer steps per iteration when every role fills its slots once (facts sec 5.1), adapter by adapter
@@ -19,7 +22,7 @@ STEPS = {  # optimizer steps per iteration when every role fills its slots once 
     ("eval_opt", "ip"): {"generator": 1, "evaluator": 1},
     ("orch_workers", "sp"): {"shared": 5},
     ("orch_workers", "ip"): {"orchestrator": 1, "worker": 3, "synthesizer": 1},
-    ("orch_workers", "orchestrator=x,worker=y,synthesizer=x"): {"x": 2, "y": 3},
+    ("orch_workers", "orchestrator=x,worker=y,synthesizer=x"): {"adapter_x": 2, "adapter_y": 3},
 }
 
 
@@ -61,3 +64,32 @@ def test_wrapping_cosine_rises_again_past_its_horizon():
     cell = Cell("voting", "ip", iterations=10, warmup_iterations=0, lr_clock="update_call", lr_schedule="cosine_wrap")
     assert lr_factor(cell, 5, 0, 2) == pytest.approx(0.0)
     assert lr_factor(cell, 9, 1, 2) > 0.9
+
+
+ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then plays 3 rounds; one strategy, one worker
+    "single": {"generator": 1},
+    "voting": {"generator": 3, "aggregator": 1},
+    "eval_opt": {"generator": 3, "evaluator": 3},
+    "orch_workers": {"orchestrator": 1, "worker": 1, "synthesizer": 1},
+}
+
+
+@pytest.mark.parametrize("workflow", ROWS)
+@pytest.mark.parametrize("policy", ["sp", "ip"])
+@pytest.mark.parametrize("clock", ["iteration", "update_call"])
+def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow, policy, clock):
+    cell = Cell(workflow, policy, n_problems=2, n_episodes=4, lr_clock=clock, warmup_iterations=7)
+    reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
+    recorder = Recorder(Path("unused"))
+    trainer = make_trainer(cell, ScriptedEngine(lambda key, r: (reply, 1), tokenizer.eos_token_id), recorder=recorder)
+    for iteration in range(2):
+        trainer.state.global_step = iteration
+        trainer.training_step(trainer.model, [{"prompt": "", "index": i // 4} for i in range(8)])
+    for iteration in range(2):
+        ledger = [entry for entry in recorder.tables["ledger"] if entry["iteration"] == iteration + 1]
+        expected = []
+        for call, adapter in enumerate(trainer.adapters):
+            rows = 8 * sum(n for role, n in ROWS[workflow].items() if cell.policy[role] == adapter)
+            lr = cell.learning_rate * lr_factor(cell, iteration, call, len(trainer.adapters))
+            expected += [(adapter, 8, 8 * len(reply), pytest.approx(lr))] * (rows // 8)
+        assert [(e["adapter"], e["rows"], e["tokens"], e["lr"]) for e in ledger] == expected

@@ -14,7 +14,7 @@ from multirole.report import load
 from multirole.run import run_cell
 
 FIELDS = {
-    "workflow": "voting", "policy": "ip", "task": "code", "iterations": 6, "n_problems": 2, "n_episodes": 4,
+    "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "iterations": 6, "n_problems": 2, "n_episodes": 4,
     "save_every": 2, "eval_every": 3, "n_validation": 8, "n_train": 12, "warmup_iterations": 1, "learning_rate": 5e-3,
 }  # fmt: skip  # 12 problems, 2 per iteration, 6 iterations: one whole pass; the next test goes past it
 KILLED = """

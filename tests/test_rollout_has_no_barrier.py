@@ -99,3 +99,27 @@ def test_an_unknown_role_or_a_repeated_turn_is_refused(tokenizer):
         play(engine, tokenizer, Twice())
     with pytest.raises(ValueError, match="no role"):
         play(engine, tokenizer, Unknown())
+
+
+@pytest.mark.parametrize("others_are_slow", [True, False])
+def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_beside_them(tokenizer, others_are_slow):
+    class Ragged(Relay):
+        async def run(self, problem, call):
+            prompts = ["short", "far too long " * 20, "brief"]
+            await asyncio.gather(*(call("first", [user(text)], slot=s) for s, text in enumerate(prompts)))
+
+    steps = 5 if others_are_slow else 1
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], steps), tokenizer.eos_token_id)
+    for episode in play(engine, tokenizer, Ragged(), max_prompt_tokens=40):
+        assert [(turn.slot, turn.outcome) for turn in episode.turns] == [(0, "answered"), (2, "answered")]
+        assert episode.answer.reason == "prompt_overflow"
+    assert not engine.running
+
+
+def test_a_workflow_must_return_an_answer(tokenizer):
+    class Text(Relay):
+        async def run(self, problem, call):
+            return "12"
+
+    with pytest.raises(TypeError, match="return Answer"):
+        play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Text())

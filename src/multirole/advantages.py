@@ -1,4 +1,7 @@
-"""Outcome rewards -> one advantage per row, group-relative (paper sec 4; TRL `_generate_and_score_completions`)."""
+"""Advantages of `advantage_group="role"` and "slot": groups of rows, as in the released code.
+
+The default, one value per episode, is TRL's own (`_generate_and_score_completions`: n episodes of a problem, eps 1e-4).
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence

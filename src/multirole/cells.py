@@ -5,9 +5,12 @@ The only copy of the matrix. `PAPER` holds Table 7; a tiny scale replaces the nu
 `Cell.grpo_config()` is the only translation to TRL.
 """
 
+import hashlib
+import inspect
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
+from types import CodeType
 
 from trl import GRPOConfig
 
@@ -80,7 +83,17 @@ CHOICES = {
 }
 
 NOTEBOOK_PARAMETERS = ("results_dir",)
-LEAST = {"seed": 0, "warmup_iterations": 0, "n_episodes": 2, "temperature": 0.01, "malformed_reward": -1.0}
+LEAST = {
+    "seed": 0, "warmup_iterations": 0, "n_episodes": 2, "temperature": 0.01, "malformed_reward": -1.0,
+    "max_grad_norm": 1e-6,
+}  # fmt: skip
+MOST = {"seed": 2**32 - 1}  # NumPy's
+
+
+def _source(code: CodeType) -> str:
+    """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
+    constants = [_source(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *constants])
 
 
 def _refuse(name: str, value: object, why: str, instead: str) -> None:
@@ -105,7 +118,8 @@ class Cell:
         malformed_reward: reward of a math answer without a box. The paper prints no value; -0.1 is our choice.
         advantage_group: rewards are compared within the n episodes of a problem, one value per "episode"; or within
             (problem, "role") or (problem, role, "slot") rows, as the released code does.
-        lr_clock: the schedule ticks once per "iteration", or once per "update_call" (one per adapter and iteration).
+        lr_clock: the schedule ticks once per "iteration", or once per "update_call" (one per adapter and iteration; with
+            "cosine" a cell of k adapters then reaches 0 after 1/k of its iterations).
         lr_schedule: after warm-up: "cosine" over the run, "constant", or "cosine_wrap" (cosine that rises again
             past its horizon, as a schedule clocked per update call would).
         minibatch_split: ragged row counts are cut into "even" mini-batches, each normalised by its own size; or
@@ -154,6 +168,8 @@ class Cell:
         if isinstance(self.workflow, str) and self.workflow not in WORKFLOWS:
             _refuse("workflow", self.workflow, "is no workflow of this project",
                     f"Write one of {sorted(WORKFLOWS)}, or pass a workflow object from Python.")  # fmt: skip
+        if not isinstance(self.workflow, str):
+            self._check_own_workflow()
         for name in ("task", "scale", "preset"):
             self._check_choice(name)
         options = dict(TEXT_OPTIONS if self.preset == "paper" else CODE_OPTIONS)
@@ -170,6 +186,16 @@ class Cell:
                     "Write a larger n_train or a smaller n_problems.")  # fmt: skip
         object.__setattr__(self, "policy", parse_policy(self.policy, list(self.make_workflow().roles)))
 
+    def _check_own_workflow(self) -> None:
+        example = "Pass an object with `name`, `roles` such as {'judge': 1} and `async def run(self, problem, call)`."
+        given = self.workflow
+        if isinstance(given, type) or not inspect.iscoroutinefunction(inspect.getattr_static(given, "run", None)):
+            _refuse("workflow", given, "has no coroutine `run` to play an episode with", example)
+        if not isinstance(given.name, str) or not isinstance(given.roles, dict) or not given.roles:
+            _refuse("workflow", given, "does not say its name and its roles", example)
+        if given.name in WORKFLOWS:
+            _refuse("workflow", given.name, "is a built-in workflow, whose results it would share", "Rename it.")
+
     def _check_choice(self, name: str) -> None:
         if vars(self)[name] not in CHOICES[name]:
             _refuse(name, vars(self)[name], "is not known", f"Write one of {list(CHOICES[name])}.")
@@ -183,8 +209,11 @@ class Cell:
             if is_float and (not isinstance(value, (int, float)) or isinstance(value, bool)):
                 _refuse(name, value, f"is a {type(value).__name__}, not a number", f"Write {name}=0.5, say.")
             least = LEAST.get(name, 1 if is_int else 0.0)
-            if (is_int or is_float) and not least <= value < float("inf"):
-                _refuse(name, value, "is out of range", f"Write a finite number of at least {least}.")
+            most = MOST.get(name, 1e300)
+            if (is_int or is_float) and not least <= value <= most:
+                _refuse(
+                    name, value, "is out of range", f"Write a finite number of at least {least} and at most {most}."
+                )
 
     @property
     def workflow_name(self) -> str:
@@ -235,36 +264,36 @@ class Cell:
         return {"malformed": self.malformed_reward} if self.task == "math" else {"code_reward": self.code_reward}
 
     def to_dict(self) -> dict[str, object]:
-        """Every field as plain JSON data; `Cell(**d)` rebuilds the cell (a workflow object becomes its name)."""
-        return {f.name: vars(self)[f.name] for f in fields(self)} | {"workflow": self.workflow_name}
+        """Every field as plain JSON data; a workflow object becomes its name and a digest of its code."""
+        values = {f.name: vars(self)[f.name] for f in fields(self)}
+        if not isinstance(self.workflow, str):
+            code = type(self.workflow).run.__code__
+            digest = hashlib.sha256(f"{self.workflow.roles} {_source(code)}".encode()).hexdigest()
+            values |= {"workflow": self.workflow.name, "workflow_code": digest}
+        return values
 
     @classmethod
     def from_parameters(cls, parameters: dict[str, object]) -> "tuple[Cell, dict[str, object]]":
         """A cell from a notebook's `globals()`, and the values of NOTEBOOK_PARAMETERS, which are no cell fields.
 
         Every plain constant is taken for a parameter, so that a misspelt `-p` name is refused instead of ignored;
-        None and "" mean "not given".
+        None means "not given".
         """
+        plain = (str, int, float, bool, dict, list, tuple, type(None))
         given = {
             name: value
             for name, value in parameters.items()
-            if not name.startswith("_")
-            and isinstance(value, (str, int, float, bool, dict))
-            and name not in ("In", "Out")
+            if not name.startswith("_") and isinstance(value, plain) and name not in ("In", "Out")
         }
-        allowed = [f.name for f in fields(cls)]
+        allowed = [*(f.name for f in fields(cls)), *NOTEBOOK_PARAMETERS]
         for name, value in given.items():
-            if name not in allowed and name not in NOTEBOOK_PARAMETERS:
-                _refuse(name, value, "is no parameter of a cell", f"Write one of {[*allowed, *NOTEBOOK_PARAMETERS]}.")
-        given = {name: value for name, value in given.items() if value != ""}
+            if name not in allowed:
+                _refuse(name, value, "is no parameter of a cell", f"Write one of {allowed}.")
+        given = {name: value for name, value in given.items() if value is not None}
         for name, choices in (("workflow", sorted(WORKFLOWS)), ("policy", ["sp", "ip", "role=adapter,..."])):
-            if name not in given:
-                _refuse(
-                    name,
-                    "",
-                    "was not given, and no cell is trained by default",
-                    f"Write -p {name} with one of {choices}.",
-                )
+            if given.get(name, "") == "":
+                why = "was not given, and no cell is trained by default"
+                _refuse(name, "", why, f"Write -p {name} with one of {choices}.")
         extra = {name: given.pop(name) for name in NOTEBOOK_PARAMETERS if name in given}
         return cls(**given), extra
 
@@ -276,6 +305,7 @@ class Cell:
             seed=self.seed,
             max_steps=self.iterations,
             per_device_train_batch_size=episodes,
+            per_device_eval_batch_size=self.n_episodes,  # unused, but TRL checks that n divides it
             gradient_accumulation_steps=1,
             steps_per_generation=1,
             num_generations=self.n_episodes,

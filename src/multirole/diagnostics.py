@@ -22,17 +22,18 @@ class TokenStats:
         self.sums: dict[str, float] = defaultdict(float)
 
     def add(
-        self, lp: torch.Tensor, lr: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor,
+        self, lp: torch.Tensor, lr: torch.Tensor, old: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor,
         advantages: torch.Tensor, clip_low: float, clip_high: float,
     ) -> None:  # fmt: skip
-        """Accumulate one micro-batch: lp, lr, entropy, mask are (N, T), advantages (N,)."""
+        """Accumulate one micro-batch: lp, lr, old (pi_old of the loss), entropy, mask are (N, T), advantages (N,)."""
         mask, n_tokens = mask.bool(), mask.sum(1)  # (N, T), (N,)
         delta = (lp - lr).clamp(-CLAMP, CLAMP)  # (N, T)
         ratio, sign = delta.exp(), advantages.sign()[:, None]  # (N, T), (N, 1)
-        clipped = ((ratio > 1 + clip_high) & (sign > 0)) | ((ratio < 1 - clip_low) & (sign < 0))
+        trained = (lp - old).exp()  # (N, T)
+        clipped = ((trained > 1 + clip_high) & (sign > 0)) | ((trained < 1 - clip_low) & (sign < 0))
         for name, value in (
             ("tokens", mask), ("chi2", ratio.square()), ("kl", -delta), ("k3", ratio - delta - 1),
-            ("entropy", entropy), ("clip", clipped), ("abs_delta", delta.abs()),
+            ("entropy", entropy), ("clip", clipped),
         ):  # fmt: skip
             self.sums[name] += (value * mask).sum(dtype=torch.float64).item()
         self.sums["max_delta"] = max(self.sums["max_delta"], (delta.abs() * mask).max().item())
@@ -83,7 +84,13 @@ class IterationDiagnostics:
     def add_tokens(self, role: str, batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor) -> None:
         """One micro-batch of one role, as the loss saw it."""
         self.tokens[role].add(
-            lp, batch["sampling_per_token_logps"], entropy, batch["completion_mask"], batch["advantages"], *self.clip
+            lp,
+            batch["sampling_per_token_logps"],
+            batch["old_per_token_logps"],
+            entropy,
+            batch["completion_mask"],
+            batch["advantages"],
+            *self.clip,
         )
 
     def add_step(self, adapter: str, rows: list[Row], lr: float, grad_norm: float) -> None:

@@ -71,6 +71,10 @@ class Episode:
     reward: Reward | None = None
     advantage: float = 0.0
 
+    def group(self, n_episodes: int) -> tuple[str, int]:
+        """The n attempts that are compared. A problem drawn twice in an iteration makes two groups."""
+        return self.problem.id, self.index // n_episodes
+
 
 class Call(Protocol):
     """`await call(role, messages, slot=0, round=0)`: one model call by `role`, with that role's adapter.

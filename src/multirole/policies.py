@@ -3,6 +3,8 @@
 import re
 
 SHARED = "shared"
+OWN_PREFIX = "adapter_"
+SAFE = (SHARED, "generator", "evaluator", "aggregator", "orchestrator", "worker", "synthesizer")
 
 
 def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, str]:
@@ -10,15 +12,16 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
 
     "sp" routes all roles to one adapter, "ip" gives each role type its own, and a map such as
     "generator=a,aggregator=b" (or the same as a dict) says it role by role. Raises ValueError for anything else.
-    PEFT mixes up adapters whose name is a part of its prefix "lora_", such as "a": such a map's names become "adapter_a"...
+    Names other than ours are stored as "adapter_<name>": PEFT finds an adapter's tensors by its name within dotted
+    module paths, and silently loses those of an adapter called "a", "1", "mlp" or "default".
     """
     if policy == "sp":
         return dict.fromkeys(roles, SHARED)
-    if policy == "ip":
-        return {role: role for role in roles}
     example = ",".join(f"{role}={'ab'[i % 2]}" for i, role in enumerate(roles))
     advice = f"Write policy='sp', policy='ip', or a map that names every role once, such as {example!r}."
-    if isinstance(policy, dict):
+    if policy == "ip":
+        pairs = [(role, role) for role in roles]
+    elif isinstance(policy, dict):
         pairs = [(str(role), str(adapter)) for role, adapter in policy.items()]
     else:
         pairs = [tuple(part.strip() for part in item.partition("=")[::2]) for item in str(policy).split(",")]
@@ -30,13 +33,16 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
         problem = f"unknown {unknown}" if unknown else f"missing {missing}" if missing else "a role twice"
         raise ValueError(f"policy={policy!r} does not map the roles {roles}: {problem}. {advice}")
     for _, adapter in pairs:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", adapter) or "lora_" in adapter:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", adapter):
             raise ValueError(
-                f"policy={policy!r} names an adapter {adapter!r} that PEFT cannot hold. "
-                "Write letters, digits, '-' and '_' only, and not 'lora_'."
+                f"policy={policy!r} names an adapter {adapter!r}, which cannot be part of a file or module name. "
+                "Write letters, digits, '-' and '_' only."
             )
-    prefix = "adapter_" if any(adapter in "lora_" for _, adapter in pairs) else ""
-    return {role: prefix + dict(pairs)[role] for role in roles}
+    return {role: _stored(dict(pairs)[role]) for role in roles}
+
+
+def _stored(name: str) -> str:
+    return name if name in SAFE or name.startswith(OWN_PREFIX) else OWN_PREFIX + name
 
 
 def adapter_names(policy: dict[str, str]) -> list[str]:

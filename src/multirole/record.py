@@ -8,9 +8,9 @@
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
     adapters/step_*/<adapter>/          PEFT adapters
     checkpoints/                        what a resume needs; the newest two
-    DONE                                sha256 of every table; its presence means the run is complete
+    DONE                                sha256 of every file above but adapters and checkpoints: the run is complete
 
-Files are written aside and renamed. A table in memory is flushed with each checkpoint, and a resumed run drops what
+Files are written aside, synced and renamed. A table in memory is flushed with each checkpoint, and a resumed run drops what
 came after it, so that the record never disagrees with the weights.
 """
 
@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -41,7 +42,7 @@ def write_text(path: Path, text: str) -> None:
     """Write aside, then rename: a reader sees the old file or the new one."""
     aside = path.with_name(path.name + ".tmp")
     aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    _rename(aside, path)
 
 
 def write_table(path: Path, rows: list[dict]) -> None:
@@ -49,6 +50,12 @@ def write_table(path: Path, rows: list[dict]) -> None:
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
     aside = path.with_name(path.name + ".tmp")
     pq.write_table(table, aside)
+    _rename(aside, path)
+
+
+def _rename(aside: Path, path: Path) -> None:
+    with aside.open("rb") as file:
+        os.fsync(file.fileno())
     os.replace(aside, path)
 
 
@@ -84,6 +91,15 @@ def provenance(cell: Cell) -> dict[str, object]:
         "sandbox": sandbox.level() if cell.task == "code" else None,
         "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
     }
+
+
+def add_session(folder: Path, cell: Cell, checkpoint: Path | None) -> None:
+    """Write `provenance.json`: of the session that started the run, and, below "resumed", of each that continued it."""
+    path, now = folder / "provenance.json", provenance(cell)
+    if checkpoint is not None:
+        first = json.loads(path.read_text())
+        now = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | now]}
+    write_text(path, json.dumps(now, indent=2))
 
 
 def open_folder(cell: Cell, results_dir: str | Path) -> Path:
@@ -124,13 +140,14 @@ class Recorder:
         self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
 
     def add_iteration(
-        self, iteration: int, episodes: list[Episode], roles: dict[str, dict], ledger: list[dict], seconds: dict
-    ) -> None:
+        self, iteration: int, episodes: list[Episode], n_episodes: int, roles: dict[str, dict], ledger: list[dict],
+        seconds: dict[str, float],
+    ) -> None:  # fmt: skip
         """One finished iteration (1-based): its summary, its roles, its optimizer steps."""
         n_turns = sum(len(episode.turns) for episode in episodes)
-        groups: dict[str, set[float]] = {}
+        groups: dict[tuple[str, int], set[float]] = {}
         for episode in episodes:
-            groups.setdefault(episode.problem.id, set()).add(episode.reward.value)
+            groups.setdefault(episode.group(n_episodes), set()).add(episode.reward.value)
         self.tables["metrics"].append(
             {
                 "iteration": iteration,
@@ -203,11 +220,14 @@ class Recorder:
             path, clock = self.folder / f"{name}.parquet", "step" if name == "eval" else "iteration"
             rows = pq.read_table(path).to_pylist() if path.exists() else []
             self.tables[name] = [row for row in rows if row[clock] <= step]
+        for path in [*self.folder.glob("turns/step_*.parquet"), *self.folder.glob("adapters/step_*")]:
+            if int(path.stem.split("_")[1]) > step:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         return newest
 
     def finish(self) -> None:
         """Flush, then write DONE with the checksum of every table."""
         self.save(-1)
-        names = [f"{name}.parquet" for name in TABLES] + ["config.json", "provenance.json"]
-        sums = {name: sha256(self.folder / name) for name in names if (self.folder / name).exists()}
+        paths = [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet"), *self.folder.glob("*.json")]
+        sums = {str(path.relative_to(self.folder)): sha256(path) for path in sorted(paths)}
         write_text(self.folder / "DONE", json.dumps(sums, indent=2))

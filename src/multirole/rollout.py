@@ -116,6 +116,7 @@ class Rollout:
 
     async def _episode(self, episode: Episode, iteration: int, ask: Callable[[Request], Awaitable[Completion]]) -> None:
         called: set[tuple[str, int, int]] = set()
+        started: list[asyncio.Future[Turn]] = []
 
         async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
             if role not in self.policy or (role, slot, round) in called:
@@ -130,15 +131,25 @@ class Rollout:
                 raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
             seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
             request = Request(prompt_ids, self.policy[role], seed, self.max_response_tokens, self.temperature)
+            started.append(asyncio.ensure_future(finish(request, role, slot, round)))
+            return await started[-1]
+
+        async def finish(request: Request, role: str, slot: int, round: int) -> Turn:
             done = await ask(request)
             text = self.tokenizer.decode(done.token_ids, skip_special_tokens=True)
-            turn = Turn(role, slot, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+            turn = Turn(role, slot, round, request.prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
             episode.turns.append(turn)
             return turn
 
         try:
             episode.answer = await self.workflow.run(episode.problem, call)
+            if not isinstance(episode.answer, Answer):
+                raise TypeError(
+                    f"Workflow {self.workflow.name!r} returned a {type(episode.answer).__name__}, and the task scores the "
+                    "text of an Answer. Write `return Answer(text)`."
+                )
         except PromptOverflow:
+            await asyncio.gather(*started)  # siblings of the same stage are sampled and trained all the same
             episode.answer = Answer("", reason="prompt_overflow")
         episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
         for turn in episode.turns:

@@ -1,6 +1,5 @@
 """Train one cell from its configuration to DONE: what the notebook calls, in one function."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from transformers import (
 from multirole.cells import Cell
 from multirole.engine import Engine
 from multirole.policies import adapter_names
-from multirole.record import Recorder, is_done, open_folder, provenance, write_text
+from multirole.record import Recorder, add_session, is_done, open_folder
 from multirole.tasks import TASKS
 from multirole.trainer import MultiRoleGRPOTrainer
 
@@ -68,7 +67,6 @@ def run_cell(cell: Cell, results_dir: str | Path = "runs", callbacks: list[Train
     if is_done(folder):
         logger.info("%s is done already", folder)
         return folder
-    write_text(folder / "provenance.json", json.dumps(provenance(cell), indent=2))
     task = TASKS[cell.task_name]
     model, tokenizer = load_model(cell)
     engine = make_engine(cell, tokenizer)
@@ -82,10 +80,11 @@ def run_cell(cell: Cell, results_dir: str | Path = "runs", callbacks: list[Train
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         checkpoint = recorder.resume()
+        add_session(folder, cell, checkpoint)
         if checkpoint is None:
             trainer.evaluate()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if cell.iterations % cell.eval_every:
+        if not any(row["step"] == cell.iterations for row in recorder.tables["eval"]):
             trainer.evaluate()
     finally:
         engine.close()

@@ -26,13 +26,16 @@ MARKERS = ("<!-- results: written by python -m multirole.summary -->", "<!-- end
 def find_runs(results_dir: str | Path) -> dict[str, list[Path]]:
     """Finished runs below a folder, grouped by everything but their seed: label -> folders in seed order."""
     groups: dict[str, list[Path]] = {}
+    label_of: dict[str, str] = {}  # configuration without its seed -> label
     for config in sorted(Path(results_dir).glob("*/*/config.json")):
         if is_done(config.parent):
             cell = json.loads(config.read_text())
-            label = config.parent.name.replace(f"-s{cell['seed']}", "", 1).replace(
-                f"-n_validation-{cell['n_validation']}", ""
-            )
-            groups.setdefault(f"{cell['scale']}/{label}", []).append(config.parent)
+            key = json.dumps(cell | {"seed": None}, sort_keys=True)
+            name = config.parent.name.replace(f"-{cell['task']}-s{cell['seed']}", f"-{cell['task']}", 1)
+            short = name.replace(f"-n_validation-{cell['n_validation']}", "")
+            short = f"{cell['scale']}/{short}"
+            label = label_of.setdefault(key, f"{cell['scale']}/{name}" if short in label_of.values() else short)
+            groups.setdefault(label, []).append(config.parent)
     return groups
 
 
@@ -82,8 +85,12 @@ def summarise(results_dir: str | Path) -> pd.DataFrame:
                 "drop": np.mean(drop),
                 "drop_low": drop_low,
                 "drop_high": drop_high,
-                "tokens_per_run": np.mean([m["completion_tokens"].sum() + m["prompt_tokens"].sum() for m in metrics]),
-                "minutes_per_run": np.mean([m[["rollout_seconds", "update_seconds"]].to_numpy().sum() for m in metrics])
+                "training_tokens_per_run": np.mean(
+                    [m["completion_tokens"].sum() + m["prompt_tokens"].sum() for m in metrics]
+                ),
+                "training_minutes_per_run": np.mean(
+                    [m[["rollout_seconds", "update_seconds"]].to_numpy().sum() for m in metrics]
+                )
                 / 60,
             }
         )
@@ -115,7 +122,7 @@ def plot_runs(groups: dict[str, list[Path]]) -> Figure:
                 smooth = rows["chi2"].abs().rolling(5, min_periods=1).mean()
                 bottom.plot(rows["iteration"], smooth, color=ROLE_COLOURS.get(role), lw=1.2, alpha=0.8,
                             label=role if i == 0 else None)  # fmt: skip
-        name = label.partition("/")[2].replace("_", " ")
+        name = label.partition("/")[2].replace("_", " ").replace("-", " ")
         top.set_title("\n".join(textwrap.wrap(name, 26)), fontsize=9)
         top.set(ylim=(0, 1))
         bottom.set(yscale="log", xlabel="iteration", ylim=(1e-7, 10))

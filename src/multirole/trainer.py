@@ -195,7 +195,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         rows = [Row(e, t, self.cell.policy[t.role], e.advantage) for e in episodes for t in e.turns]
         if self.cell.advantage_group != "episode":
             by_slot = self.cell.advantage_group == "slot"
-            groups = [(r.episode.problem.id, r.turn.role, r.turn.slot if by_slot else 0) for r in rows]
+            groups = [(r.episode.group(self.cell.n_episodes), r.turn.role, r.turn.slot * by_slot) for r in rows]
             pooled = group_advantages([r.episode.reward.value for r in rows], groups)
             rows = [replace(row, advantage=advantage) for row, advantage in zip(rows, pooled, strict=True)]
         return rows
@@ -222,6 +222,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             )
         if cell.old_logprobs == "recomputed":
             self._recompute_old_logprobs(model, rows)
+        # the released code updates the adapter of the shortest row first, which matters to its clock per update call
         by_adapter: dict[str, list[Row]] = {name: [] for name in self.adapters} if cell.row_order == "shuffled" else {}
         for row in rows:
             by_adapter.setdefault(row.adapter, []).append(row)
@@ -342,12 +343,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for role, metrics in roles.items():
             for name, value in metrics.items():
                 self._metrics["train"][f"{role}/{name}"].append(value)
+        for name in [name for name in self._metrics["train"] if name.startswith("completions/")]:
+            del self._metrics["train"][name]  # TRL's lengths are of each episode's last turn: ours are per role
         accuracy = sum(episode.reward.is_correct for episode in episodes) / len(episodes)
         self._metrics["train"]["accuracy"].append(accuracy)
         logger.info("iteration %d: reward %.3f, accuracy %.3f", self.state.global_step + 1,
                     self._metrics["train"]["reward"][-1], accuracy)  # fmt: skip
         if self.recorder:
-            self.recorder.add_iteration(self.state.global_step + 1, episodes, roles, diagnostics.ledger, seconds)
+            self.recorder.add_iteration(
+                self.state.global_step + 1, episodes, self.cell.n_episodes, roles, diagnostics.ledger, seconds
+            )
 
     def evaluate(self, *_: object, **__: object) -> dict[str, float]:
         """One episode per validation problem with the current adapters: `eval_accuracy`, `eval_reward`."""
