@@ -4,7 +4,7 @@ overlapped against lockstep stages. Prints medians over alternating repeats and 
     python benchmarks/bench.py [--repeats 5] [--out results/bench/bench.json]
 
 Times are CPU time of this process (one thread), which a busy machine disturbs less than wall-clock time; IP over SP is
-wall-clock. The overlap is measured on 64 Orch-Workers episodes whose completion lengths are lognormal (median 24, sigma 1.25,
+wall-clock. The overlap is measured on 64 Orch-Workers episodes whose completion lengths are lognormal (median 16, sigma 1,
 at most 256 tokens) instead of sampled.
 """
 
@@ -82,7 +82,7 @@ class Watched:
 class LongTail(Watched):
     """Requests with lognormal lengths drawn from their seeds; `is_lockstep` holds new ones until all running are done."""
 
-    def __init__(self, engine: Engine, is_lockstep: bool, median: float = 24.0, sigma: float = 1.25) -> None:
+    def __init__(self, engine: Engine, is_lockstep: bool, median: float = 16.0, sigma: float = 1.0) -> None:
         super().__init__(engine)
         self.is_lockstep, self.median, self.sigma = is_lockstep, median, sigma
         self.held: list[tuple[int, Request]] = []

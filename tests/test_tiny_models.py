@@ -13,7 +13,7 @@ from multirole.tiny import code_habits, math_habits
 from multirole.tiny.card import skill_table
 from multirole.tiny.dialogues import DIFFICULTIES, WORKFLOW_OF, make_rows, synthetic
 from multirole.tiny.grow import grow
-from multirole.tiny.pretrain import MODELS, serve
+from multirole.tiny.pretrain import MODELS, PLANS, Plan, serve
 from multirole.tiny.skills import grade, play
 from multirole.tiny.tokenizer import build_tokenizer
 from multirole.tiny.train import SIZES, build_model, encode
@@ -43,12 +43,28 @@ def test_shipped_tokenizer_is_the_one_this_code_builds(scale):
 def test_claimed_skills_leave_headroom_and_critics_know_something(scale, task):
     roles = skills_of(scale)["skills"][task]
     assert 0.2 <= roles["generator"]["accuracy"] <= 0.65
-    assert roles["evaluator"]["balanced_accuracy"] >= (0.65 if scale == "tiny-s" else 0.6)  # the rest trained less
+    assert roles["evaluator"]["balanced_accuracy"] >= 0.65
     assert roles["aggregator"]["gain"] >= 0.03
     assert roles["worker"]["careful_accuracy"] >= 0.9
     for role in ("evaluator", "aggregator", "orchestrator"):
         assert roles[role]["parsed"] >= 0.95
     assert all(facts.get("truncated", 0) <= 0.02 for facts in roles.values())
+
+
+def test_larger_scales_answer_better():
+    """Right answers of the four answering roles, averaged over both tasks; one standard error is 0.6 points."""
+
+    def accuracy(scale):
+        roles = [skills_of(scale)["skills"][task] for task in TASKS]
+        answering = ("generator", "refiner", "worker", "synthesizer")
+        return sum(r[name]["accuracy"] for r in roles for name in answering) / (len(roles) * len(answering))
+
+    assert accuracy("tiny-s") + 0.01 < accuracy("tiny-m") and accuracy("tiny-m") + 0.01 < accuracy("tiny-l")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_rebuild_command_repeats_the_plan_that_made_the_weights(scale):
+    assert Plan(**skills_of(scale)["plan"]) == PLANS[scale]
 
 
 @pytest.mark.parametrize("scale", SCALES)

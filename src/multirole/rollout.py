@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import itertools
 import selectors
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from transformers import PreTrainedTokenizerBase
@@ -102,11 +102,11 @@ class Rollout:
                 waiting.pop(key).set_result(completion)
             return True
 
-        async def ask(request: Request) -> Completion:
+        def ask(request: Request) -> asyncio.Future[Completion]:
             key = next(keys)
             waiting[key] = asyncio.get_running_loop().create_future()
             self.engine.add(key, request)
-            return await waiting[key]
+            return waiting[key]
 
         async def all_episodes() -> None:
             await asyncio.gather(*(self._episode(episode, iteration, ask) for episode in episodes))
@@ -114,9 +114,11 @@ class Rollout:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(EngineSelector(advance))) as runner:
             runner.run(all_episodes())
 
-    async def _episode(self, episode: Episode, iteration: int, ask: Callable[[Request], Awaitable[Completion]]) -> None:
+    async def _episode(
+        self, episode: Episode, iteration: int, ask: Callable[[Request], asyncio.Future[Completion]]
+    ) -> None:
         called: set[tuple[str, int, int]] = set()
-        started: list[asyncio.Future[Turn]] = []
+        asked: list[asyncio.Future[Completion]] = []
 
         async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
             if role not in self.policy or (role, slot, round) in called:
@@ -131,13 +133,10 @@ class Rollout:
                 raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
             seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
             request = Request(prompt_ids, self.policy[role], seed, self.max_response_tokens, self.temperature)
-            started.append(asyncio.ensure_future(finish(request, role, slot, round)))
-            return await started[-1]
-
-        async def finish(request: Request, role: str, slot: int, round: int) -> Turn:
-            done = await ask(request)
+            asked.append(ask(request))
+            done = await asked[-1]
             text = self.tokenizer.decode(done.token_ids, skip_special_tokens=True)
-            turn = Turn(role, slot, round, request.prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+            turn = Turn(role, slot, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
             episode.turns.append(turn)
             return turn
 
@@ -149,7 +148,7 @@ class Rollout:
                     "text of an Answer. Write `return Answer(text)`."
                 )
         except PromptOverflow:
-            await asyncio.gather(*started)  # siblings of the same stage are sampled and trained all the same
+            await asyncio.gather(*asked)  # siblings of the same stage are sampled, recorded and trained all the same
             episode.answer = Answer("", reason="prompt_overflow")
         episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
         for turn in episode.turns:

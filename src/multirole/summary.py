@@ -1,4 +1,4 @@
-"""Many runs at a glance: `python -m multirole.summary results` rewrites `results/summary.*` and the README's block.
+"""Many runs at a glance: `python -m multirole.summary` rewrites `results/summary.*` and the README's two tables.
 
 Cells that differ only in their seed are one row. Accuracies are validation accuracies (fractions, one episode per
 problem); the peak is the best evaluated checkpoint of each seed, chosen on the same problems it is reported on, so it
@@ -21,6 +21,7 @@ from multirole.report import ROLE_COLOURS, load
 
 N_BOOTSTRAP = 2000
 MARKERS = ("<!-- results: written by python -m multirole.summary -->", "<!-- end of results -->")
+BENCH_MARKERS = ("<!-- ratios: written by python -m multirole.summary -->", "<!-- end of ratios -->")
 
 
 def find_runs(results_dir: str | Path) -> dict[str, list[Path]]:
@@ -109,6 +110,23 @@ def to_markdown(summary: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def bench_markdown(results_dir: str | Path) -> str:
+    """The committed benchmark ratios (`benchmarks/bench.py`) as a Markdown table."""
+    ratios = json.loads((Path(results_dir) / "bench" / "bench.json").read_text())
+    lines = ["| ratio | median | range | repeats | goal |", "|---|---|---|---|---|"]
+    for name, r in ratios.items():
+        lines.append(
+            f"| {name} | {r['median']:.2f} | {r['min']:.2f} to {r['max']:.2f} | {r['repeats']} | {r['goal']} |"
+        )
+    return "\n".join(lines)
+
+
+def replace_block(text: str, markers: tuple[str, str], block: str) -> str:
+    """`text` with what stands between two marker lines replaced."""
+    before, after = text.split(markers[0])[0], text.split(markers[1])[1]
+    return f"{before}{markers[0]}\n{block}\n{markers[1]}{after}"
+
+
 def plot_runs(groups: dict[str, list[Path]]) -> Figure:
     """Validation accuracy (top) and chi2 per role (bottom), one column per group, one line per seed."""
     figure, grid = plt.subplots(
@@ -141,11 +159,10 @@ def main(results_dir: str = "results", readme: str = "README.md") -> None:
     table = to_markdown(summary)
     write_text(folder / "summary.md", table + "\n")
     plot_runs(groups).savefig(folder / "runs.png", dpi=110, metadata={"Software": None})
-    text = Path(readme).read_text(encoding="utf-8")
-    before, after = text.split(MARKERS[0])[0], text.split(MARKERS[1])[1]
     n = int(summary["problems"].max())
-    block = f"{MARKERS[0]}\n{table}\n\nValidation accuracy in percent, n={n} problems, one episode each.\n{MARKERS[1]}"
-    write_text(Path(readme), before + block + after)
+    text = Path(readme).read_text(encoding="utf-8")
+    text = replace_block(text, MARKERS, f"{table}\n\nValidation accuracy in percent, n={n} problems, one episode each.")
+    write_text(Path(readme), replace_block(text, BENCH_MARKERS, bench_markdown(folder)))
 
 
 if __name__ == "__main__":
