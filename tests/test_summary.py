@@ -50,4 +50,4 @@ def test_the_readme_shows_what_the_committed_runs_say():
 
 def test_every_relative_link_of_the_readme_leads_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(links) > 7 and not [link for link in links if not (ROOT / link).exists()]
+    assert links and not [link for link in links if not (ROOT / link).exists()]

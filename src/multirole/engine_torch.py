@@ -26,6 +26,8 @@ PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
 SHORTEST_POOL = 64
 """Prompts of up to 64 tokens share a pool, then up to 128, 256 and so on."""
+ADMIT_EVERY = 4
+"""Steps between admissions while rows run: prompts prefilled together cost little more than one."""
 SHARED_ROWS, SHARED_TOKENS = 4, 16
 """A prompt goes to a shared pool when it arrives in at least this many rows and has at least this many tokens."""
 
@@ -86,6 +88,7 @@ class TransformersEngine:
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[PoolKind, Pool] = {}
         self.weights: dict[str | None, Weights] = {}
+        self.clock = 0
 
     @torch.inference_mode()
     def publish(self, model: PeftModel | Qwen3ForCausalLM, version: int) -> None:
@@ -130,7 +133,9 @@ class TransformersEngine:
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
         """Admit what fits, advance every running row by one token, return the rows that finished."""
-        self._admit()
+        if self.clock % ADMIT_EVERY == 0 or not self.n_running:
+            self._admit()
+        self.clock += 1
         pools = [pool for pool in self.pools.values() if pool.n]
         if not pools:
             return []
@@ -138,6 +143,7 @@ class TransformersEngine:
         done = [item for pool in pools for item in self._collect(pool)]
         if not self.waiting and not self.n_running:
             self.groups.clear()
+            self.clock = 0  # the next rollout is scheduled as if it were the first
         return done
 
     def close(self) -> None:
