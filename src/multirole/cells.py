@@ -16,7 +16,7 @@ from trl import GRPOConfig
 
 from multirole.episodes import Workflow
 from multirole.policies import parse_policy
-from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Single, Voting
+from multirole.workflows import WORKFLOWS, EvalOpt, Voting
 
 TASKS = ("math", "code")
 SCALES = ("tiny-s", "tiny-m", "tiny-l")
@@ -227,7 +227,7 @@ class Cell:
             return Voting(n_voters=3, fallback=self.aggregator_fallback)
         if self.workflow == "eval_opt":
             return EvalOpt(rounds=3 if self.task == "math" else 2)
-        return {"single": Single, "orch_workers": OrchWorkers}[self.workflow]()
+        return WORKFLOWS[self.workflow]()
 
     @property
     def id(self) -> str:

@@ -4,7 +4,7 @@
 adapters at once and are driven by `add` and `step`, so that the rollout decides what runs next, not the engine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free memory and temporary files; idempotent."""
+
+
+def check_request(request: Request, served: Collection[str | None], max_length: int) -> None:
+    """Refuse a request that no engine could run: an adapter that is not `served`, or too many tokens (ValueError)."""
+    if request.adapter not in served:
+        raise ValueError(
+            f"adapter {request.adapter!r} is not published; the engine can only serve weights that it holds; "
+            f"use one of {list(served)}, where None is the base"
+        )
+    length = len(request.prompt_ids) + request.max_tokens
+    if not request.prompt_ids or request.max_tokens < 1 or length > max_length:
+        raise ValueError(
+            f"a request of {len(request.prompt_ids)} prompt tokens and max_tokens={request.max_tokens}; both must "
+            f"be at least 1 and together at most max_length={max_length}; shorten it or raise max_length"
+        )
 
 
 class ScriptedEngine:

@@ -18,7 +18,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from multirole.engine import Completion, Request
+from multirole.engine import Completion, Request, check_request
 from multirole.kv_cache import Pool, Shape
 from multirole.qwen3 import Span, Weights, forward, merge_adapters, rope_table
 
@@ -102,13 +102,10 @@ class TransformersEngine:
         self.names = list(self.weights)
         c = model.config
         embed = self.weights[None].embed
-        self.shape, self.eps = (
-            Shape(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, embed.device),
-            c.rms_norm_eps,
-        )
+        self.shape = Shape(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, embed.device)
+        self.eps = c.rms_norm_eps
         self.rope = rope_table(model, self.max_length)  # 2 x (max_length, layers, heads + n_kv, d)
         self.pools.clear()
-        self.version = version
 
     @property
     def n_running(self) -> int:
@@ -116,17 +113,7 @@ class TransformersEngine:
 
     def add(self, key: int, request: Request) -> None:
         """Queue one request under the caller's own `key`."""
-        if request.adapter not in self.weights:
-            raise ValueError(
-                f"adapter {request.adapter!r} is not published; the engine can only serve weights that it holds; "
-                f"use one of {self.names}"
-            )
-        length = len(request.prompt_ids) + request.max_tokens
-        if not request.prompt_ids or request.max_tokens < 1 or length > self.max_length:
-            raise ValueError(
-                f"a request of {len(request.prompt_ids)} prompt tokens and max_tokens={request.max_tokens}; both must "
-                f"be at least 1 and together at most max_length={self.max_length}; shorten it or raise max_length"
-            )
+        check_request(request, self.weights, self.max_length)
         prompt = (request.adapter, tuple(request.prompt_ids))
         self.waiting.append((key, self.groups.setdefault(prompt, len(self.groups)), request))
 

@@ -17,7 +17,7 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 
-from multirole.engine import Completion, Request
+from multirole.engine import Completion, Request, check_request
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -106,17 +106,7 @@ class VLLMEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if request.adapter is not None and request.adapter not in self.lora:
-            raise ValueError(
-                f"adapter {request.adapter!r} is not published; the engine can only serve weights that it holds; "
-                f"use None (the base) or one of {sorted(self.lora)}"
-            )
-        length = len(request.prompt_ids) + request.max_tokens
-        if not request.prompt_ids or request.max_tokens < 1 or length > self.max_length:
-            raise ValueError(
-                f"a request of {len(request.prompt_ids)} prompt tokens and max_tokens={request.max_tokens}; both must "
-                f"be at least 1 and together at most max_length={self.max_length}; shorten it or raise max_length"
-            )
+        check_request(request, [None, *self.lora], self.max_length)
         params = SamplingParams(
             temperature=request.temperature,
             max_tokens=request.max_tokens,

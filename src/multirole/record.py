@@ -200,11 +200,15 @@ class Recorder:
         ]
         write_table(self.folder / "turns" / f"step_{step:05d}.parquet", turns)
 
-    def save(self, step: int) -> None:
-        """Flush every table, then mark the checkpoint of `step` complete."""
+    def flush(self) -> None:
+        """Write every table that has rows."""
         for name, rows in self.tables.items():
             if rows:
                 write_table(self.folder / f"{name}.parquet", rows)
+
+    def save(self, step: int) -> None:
+        """Flush every table, then mark the checkpoint of `step` complete."""
+        self.flush()
         checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
         if checkpoint.exists():
             write_text(checkpoint / "COMPLETE", "")
@@ -227,7 +231,7 @@ class Recorder:
 
     def finish(self) -> None:
         """Flush, then write DONE with the checksum of every table."""
-        self.save(-1)
+        self.flush()
         paths = [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet"), *self.folder.glob("*.json")]
         sums = {str(path.relative_to(self.folder)): sha256(path) for path in sorted(paths)}
         write_text(self.folder / "DONE", json.dumps(sums, indent=2))

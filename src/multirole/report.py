@@ -8,6 +8,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from IPython import get_ipython
+from IPython.display import display
 from matplotlib.figure import Figure
 from statsmodels.stats.proportion import proportion_confint
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -132,9 +134,7 @@ class Progress(TrainerCallback):
     def __init__(self) -> None:
         self.accuracy = float("nan")
         self.display = None
-        if "get_ipython" in dir(__import__("builtins")):
-            from IPython.display import display
-
+        if get_ipython() is not None:
             self.display = display({"text/plain": "starting"}, raw=True, display_id=True)
 
     def on_evaluate(
