@@ -5,34 +5,12 @@ papermill. Exit codes: 0 done, 1 does not fit or failed, 2 usage.
 """
 
 import argparse
-import ast
-import json
 import logging
 import sys
-from pathlib import Path
+
+from multirole.launch import add_parameters, read_parameters
 
 USAGE = "multirole {train,plan,inspect,grade} ...; multirole COMMAND --help says more"
-
-
-def value(text: str) -> object:
-    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def read_parameters(arguments: argparse.Namespace) -> dict[str, object]:
-    """The parameters of the command line: a JSON file's, then the `-p` pairs."""
-    given = json.loads(Path(arguments.parameters).read_text()) if arguments.parameters else {}
-    return given | {name: value(text) for name, text in arguments.pair}
-
-
-def add_parameters(parser: argparse.ArgumentParser) -> None:
-    """The two ways to say which cell."""
-    parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a field of Cell or a launch option, as for papermill")  # fmt: skip
-    parser.add_argument("--parameters", metavar="FILE", help="a JSON file of parameters")
 
 
 def train(argv: list[str]) -> int:

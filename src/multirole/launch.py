@@ -1,5 +1,7 @@
 """How and where a cell is run: devices, processes, folders. Nothing here changes a number of the run but its rounding."""
 
+import argparse
+import ast
 import json
 import os
 import subprocess
@@ -84,3 +86,24 @@ def spawn(parameters: dict[str, object], launch: Launch, run: Callable[..., obje
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
         run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)],
             check=True, stdin=subprocess.DEVNULL)  # fmt: skip
+
+
+def value(text: str) -> object:
+    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_parameters(arguments: argparse.Namespace) -> dict[str, object]:
+    """The parameters of the command line: a JSON file's, then the `-p` pairs."""
+    given = json.loads(Path(arguments.parameters).read_text()) if arguments.parameters else {}
+    return given | {name: value(text) for name, text in arguments.pair}
+
+
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    """The two ways to say which cell."""
+    parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+                        help="a field of Cell or a launch option, as for papermill")  # fmt: skip
+    parser.add_argument("--parameters", metavar="FILE", help="a JSON file of parameters")

@@ -19,9 +19,8 @@ import pandas as pd
 import torch
 
 from multirole import plan_memory as memory
-from multirole.__main__ import add_parameters, read_parameters
 from multirole.cells import Cell
-from multirole.launch import ONE_PROCESS, Launch
+from multirole.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
 from multirole.models import shape_of
 from multirole.plan_memory import GIB
 from multirole.policies import adapter_names
