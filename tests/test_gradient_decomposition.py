@@ -141,5 +141,25 @@ def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
     sample = sample_rows(rows)
     diagnostics.add_after(sample, trainer._logprobs_of(trainer.model, sample))
     assert {row.turn.role for row in sample} == {"generator", "aggregator"} and len(sample) < len(rows)
-    assert abs(diagnostics.tokens["aggregator"].summary()["chi2"]) < 1e-5
+    assert abs(diagnostics.tokens["aggregator", 0, "aggregator"].summary()["chi2"]) < 1e-5
     assert diagnostics.chi2_after["aggregator"] > 1e-3 and abs(diagnostics.chi2_after["generator"]) < 1e-5
+
+
+def test_steps_add_up_to_their_role_and_start_at_the_sampling_policy(make_trainer):
+    """A shared adapter of two steps: the first sees the policy that sampled, the second one that has moved."""
+    trainer = make_trainer(Cell("voting", "sp", old_logprobs="recomputed"))
+    rows = trainer._rows(make_episodes(trainer.cell, n_problems=4))
+    trainer._old_logprobs = trainer._logprobs_of(trainer.model, rows)
+    for row in rows:
+        row.turn.logprobs = trainer._old_logprobs[id(row.turn)].tolist()
+    diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        trainer.optimizer_step(trainer.model, rows[0].adapter, half, len(half), 3e-2, diagnostics)
+    steps, roles = diagnostics.steps(), diagnostics.per_role()
+    assert [s["step"] for s in steps] == sorted(s["step"] for s in steps) and {s["step"] for s in steps} == {0, 1}
+    for role, values in roles.items():
+        mine = [step for step in steps if step["role"] == role]
+        assert sum(step["tokens"] for step in mine) == values["tokens"] and sum(s["rows"] for s in mine) == values["rows"]
+        weighted = sum(step["chi2"] * step["tokens"] for step in mine) / values["tokens"]
+        assert weighted == pytest.approx(values["chi2"], rel=1e-9)
+        assert abs(mine[0]["chi2"]) < 1e-5 < mine[1]["chi2"]

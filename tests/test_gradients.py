@@ -120,4 +120,4 @@ def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
     diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
     for name, batch in owned.items():
         trainer.optimizer_step(trainer.model, name, batch, len(batch), 0.0, diagnostics)
-        assert diagnostics.tokens[name].summary()["max_logprob_gap"] < 1e-5
+        assert diagnostics.tokens[name, 0, name].summary()["max_logprob_gap"] < 1e-5

@@ -43,6 +43,11 @@ class TokenStats:
         self.sums["ppl"] += (-(lp * mask).sum(1) / n_tokens).exp().sum(dtype=torch.float64).item()
         self.sums["rows"] += len(lp)
 
+    def merge(self, sums: dict[str, float]) -> None:
+        """Add what another process, or another optimizer step, has added up."""
+        for name, value in sums.items():
+            self.sums[name] = max(self.sums[name], value) if name == "max_delta" else self.sums[name] + value
+
     def summary(self) -> dict[str, float]:
         """Token means (perplexity: mean over rows of exp(-mean log-prob))."""
         tokens, s = self.sums["tokens"], self.sums
@@ -88,21 +93,31 @@ def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Ro
     return [row for mine in by_role.values() for row in mine[:: max(1, min(share, len(mine) // least))]]
 
 
+Step = tuple[str, int, str]
+"""(adapter, optimizer step of it in this iteration, role)."""
+
+
 class IterationDiagnostics:
-    """Collects one iteration: token statistics and gradients per role, the ledger of optimizer steps."""
+    """Collects one iteration: token statistics and gradients per optimizer step and role, the ledger of optimizer steps."""
 
     def __init__(self, rows: list[Row], clip_low: float, clip_high: float) -> None:
         self.rows, self.clip = rows, (clip_low, clip_high)
-        self.tokens: dict[str, TokenStats] = defaultdict(TokenStats)
-        self.grad_norms: dict[str, list[float]] = defaultdict(list)
+        self.tokens: dict[Step, TokenStats] = defaultdict(TokenStats)
+        self.grad_norms: dict[Step, float] = {}
         self.gradients: dict[str, GradientParts] = defaultdict(GradientParts)
         self.cosine_previous: dict[str, float] = {}
         self.chi2_after: dict[str, float] = {}
         self.ledger: list[dict[str, object]] = []
 
-    def add_tokens(self, role: str, batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor) -> None:
+    def _step(self, adapter: str) -> int:
+        """The optimizer step that is being prepared."""
+        return sum(entry["adapter"] == adapter for entry in self.ledger)
+
+    def add_tokens(
+        self, adapter: str, role: str, batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor
+    ) -> None:
         """One micro-batch of one role, as the loss saw it."""
-        self.tokens[role].add(
+        self.tokens[adapter, self._step(adapter), role].add(
             lp,
             batch["sampling_per_token_logps"],
             batch["old_per_token_logps"],
@@ -115,7 +130,7 @@ class IterationDiagnostics:
     def add_gradients(self, adapter: str, parts: list[Part], gradients: torch.Tensor, is_sharded: bool) -> None:
         """The parts (K, n) of one optimizer step's gradient, before clipping."""
         for role, norm in self.gradients[adapter].add_step(parts, gradients, is_sharded).items():
-            self.grad_norms[role].append(norm)
+            self.grad_norms[adapter, self._step(adapter), role] = norm
 
     def add_after(self, rows: Sequence[Row], logprobs: dict[int, torch.Tensor]) -> None:
         """Log-probs of a sample of rows under the updated weights: id(turn) -> (C,)."""
@@ -135,25 +150,47 @@ class IterationDiagnostics:
             for role, other, cosine in parts.cosines()
         ]
 
-    def token_sums(self) -> dict[str, dict[str, float]]:
-        """What this process has added up, role by role; `merge` makes the whole of every process's sums."""
-        return {role: dict(stats.sums) for role, stats in self.tokens.items()}
+    def token_sums(self) -> dict[Step, dict[str, float]]:
+        """What this process has added up, step by step; `merge` makes the whole of every process's sums."""
+        return {step: dict(stats.sums) for step, stats in self.tokens.items()}
 
-    def merge(self, parts: list[dict[str, dict[str, float]]]) -> None:
+    def merge(self, parts: list[dict[Step, dict[str, float]]]) -> None:
         """Replace the sums by those over all processes."""
         self.tokens.clear()
         for part in parts:
-            for role, sums in part.items():
-                merged = self.tokens[role].sums
-                for name, value in sums.items():
-                    merged[name] = max(merged[name], value) if name == "max_delta" else merged[name] + value
+            for step, sums in part.items():
+                self.tokens[step].merge(sums)
+
+    def steps(self) -> list[dict[str, object]]:
+        """One row per optimizer step and role: what its tokens and its part of the gradient were, before the step.
+
+        Step 0 sees the policy that sampled, so it is the measurement at the start of the update.
+        """
+        return [
+            {
+                "adapter": adapter,
+                "step": step,
+                "role": role,
+                "rows": int(stats.sums["rows"]),
+                "tokens": int(stats.sums["tokens"]),
+            }
+            | stats.summary()
+            | {"grad_norm": self.grad_norms[adapter, step, role]}
+            for (adapter, step, role), stats in sorted(self.tokens.items(), key=lambda item: item[0][:2])
+        ]
 
     def add_step(self, adapter: str, rows: list[Row], lr: float, grad_norm: float) -> None:
         """One optimizer step, for the ledger. `grad_norm` is the adapter's, before clipping."""
         tokens = sum(len(row.turn.completion_ids) for row in rows)
-        step = sum(entry["adapter"] == adapter for entry in self.ledger)
         self.ledger.append(
-            {"adapter": adapter, "step": step, "rows": len(rows), "tokens": tokens, "lr": lr, "grad_norm": grad_norm}
+            {
+                "adapter": adapter,
+                "step": self._step(adapter),
+                "rows": len(rows),
+                "tokens": tokens,
+                "lr": lr,
+                "grad_norm": grad_norm,
+            }
         )
 
     def per_role(self) -> dict[str, dict[str, float]]:
@@ -165,13 +202,19 @@ class IterationDiagnostics:
             n_rows[row.adapter] += 1
             n_tokens[row.adapter] += len(row.turn.completion_ids)
         texts = signatures(list({id(row.episode): row.episode for row in self.rows}.values()))
+        sums: dict[str, TokenStats] = defaultdict(TokenStats)
+        for (_, _, role), stats in self.tokens.items():
+            sums[role].merge(stats.sums)
+        norms: dict[str, list[float]] = defaultdict(list)
+        for (_, _, role), norm in self.grad_norms.items():
+            norms[role].append(norm)
         return {
             role: text_metrics(rows)
             | texts[role]
-            | self.tokens[role].summary()
+            | sums[role].summary()
             | {
-                "grad_norm": sum(self.grad_norms[role]) / len(self.grad_norms[role]),
-                "optimizer_steps": len(self.grad_norms[role]),
+                "grad_norm": sum(norms[role]) / len(norms[role]),
+                "optimizer_steps": len(norms[role]),
                 "chi2_after": self.chi2_after.get(role, math.nan),
                 "row_mass": len(rows) / n_rows[rows[0].adapter],
                 "token_mass": sum(len(row.turn.completion_ids) for row in rows) / n_tokens[rows[0].adapter],

@@ -4,6 +4,7 @@
     metrics.parquet                     one row per iteration
     roles.parquet                       iteration x role
     ledger.parquet                      one row per optimizer step
+    steps.parquet                       optimizer step x role
     cosines.parquet                     iteration x adapter x pair of roles that share it
     alarms.parquet                      one row per alarm, if there was any
     eval.parquet                        evaluation step x problem
@@ -43,7 +44,7 @@ from multirole.tasks.sources import sha256
 
 SCHEMA_VERSION = "1"
 N_INSPECTED = 32
-TABLES = ("metrics", "roles", "ledger", "cosines", "alarms", "eval")
+TABLES = ("metrics", "roles", "ledger", "steps", "cosines", "alarms", "eval")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy")
 
 
@@ -209,6 +210,7 @@ class Recorder:
         )
         self.tables["roles"] += [{"iteration": iteration, "role": role, **values} for role, values in roles.items()]
         self.tables["ledger"] += [{"iteration": iteration, **step} for step in ledger]
+        self.tables["steps"] += [{"iteration": iteration, **step} for step in diagnostics.steps()]
         self.tables["alarms"] += alarms
         self.tables["cosines"] += [{"iteration": iteration, **pair} for pair in diagnostics.cosines()]
 

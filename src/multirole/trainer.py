@@ -312,7 +312,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         # FSDP2 averages gradients over the processes; ours are to be summed
         self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
-            diagnostics.add_tokens(role, batch, *self._logps)
+            diagnostics.add_tokens(micro[0].adapter, role, batch, *self._logps)
         return loss.detach()
 
     @torch.no_grad()
