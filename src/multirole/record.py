@@ -37,7 +37,7 @@ from multirole import sandbox
 from multirole.cells import Cell
 from multirole.diagnostics import IterationDiagnostics
 from multirole.distributed import processes
-from multirole.episodes import Episode
+from multirole.episodes import Episode, Turn
 from multirole.models import locate
 from multirole.presets import MODELS
 from multirole.tasks.sources import sha256
@@ -146,27 +146,58 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     return Path(results_dir) / cell.scale / cell.id
 
 
-def open_folder(cell: Cell, results_dir: str | Path) -> Path:
-    """The run's folder, created; ValueError if it cannot be this cell's. For one process only."""
-    folder = folder_of(cell, results_dir)
+def make_folder(folder: Path, config: dict[str, object]) -> None:
+    """Create a results folder and its config.json; ValueError if it cannot hold this configuration's results."""
     try:
-        (folder / "turns").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "writable", "")
         (folder / "writable").unlink()
     except OSError as error:
         raise ValueError(
-            f"results_dir={str(results_dir)!r} cannot hold the results: {error}. Write a folder that you may write to."
+            f"{folder} cannot hold the results: {error}. Write a results_dir that you may write to."
         ) from error
-    config = json.dumps(cell.to_dict(), indent=2, default=str)
-    held = folder / "config.json"
+    text, held = json.dumps(config, indent=2, default=str), folder / "config.json"
     # a run from before an option existed ran what is now that option's default
-    if held.exists() and json.loads(config) | json.loads(held.read_text()) != json.loads(config):
+    if held.exists() and json.loads(text) | json.loads(held.read_text()) != json.loads(text):
         raise ValueError(
             f"{folder} holds a run with another configuration, and mixing the two would be neither. "
             "Write another results_dir, or move that folder away."
         )
-    write_text(held, config)
+    write_text(held, text)
+
+
+def open_folder(cell: Cell, results_dir: str | Path) -> Path:
+    """The run's folder, created; ValueError if it cannot be this cell's. For one process only."""
+    folder = folder_of(cell, results_dir)
+    make_folder(folder, cell.to_dict())
+    (folder / "turns").mkdir(exist_ok=True)
     return folder
+
+
+def write_done(folder: Path) -> None:
+    """Declare a results folder complete: DONE, with the checksum of every table and of every JSON file."""
+    paths = [*folder.glob("*.parquet"), *folder.glob("turns/*.parquet"), *folder.glob("*.json")]
+    sums = {str(path.relative_to(folder)): sha256(path) for path in sorted(paths)}
+    write_text(folder / "DONE", json.dumps(sums, indent=2))
+
+
+def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
+    """One turn of an evaluation as a row."""
+    return {
+        "step": step,
+        "problem": episode.problem.id,
+        "question": episode.problem.question,
+        "correct": episode.reward.is_correct,
+        "reason": episode.reward.reason,
+        "role": turn.role,
+        "slot": turn.slot,
+        "round": turn.round,
+        "outcome": turn.outcome,
+        "finish_reason": turn.finish_reason,
+        "prompt_tokens": len(turn.prompt_ids),
+        "completion_tokens": len(turn.completion_ids),
+        "text": turn.text,
+    }
 
 
 def is_done(folder: Path) -> bool:
@@ -235,20 +266,8 @@ class Recorder:
             for e in episodes
         ]
         turns = [
-            {
-                "step": step,
-                "problem": e.problem.id,
-                "question": e.problem.question,
-                "correct": e.reward.is_correct,
-                "reason": e.reward.reason,
-                "role": t.role,
-                "slot": t.slot,
-                "round": t.round,
-                "outcome": t.outcome,
-                "finish_reason": t.finish_reason,
-                "prompt_tokens": len(t.prompt_ids),
-                "completion_tokens": len(t.completion_ids),
-                "text": t.text,
+            turn_row(step, e, t)
+            | {
                 "tokens": [decode([token], skip_special_tokens=True) for token in t.completion_ids],
                 "logprobs": np.array(t.logprobs, dtype=np.float32),
                 "base_logprobs": base_logprobs[id(t)].numpy(),
@@ -292,6 +311,4 @@ class Recorder:
     def finish(self) -> None:
         """Flush, then write DONE with the checksum of every table."""
         self.flush()
-        paths = [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet"), *self.folder.glob("*.json")]
-        sums = {str(path.relative_to(self.folder)): sha256(path) for path in sorted(paths)}
-        write_text(self.folder / "DONE", json.dumps(sums, indent=2))
+        write_done(self.folder)
