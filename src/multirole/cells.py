@@ -78,6 +78,8 @@ class Cell:
         eval_response_tokens: response cap of evaluations; None is the training cap, as in the paper.
         test_seconds, problem_seconds: CPU limits of one hidden test and of all tests of a program (released code: 3, 120);
             the tiny tasks have their own.
+        diagnostics: whether gradients are taken apart by role and slot, sampled rows scored again and texts read; False leaves
+            those metrics NaN (METRICS.md) and changes no weight.
         on_alarm: what a training alarm does besides being recorded: "log" it, save a "checkpoint", or "stop" the run.
         allow_unsafe_code: train on code also where this machine cannot contain it. Never do this outside a virtual machine.
     """
@@ -128,6 +130,7 @@ class Cell:
     dual_clip: float | None = None
     eval_sampling: str = "training"
     eval_response_tokens: int | None = None
+    diagnostics: bool = True
     on_alarm: str = "log"
     test_seconds: float = 3.0
     problem_seconds: float = 120.0
@@ -224,18 +227,26 @@ class Cell:
         Where that is too long for a file name, the fields are counted and hashed instead; config.json holds them.
         """
         policy = self.policy_name.replace("=", "-").replace(",", "_")
-        plain = Cell(self.workflow, self.policy, self.task, self.scale, self.seed, self.preset)
-        changed = [f.name for f in fields(self) if f.name != "workflow" and vars(self)[f.name] != vars(plain)[f.name]]
+        changed = self.changed()
         own = [
             f"-{Path(path).name[:40]}" for path in (self.model, self.data) if path
         ]  # where it lies is no part of what it is
-        shown = {name: vars(self)[name] for name in changed if name not in ("model", "data")}
+        shown = {name: value for name, value in changed.items() if name not in ("model", "data")}
         suffix = "".join(f"-{name}-{value}" for name, value in shown.items())
         preset = "" if self.preset == "paper" else f"-{self.preset}"
         start = f"{self.workflow_name}-{policy}-{self.task}-s{self.seed}{preset}{''.join(own)}"
         if len(start + suffix) > LONGEST_ID:
             suffix = f"-{len(shown)}-fields-{hashlib.sha256(suffix.encode()).hexdigest()[:10]}"
         return start + suffix
+
+    def changed(self) -> dict[str, object]:
+        """The fields besides the matrix coordinates and the preset that differ from the preset's value."""
+        plain = Cell(self.workflow, self.policy, self.task, self.scale, self.seed, self.preset)
+        return {f.name: vars(self)[f.name] for f in fields(self)[1:] if vars(self)[f.name] != vars(plain)[f.name]}
+
+    def sibling(self, workflow: str, policy: str) -> "Cell":
+        """The cell of another workflow and policy with the same options; all else takes that workflow's preset."""
+        return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **self.changed())
 
     @property
     def policy_name(self) -> str:

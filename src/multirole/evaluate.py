@@ -110,7 +110,7 @@ class Evaluation:
         """The trained cell whose adapters are evaluated; None for the base model."""
         if self.adapters == "base":
             return None
-        return self.cell if self.adapters == "own" else replace(self.cell, workflow="single", policy="sp")
+        return self.cell if self.adapters == "own" else self.cell.sibling("single", "sp")
 
     def needs(self) -> list[Cell]:
         """The trained cells whose runs must be finished first."""
