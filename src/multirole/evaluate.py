@@ -3,7 +3,7 @@
 An evaluation plays a cell's workflow with adapters from somewhere (`Evaluation.adapters`), `n_rollouts` episodes per problem,
 and keeps every outcome, the solver role's own answers slot by slot included, for pass@k over the slots:
 
-    results/<scale>/evaluations/<adapters>/<cell id>/
+    results/<scale>/evaluations/<name>/<cell id>/
         config.json  provenance.json
         eval.parquet                    step x problem x rollout
         turns.parquet                   every turn of the first rollout of the first `N_READ` problems
@@ -45,8 +45,9 @@ from multirole.tasks.sources import forget_rows, sha256
 
 logger = logging.getLogger(__name__)
 
-ADAPTERS = ("own", "base", "transfer", "transfer_all")
 NAMED = ("early", "best", "terminal")
+CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
+"""What is evaluated of each kind of adapters where nothing else is asked for."""
 SOLVERS = {"orch_workers": "worker"}
 """The generator-type role of a workflow, whose turns answer the problem themselves; "generator" where it is not named here."""
 N_READ = 100  # problems per checkpoint whose turns are kept (paper A.3)
@@ -63,18 +64,20 @@ class Evaluation:
             "transfer_all" gives it to every role.
         checkpoints: "all" saved ones, or a comma-separated list of steps (0 is the untrained model) and of
             "early" (the checkpoint nearest to half of best), "best" (highest validation accuracy; the earlier of equals)
-            and "terminal" (the last one). The base model has none.
+            and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
         n_rollouts: episodes per problem.
     """
 
     cell: Cell
     adapters: str = "own"
-    checkpoints: str = "all"
+    checkpoints: str | None = None
     n_rollouts: int = 1
 
     def __post_init__(self) -> None:
-        if self.adapters not in ADAPTERS:
-            raise ValueError(f"adapters={self.adapters!r} is not known. Write one of {list(ADAPTERS)}.")
+        if self.adapters not in CHECKPOINTS:
+            raise ValueError(f"adapters={self.adapters!r} is not known. Write one of {list(CHECKPOINTS)}.")
+        if self.checkpoints is None or self.adapters == "base":
+            object.__setattr__(self, "checkpoints", CHECKPOINTS[self.adapters])
         if type(self.n_rollouts) is not int or self.n_rollouts < 1:
             raise ValueError(f"n_rollouts={self.n_rollouts!r} is no number of episodes. Write n_rollouts=1, say.")
         names = self.checkpoints.split(",")
@@ -116,9 +119,15 @@ class Evaluation:
         """The trained cells whose runs must be finished first."""
         return [] if self.source is None else [self.source]
 
+    @property
+    def name(self) -> str:
+        """The kind of adapters, then what is not its usual checkpoints and one rollout."""
+        checkpoints = "" if self.checkpoints == CHECKPOINTS[self.adapters] else f"-{self.checkpoints.replace(',', '_')}"
+        return self.adapters + checkpoints + (f"-n{self.n_rollouts}" if self.n_rollouts > 1 else "")
+
     def folder(self, results_dir: str | Path) -> Path:
         """Where the results go."""
-        return Path(results_dir) / self.cell.scale / "evaluations" / self.adapters / self.cell.id
+        return Path(results_dir) / self.cell.scale / "evaluations" / self.name / self.cell.id
 
     def policy(self) -> dict[str, str | None]:
         """role -> adapter of the source, None for the base model."""

@@ -15,8 +15,6 @@ from multirole.record import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")
-CHECKPOINTS = "early,best,terminal"
-"""What is evaluated of every trained cell: the checkpoints of the paper's Tables 4-6."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,11 @@ class Grid:
 
     def own(self, cell: Cell) -> Evaluation:
         """A trained cell's early, best and terminal checkpoint."""
-        return Evaluation(cell, "own", CHECKPOINTS)
+        return Evaluation(cell)
 
     def transfer(self, workflow: str, task: str, seed: int, adapters: str = "transfer") -> Evaluation:
         """The single-agent adapter at its best checkpoint in a workflow (Table 3)."""
-        return Evaluation(self.cell(workflow, "sp", task, seed), adapters, "best")
+        return Evaluation(self.cell(workflow, "sp", task, seed), adapters)
 
     def evaluations(self) -> list[Evaluation]:
         """Everything that is evaluated besides the validation of the runs themselves."""
