@@ -1,0 +1,111 @@
+"""The blocks of the README that are written from files: `<!-- name -->` to `<!-- end of name -->`.
+
+Table 1 and the claims of the results' scale, what each artefact of the paper costs here, the setup (Table 7), and the ratios
+of the benchmarks.
+"""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from multirole.paper.results import Results
+from multirole.paper.write import Table, markdown
+from multirole.record import write_text
+
+ARTEFACTS = (
+    ("Table 1, accuracy matrix", "tables"),
+    ("Table 2, ratios per role", "tables"),
+    ("Table 3, single-agent transfer", "tables"),
+    ("Tables 4 to 6, signatures", "tables"),
+    ("Table 7, hyper-parameters", "tables"),
+    ("Figure 1, topology and routing", "figures"),
+    ("Figures 2 and 3, gains; IP against SP", "figures"),
+    ("Figures 4 to 6, dynamics, amplitudes, cliffs", "figures"),
+    ("sec 5, the two mechanisms, measured", "mechanisms"),
+    ("A.8, compute", "tables"),
+)
+CELLS = (
+    "one cell of the matrix",
+    "train_cell",
+    "papermill notebooks/train_cell.ipynb OUT.ipynb -p workflow voting -p policy ip",
+)
+EVALUATION = (
+    "its checkpoints, base, transfer",
+    "eval_cell",
+    "papermill notebooks/eval_cell.ipynb OUT.ipynb -p workflow voting -p policy ip",
+)
+
+
+def artefacts(results: Results) -> str:
+    """Paper artefact, notebook, command, cost and status as a Markdown table; costs are the recorded medians of this scale."""
+    metrics = results.table("metrics").groupby(["workflow", "policy", "task", "seed"])
+    minutes = (metrics["rollout_seconds"].sum() + metrics["update_seconds"].sum()) / 60
+    scale, n_seeds = results.grid.scale, len(results.grid.seeds)
+    complete = "reproduced" if not results.missing() else f"{len(results.missing())} runs missing"
+    status = f"{complete} at {scale}, {n_seeds} seeds; ready, not run at the paper's scales"
+    rows = [
+        (CELLS[0], CELLS[1], CELLS[2], f"{minutes.median():.0f} CPU-minutes at {scale}", status),
+        (EVALUATION[0], EVALUATION[1], EVALUATION[2], "under a minute", status),
+        (
+            f"the whole matrix, {len(results.grid.cells())} cells",
+            "all",
+            "make grid",
+            f"{minutes.sum() / 60:.1f} CPU-hours",
+            status,
+        ),
+        *((name, notebook, "make paper", "seconds, from committed results", status) for name, notebook in ARTEFACTS),
+    ]
+    shown = [(name, _link(notebook), f"`{command}`", cost, state) for name, notebook, command, cost, state in rows]
+    return markdown(pd.DataFrame(shown, columns=["paper artefact", "notebook", "command", "cost", "status"]))
+
+
+def _link(notebook: str) -> str:
+    return "both" if notebook == "all" else f"[{notebook}](notebooks/{notebook}.ipynb)"
+
+
+def ratios(bench: Path) -> str:
+    """The committed benchmark ratios (`benchmarks/bench.py`, `benchmarks/bench_sandbox.py`) as a Markdown table."""
+    lines = ["| ratio | median | range | repeats | goal |", "|---|---|---|---|---|"]
+    for name, r in json.loads((bench / "bench.json").read_text()).items():
+        lines.append(
+            f"| {name} | {r['median']:.2f} | {r['min']:.2f} to {r['max']:.2f} | {r['repeats']} | {r['goal']} |"
+        )
+    for name, w in json.loads((bench / "sandbox.json").read_text())["workloads"].items():
+        if "goal" in w:
+            lines.append(
+                f"| sandbox/{name} | {w['fresh/ours']:.2f} | – | – | {w['goal'].removeprefix('fresh/ours ')} |"
+            )
+    return "\n".join(lines)
+
+
+def blocks(results: Results, tables: dict[str, Table]) -> dict[str, str]:
+    """Name of each block -> its Markdown."""
+    first, found, setup = tables["table_1"], tables["claims"], tables["table_7"]
+    short = found.shown[["the paper's claim", "sec", "here", "evidence"]]
+    return {
+        "table 1": f"{markdown(first.shown)}\n\n{first.caption}",
+        "claims": f"{markdown(short)}\n\n{found.caption}",
+        "artefacts": artefacts(results),
+        "setup": markdown(setup.shown),
+        "ratios": ratios(results.folder.parent / "bench"),
+    }
+
+
+def rewrite(readme: Path, results: Results, tables: dict[str, Table]) -> None:
+    """Replace every block of the file; ValueError where it lacks one's marks."""
+    text = readme.read_text(encoding="utf-8")
+    for name, block in blocks(results, tables).items():
+        text = replace_block(text, name, block)
+    write_text(readme, text)
+
+
+def replace_block(text: str, name: str, block: str) -> str:
+    """`text` with what stands between the marks of one block replaced."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise ValueError(
+            f"the file has not exactly one block {start!r} ... {end!r}: put both marks where the block belongs."
+        )
+    before, rest = text.split(start)
+    return f"{before}{start}\n{block}\n{end}{rest.split(end)[1]}"
