@@ -31,13 +31,22 @@ PARAMETERS = -p workflow '$(WORKFLOW)' -p policy '$(POLICY)' $(TASK:%=-p task %)
 	$(SEED:%=-p seed %) $(ITERATIONS:%=-p iterations %) $(PRESET:%=-p preset %) \
 	$(if $(filter runs,$(RESULTS_DIR)),,-p results_dir '$(RESULTS_DIR)') $(ARGS)
 
-.PHONY: help setup cell test bench clean
+FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-s)
+SNAKEMAKE = $(BIN)/python -m snakemake
+GRID = --config scale=$(or $(SCALE),tiny-s) results_dir='$(RESULTS_DIR)' $(if $(SEEDS),'seeds=[$(SEEDS)]') $(ARGS)
+
+.PHONY: help setup cell grid grid-status paper test bench clean
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
 	@echo "make cell    train and evaluate one cell through papermill; sets up first if needed"
 	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY) and, where given, TASK=math SCALE=tiny-s SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
+	@echo "make grid    train and evaluate all that is missing of the matrix, then tables and figures; again after a stop"
+	@echo "             SCALE=tiny-s SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
+	@echo "             ARGS: options of grid.yaml, then Snakemake's own, such as --workflow-profile profiles/slurm"
+	@echo "make grid-status  count what remains of it, with the same variables"
+	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-s"
 	@echo "make test    run the tests"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv and caches; results stay"
@@ -63,6 +72,26 @@ cell: $(STAMP)
 	$(BIN)/python -m papermill -k python3 notebooks/train_cell.ipynb "$(OUT)" $(PARAMETERS) < /dev/null
 	@echo "Executed notebook: $(OUT)"
 
+# flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
+grid: $(STAMP)
+	@mkdir -p .snakemake
+	@flock --nonblock --conflict-exit-code 75 .snakemake/$(subst /,-,$(FOLDER)).lock $(SNAKEMAKE) --nolock $(JOBS:%=--cores %) $(GRID) < /dev/null || { \
+	  code=$$?; test $$code != 75 || echo "Another \`make grid\` is at work in $(FOLDER)." >&2; exit $$code; }
+
+grid-status: $(STAMP)
+	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
+	  | awk '/^Job stats/ { tables++ } tables < 2 && !/^(Using|Config file|host:|Building|$$)/' # it prints its table twice
+
+# Trains nothing and needs no network. The same commands as the Snakefile's rule, which would ask for missing runs.
+paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
+paper: export HF_HUB_OFFLINE := 1
+paper: $(STAMP)
+	$(BIN)/python -m multirole paper "$(FOLDER)" < /dev/null
+	for name in tables figures mechanisms; do \
+	  $(BIN)/python -m papermill -k python3 notebooks/$$name.ipynb "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null; \
+	  $(BIN)/python -m nbconvert --log-level WARN --to html "$(FOLDER)/$$name.ipynb"; \
+	done
+
 test: $(STAMP)
 	$(BIN)/python -m pytest < /dev/null
 
@@ -70,5 +99,5 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .snakemake src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

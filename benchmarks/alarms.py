@@ -1,13 +1,12 @@
-"""How well the alarms announce collapses: replays them over recorded runs and prints three numbers.
+"""How well the alarms announce falls: replays them over recorded runs and prints three numbers.
 
     python benchmarks/alarms.py RESULTS_DIR... [--levels] [--out FILE.json]
 
-A run *collapses* at the first evaluation that lies 5 points below the best one before it, if every later evaluation stays
-that low; a run without one is *healthy*. The numbers:
+A run *falls* at the first evaluation that lies 5 points below the best one before it; a run without one is *healthy*. The numbers:
 
-- announced: collapses with an alarm before that evaluation, over all collapses. Goal: at least 0.9.
+- announced: falls with an alarm before that evaluation, over all falls. Goal: at least 0.9.
 - false alarms per 1,000 iterations of healthy runs. Goal: at most 1.
-- warning: median over the announced collapses of the iterations from the first alarm to the evaluation that shows the fall.
+- warning: median over the announced falls of the iterations from the first alarm to the evaluation that shows the fall.
   Goal: more than 5. The fall itself lies somewhere after the evaluation before, so the warning counted to that one is
   printed beside it: the truth is in between, and a run that is evaluated more often tells more.
 
@@ -29,9 +28,8 @@ import pyarrow.parquet as pq
 
 from multirole.alarm_rules import READ, THRESHOLDS, WATCHED
 from multirole.alarms import Alarms
+from multirole.paper.statistics import first_fall
 from multirole.record import is_done, write_text
-
-FALL = 0.05  # of validation accuracy, a fraction
 
 
 def find_runs(folders: list[Path]) -> list[Path]:
@@ -43,14 +41,9 @@ def find_runs(folders: list[Path]) -> list[Path]:
     return runs
 
 
-def collapse(folder: Path) -> tuple[int, int] | None:
-    """(step of the evaluation before, step of the evaluation that shows the fall), None for a healthy run."""
-    accuracy = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()  # (E,), ascending
-    steps, values = accuracy.index.tolist(), accuracy.tolist()
-    for i in range(1, len(values)):
-        if max(values[i:]) <= max(values[:i]) - FALL:
-            return steps[i - 1], steps[i]
-    return None
+def fall_of(folder: Path) -> tuple[int, int] | None:
+    """A run's first fall, None for a healthy run."""
+    return first_fall(pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean())
 
 
 def prepare(folder: Path) -> tuple[Alarms, list[dict]]:
@@ -90,8 +83,8 @@ def levels(folders: list[Path]) -> pd.DataFrame:
 
 
 def examine(folder: Path) -> dict[str, object]:
-    """One run's line: whether and when it collapses, what was announced and when."""
-    (alarms, rows), fall = prepare(folder), collapse(folder)
+    """One run's line: whether and when it falls, what was announced and when."""
+    (alarms, rows), fall = prepare(folder), fall_of(folder)
     alarms.replay(rows)
     before, shown = fall or (None, None)
     early = [row for row in alarms.log if shown is None or row["iteration"] < shown]
@@ -99,7 +92,7 @@ def examine(folder: Path) -> dict[str, object]:
     return {
         "run": folder.name,
         "iterations": len(alarms.history.iterations),
-        "collapse": None if fall is None else [before, shown],
+        "fall": None if fall is None else [before, shown],
         "alarms": [[row["iteration"], row["alarm"], row["role"]] for row in alarms.log],
         "first": None if first is None else f"{first['iteration']} {first['alarm']} ({first['role']})",
         "warning": None if fall is None or first is None else [before - first["iteration"], shown - first["iteration"]],
@@ -109,12 +102,12 @@ def examine(folder: Path) -> dict[str, object]:
 
 def summarise(runs: list[dict]) -> dict[str, object]:
     """The three numbers, with the counts behind them; None where there is nothing to count."""
-    fallen = [run for run in runs if run["collapse"]]
-    healthy = [run for run in runs if not run["collapse"]]
+    fallen = [run for run in runs if run["fall"]]
+    healthy = [run for run in runs if not run["fall"]]
     warnings = [run["warning"] for run in fallen if run["warning"]]
     iterations, false = sum(run["iterations"] for run in healthy), sum(len(run["alarms"]) for run in healthy)
     return {
-        "collapses": len(fallen),
+        "falls": len(fallen),
         "announced": len(warnings) / len(fallen) if fallen else None,
         "healthy_runs": len(healthy),
         "healthy_iterations": iterations,
@@ -138,7 +131,7 @@ def main(argv: list[str]) -> None:
     folders = find_runs(arguments.folders)
     runs = [examine(folder) for folder in folders]
     for run in runs:
-        state = f"falls between {run['collapse'][0]} and {run['collapse'][1]}" if run["collapse"] else "healthy"
+        state = f"falls between {run['fall'][0]} and {run['fall'][1]}" if run["fall"] else "healthy"
         print(f"{run['run']}: {run['iterations']} iterations, {state}")
         print(f"    alarms: {'; '.join(f'{i} {name} ({role})' for i, name, role in run['alarms']) or 'none'}")
         for name, reason in run["not_evaluated"].items():
@@ -146,7 +139,7 @@ def main(argv: list[str]) -> None:
     numbers = summarise(runs)
     print(json.dumps(numbers, indent=2))
     if arguments.levels:
-        healthy = [folder for folder, run in zip(folders, runs, strict=True) if not run["collapse"]]
+        healthy = [folder for folder, run in zip(folders, runs, strict=True) if not run["fall"]]
         print(levels(healthy).round(4).to_string())
     if arguments.out:
         write_text(arguments.out, json.dumps({"summary": numbers, "runs": runs}, indent=2))

@@ -115,8 +115,8 @@ def test_the_walk_reads_markers_for_the_target_and_follows_extras() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_both_locks_fit_the_project(kind: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    locked = pins(kind)
-    for requirement in map(Requirement, [*project["dependencies"], *project["optional-dependencies"][kind]]):
+    locked, extras = pins(kind), project["optional-dependencies"]
+    for requirement in map(Requirement, [*project["dependencies"], *extras[kind], *extras["grid"]]):
         number = locked.get(canonicalize_name(requirement.name))
         assert number is not None and number in requirement.specifier, f"{kind}: {requirement} against {number}"
     assert kind == "cuda" or not {"torchvision", "torchaudio", "torchcodec"} & set(locked)

@@ -26,21 +26,23 @@ STEPS = {  # optimizer steps per iteration when every role fills its slots once 
 }
 
 
+@pytest.mark.parametrize("updates", ["per_batch", "one"])
 @pytest.mark.parametrize(("workflow", "policy"), STEPS)
-def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
-    cell = Cell(workflow, policy, n_problems=2, n_episodes=4)
+def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy, updates):
+    cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates)
     trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
     rows = trainer._rows(episodes)
     diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
     for adapter in trainer.adapters:
         owned = [row for row in rows if row.adapter == adapter]
-        for batch, divisor in mini_batches(owned, cell.n_problems * cell.n_episodes, cell.minibatch_split):
+        for batch, divisor in mini_batches(owned, cell.step_rows(len(owned)), cell.minibatch_split):
             trainer.optimizer_step(trainer.model, adapter, batch, divisor, 1e-4, diagnostics)
     slots = cell.make_workflow().roles
     for adapter, steps in STEPS[workflow, policy].items():
         entries = [entry for entry in diagnostics.ledger if entry["adapter"] == adapter]
         roles = [role for role, name in cell.policy.items() if name == adapter]
-        assert len(entries) == steps == math.ceil(sum(slots[role] for role in roles))
+        assert steps == math.ceil(sum(slots[role] for role in roles))
+        assert len(entries) == (steps if updates == "per_batch" else 1)
         assert sum(entry["rows"] for entry in entries) == 8 * sum(slots[role] for role in roles)
         turns = [turn for episode in episodes for turn in episode.turns if turn.role in roles]
         assert sum(entry["tokens"] for entry in entries) == sum(len(turn.completion_ids) for turn in turns)

@@ -1,16 +1,17 @@
-"""`multirole train | plan | inspect | grade`: cells from a shell, with papermill's own `-p NAME VALUE`.
+"""`multirole train | plan | audit | inspect | paper | grade`: cells from a shell, with papermill's own `-p NAME VALUE`.
 
 `train` is what several processes run, each (`torchrun`, `accelerate launch`, srun); one process does as well through
 papermill. Exit codes: 0 done, 1 does not fit or failed, 2 usage.
 """
 
 import argparse
+import importlib
 import logging
 import sys
 
 from multirole.launch import add_parameters, read_parameters
 
-USAGE = "multirole {train,plan,inspect,grade} ...; multirole COMMAND --help says more"
+USAGE = "multirole {train,plan,audit,inspect,paper,grade} ...; multirole COMMAND --help says more"
 
 
 def train(argv: list[str]) -> int:
@@ -33,23 +34,23 @@ def train(argv: list[str]) -> int:
     return 0
 
 
+COMMANDS = {
+    "plan": "multirole.plan",
+    "audit": "multirole.audit",
+    "inspect": "multirole.inspector",
+    "paper": "multirole.paper.build",
+    "grade": "multirole.sandbox",
+}
+"""Whose `main` each command is; imported when asked for, since some take seconds to load."""
+
+
 def main() -> int:
     """The command line."""
     command, argv = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if command == "train":
         return train(argv)
-    if command == "plan":
-        from multirole.plan import main as plan
-
-        return plan(argv)
-    if command == "inspect":
-        from multirole.inspector import main as inspect
-
-        return inspect(argv)
-    if command == "grade":
-        from multirole.sandbox import main as grade
-
-        return grade(argv)
+    if command in COMMANDS:
+        return importlib.import_module(COMMANDS[command]).main(argv)
     sys.stderr.write(f"usage: {USAGE}\n")
     return 0 if command in ("-h", "--help") else 2
 

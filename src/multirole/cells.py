@@ -66,6 +66,8 @@ class Cell:
             "cosine" a cell of k adapters then reaches 0 after 1/k of its iterations).
         lr_schedule: after warm-up: "cosine" over the run, "constant", or "cosine_wrap" (cosine that rises again
             past its horizon, as a schedule clocked per update call would).
+        updates: an adapter takes one optimizer step "per_batch" of n_problems x n_episodes rows (paper sec 5.1: a role with
+            three slots takes three); or "one" per iteration, on all its rows at once.
         minibatch_split: ragged row counts are cut into "even" mini-batches, each normalised by its own size; or
             "sequential" full ones and a partial one that is still divided by the full size (released code).
         row_order: rows are "shuffled" by the seed, or length-stratified short-long-short ("mountain", released code).
@@ -122,6 +124,7 @@ class Cell:
     advantage_group: str | None = None
     lr_clock: str | None = None
     lr_schedule: str | None = None
+    updates: str | None = None
     minibatch_split: str | None = None
     row_order: str | None = None
     aggregator_fallback: str | None = None
@@ -219,6 +222,10 @@ class Cell:
         if self.workflow == "orch_workers":
             return OrchWorkers(self.n_workers)
         return WORKFLOWS[self.workflow]()
+
+    def step_rows(self, n_rows: int) -> int:
+        """Rows of a full optimizer step of an adapter that owns `n_rows` rows of an iteration."""
+        return max(1, n_rows) if self.updates == "one" else self.n_problems * self.n_episodes
 
     @property
     def id(self) -> str:

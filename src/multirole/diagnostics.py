@@ -13,9 +13,11 @@ import torch
 
 from multirole.batching import Row
 from multirole.gradients import GradientParts, Part
-from multirole.signatures import signatures
+from multirole.logprobs import padded
+from multirole.signatures import SIGNATURES, signatures
 
 CLAMP = 20.0
+SHARES = ("grad_share", "coherence", "amplification")
 
 
 class TokenStats:
@@ -26,19 +28,28 @@ class TokenStats:
 
     def add(
         self, lp: torch.Tensor, lr: torch.Tensor, old: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor,
-        advantages: torch.Tensor, clip_low: float, clip_high: float,
+        advantages: torch.Tensor, clip_low: float, clip_high: float, raw: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Accumulate one micro-batch: lp, lr, old (pi_old of the loss), entropy, mask are (N, T), advantages (N,)."""
+        """Accumulate one micro-batch: lp, lr, old (pi_old of the loss), entropy, mask are (N, T), advantages (N,).
+
+        `raw` (N, T) is lr at temperature 1, NaN where it was not measured; None where lr is at temperature 1 itself.
+        """
         mask, n_tokens = mask.bool(), mask.sum(1)  # (N, T), (N,)
         delta = (lp - lr).clamp(-CLAMP, CLAMP)  # (N, T)
         ratio, sign = delta.exp(), advantages.sign()[:, None]  # (N, T), (N, 1)
         trained = (lp - old).exp()  # (N, T)
         clipped = ((trained > 1 + clip_high) & (sign > 0)) | ((trained < 1 - clip_low) & (sign < 0))
-        for name, value in (
-            ("tokens", mask), ("chi2", ratio.square()), ("kl", -delta), ("k3", ratio - delta - 1),
-            ("entropy", entropy), ("clip", clipped),
-        ):  # fmt: skip
-            self.sums[name] += (value * mask).sum(dtype=torch.float64).item()
+        known, raw_ratio = mask, ratio
+        if raw is not None:
+            known = mask & raw.isfinite()  # (N, T)
+            raw_ratio = (lp - raw).masked_fill(~known, 0.0).clamp(-CLAMP, CLAMP).exp()  # (N, T)
+        values = {
+            "tokens": mask, "chi2": ratio.square(), "kl": -delta, "k3": ratio - delta - 1, "entropy": entropy,
+            "clip": clipped, "raw_tokens": known, "chi2_raw": raw_ratio.square() * known,
+        }  # fmt: skip
+        sums = torch.stack([(value * mask).sum(dtype=torch.float64) for value in values.values()])
+        for name, value in zip(values, sums.tolist(), strict=True):
+            self.sums[name] += value
         self.sums["max_delta"] = max(self.sums["max_delta"], (delta.abs() * mask).max().item())
         self.sums["ppl"] += (-(lp * mask).sum(1) / n_tokens).exp().sum(dtype=torch.float64).item()
         self.sums["rows"] += len(lp)
@@ -55,6 +66,7 @@ class TokenStats:
             "perplexity": s["ppl"] / s["rows"],
             "entropy": s["entropy"] / tokens,
             "chi2": s["chi2"] / tokens - 1.0,
+            "chi2_raw": s["chi2_raw"] / s["raw_tokens"] - 1.0 if s["raw_tokens"] else math.nan,
             "kl": s["kl"] / tokens,
             "k3_kl": s["k3"] / tokens,
             "clip_fraction": s["clip"] / tokens,
@@ -76,17 +88,25 @@ def text_metrics(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def diverged(loss: float, iteration: int, role: str, rows: list[Row]) -> FloatingPointError:
+def diverged(loss: float, iteration: int, rows: list[Row]) -> FloatingPointError:
     """What to raise where a loss is not finite."""
     named = [(row.episode.problem.id, row.episode.index, row.turn.slot, row.turn.round) for row in rows]
     return FloatingPointError(
-        f"loss={loss} at iteration {iteration}, role {role!r}, rows (problem, episode, slot, round) {named}: training on "
+        f"loss={loss} at iteration {iteration}, role {rows[0].turn.role!r}, rows (problem, episode, slot, round) {named}: training on "
         "would hide a divergence. Lower learning_rate, or resume from an earlier checkpoint."
     )
 
 
+def nothing_sampled(max_prompt_tokens: int, iteration: int) -> ValueError:
+    """What to raise where an iteration has no row at all."""
+    return ValueError(
+        f"max_prompt_tokens={max_prompt_tokens} is shorter than the first prompt of every episode of iteration "
+        f"{iteration + 1}: nothing was sampled. Write a larger max_prompt_tokens."
+    )
+
+
 def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Row]:
-    """Every 16th row of each role, at least four: what is measured once more after the updates."""
+    """Every 16th row of each role, at least four: what is measured apart, before the updates and after them."""
     by_role: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_role[row.turn.role].append(row)
@@ -98,10 +118,20 @@ Step = tuple[str, int, str]
 
 
 class IterationDiagnostics:
-    """Collects one iteration: token statistics and gradients per optimizer step and role, the ledger of optimizer steps."""
+    """Collects one iteration: token statistics and gradients per optimizer step and role, the ledger of optimizer steps.
 
-    def __init__(self, rows: list[Row], clip_low: float, clip_high: float) -> None:
-        self.rows, self.clip = rows, (clip_low, clip_high)
+    Args:
+        temperature: of the rows' log-probs; at 1, `chi2_raw` is `chi2`.
+        is_on: whether gradients are taken apart and texts read; metrics that need it are NaN without.
+
+    `raw` maps id(turn) to the log-probs (C,) at temperature 1, under the weights that sampled, of the rows that have them.
+    """
+
+    def __init__(
+        self, rows: list[Row], clip_low: float, clip_high: float, temperature: float = 1.0, is_on: bool = True
+    ) -> None:
+        self.rows, self.clip, self.temperature, self.is_on = rows, (clip_low, clip_high), temperature, is_on
+        self.raw: dict[int, torch.Tensor] = {}
         self.tokens: dict[Step, TokenStats] = defaultdict(TokenStats)
         self.grad_norms: dict[Step, float] = {}
         self.gradients: dict[str, GradientParts] = defaultdict(GradientParts)
@@ -114,17 +144,19 @@ class IterationDiagnostics:
         return sum(entry["adapter"] == adapter for entry in self.ledger)
 
     def add_tokens(
-        self, adapter: str, role: str, batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor
+        self, rows: list[Row], batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor
     ) -> None:
         """One micro-batch of one role, as the loss saw it."""
+        adapter, role, lr = rows[0].adapter, rows[0].turn.role, batch["sampling_per_token_logps"]
         self.tokens[adapter, self._step(adapter), role].add(
             lp,
-            batch["sampling_per_token_logps"],
+            lr,
             batch["old_per_token_logps"],
             entropy,
             batch["completion_mask"],
             batch["advantages"],
             *self.clip,
+            raw=None if self.temperature == 1.0 else padded(self.raw, rows).to(lr),
         )
 
     def add_gradients(self, adapter: str, parts: list[Part], gradients: torch.Tensor, is_sharded: bool) -> None:
@@ -175,7 +207,7 @@ class IterationDiagnostics:
                 "tokens": int(stats.sums["tokens"]),
             }
             | stats.summary()
-            | {"grad_norm": self.grad_norms[adapter, step, role]}
+            | {"grad_norm": self.grad_norms.get((adapter, step, role), math.nan)}
             for (adapter, step, role), stats in sorted(self.tokens.items(), key=lambda item: item[0][:2])
         ]
 
@@ -201,10 +233,13 @@ class IterationDiagnostics:
             by_role[row.turn.role].append(row)
             n_rows[row.adapter] += 1
             n_tokens[row.adapter] += len(row.turn.completion_ids)
-        texts = signatures(list({id(row.episode): row.episode for row in self.rows}.values()))
+        texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in by_role}
+        if self.is_on:
+            texts = signatures(list({id(row.episode): row.episode for row in self.rows}.values()))
         sums: dict[str, TokenStats] = defaultdict(TokenStats)
         for (_, _, role), stats in self.tokens.items():
             sums[role].merge(stats.sums)
+        n_steps = Counter(role for _, _, role in self.tokens)
         norms: dict[str, list[float]] = defaultdict(list)
         for (_, _, role), norm in self.grad_norms.items():
             norms[role].append(norm)
@@ -213,13 +248,13 @@ class IterationDiagnostics:
             | texts[role]
             | sums[role].summary()
             | {
-                "grad_norm": sum(norms[role]) / len(norms[role]),
-                "optimizer_steps": len(norms[role]),
+                "grad_norm": sum(norms[role]) / len(norms[role]) if self.is_on else math.nan,
+                "optimizer_steps": n_steps[role],
                 "chi2_after": self.chi2_after.get(role, math.nan),
                 "row_mass": len(rows) / n_rows[rows[0].adapter],
                 "token_mass": sum(len(row.turn.completion_ids) for row in rows) / n_tokens[rows[0].adapter],
                 "cosine_previous": self.cosine_previous.get(rows[0].adapter, math.nan),
             }
-            | self.gradients[rows[0].adapter].of_role(role)
+            | (self.gradients[rows[0].adapter].of_role(role) if self.is_on else dict.fromkeys(SHARES, math.nan))
             for role, rows in by_role.items()
         }

@@ -194,12 +194,12 @@ class Plan:
         return pd.DataFrame(rows, columns=names).set_index("role")
 
     def optimizer_steps(self) -> dict[str, tuple[int, int]]:
-        """adapter -> (at least, at most) optimizer steps of one iteration: ceil(rows / (n_problems x n_episodes))."""
-        size, table = self.cell.n_problems * self.cell.n_episodes, self.tokens()
-        counts = {}
+        """adapter -> (at least, at most) optimizer steps of one iteration (`Cell.step_rows`)."""
+        table, counts = self.tokens(), {}
         for adapter in adapter_names(self.cell.policy):
             mine = table[table["adapter"] == adapter]
-            counts[adapter] = tuple(-(-int(mine[f"sequences at {end}"].sum()) // size) for end in ("least", "most"))
+            rows = [int(mine[f"sequences at {end}"].sum()) for end in ("least", "most")]
+            counts[adapter] = tuple(-(-n // self.cell.step_rows(n)) for n in rows)
         return counts
 
     def verdict(self) -> str:

@@ -126,6 +126,7 @@ TEXT_OPTIONS = {  # preset="paper": what the paper's text says
     "advantage_group": "episode",
     "lr_clock": "iteration",
     "lr_schedule": "cosine",
+    "updates": "per_batch",
     "minibatch_split": "even",
     "row_order": "shuffled",
     "aggregator_fallback": "candidate_1",
@@ -138,6 +139,7 @@ CODE_OPTIONS = {  # preset="released_code": what the authors' code does
     "advantage_group": "role",  # "slot" for Voting on math, see `defaults`
     "lr_clock": "update_call",
     "lr_schedule": "constant",
+    "updates": "per_batch",
     "minibatch_split": "sequential",
     "row_order": "mountain",
     "aggregator_fallback": "first_digit",
@@ -156,6 +158,7 @@ CHOICES = {
     "advantage_group": ("episode", "role", "slot"),
     "lr_clock": ("iteration", "update_call"),
     "lr_schedule": ("cosine", "constant", "cosine_wrap"),
+    "updates": ("per_batch", "one"),
     "minibatch_split": ("even", "sequential"),
     "row_order": ("shuffled", "mountain"),
     "aggregator_fallback": ("candidate_1", "first_digit"),

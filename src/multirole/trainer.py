@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import PeftModel
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
@@ -26,14 +27,15 @@ from trl import GRPOTrainer
 from multirole import sandbox
 from multirole.advantages import group_advantages
 from multirole.alarms import AlarmCallback, Alarms
-from multirole.batching import ProblemSampler, Row, collate, left_aligned, micro_batches, mini_batches, order_rows
+from multirole.batching import ProblemSampler, Row, collate, micro_batches, mini_batches, order_rows
 from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics, diverged, sample_rows
+from multirole.diagnostics import IterationDiagnostics, diverged, nothing_sampled, sample_rows
 from multirole.distributed import add_up, deal, full, gather_objects, keep_float32, local_metrics, processes
 from multirole.engine import Engine
 from multirole.episodes import Episode, Problem, Turn
 from multirole.gradients import Updates, by_part, gradient_of, local, set_gradient
 from multirole.launch import ONE_PROCESS, Launch
+from multirole.logprobs import logprobs_of, padded, score
 from multirole.policies import adapter_names
 from multirole.record import N_INSPECTED, Recorder
 from multirole.renderers import RENDERERS
@@ -96,7 +98,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.launch, self.is_sharded, n_processes = launch, launch.is_sharded, processes().num_processes
         launch.check_processes(n_processes, cell.n_problems)
         self._last_grad_norm = torch.tensor(0.0)
-        self._logps: tuple[torch.Tensor, torch.Tensor] | None = None
         super().__init__(
             model=model,
             reward_funcs=[outcome_reward],
@@ -118,7 +119,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         cell = self.cell
         return ProblemSampler(len(self.problems), cell.n_problems, cell.n_episodes, cell.iterations, cell.seed)
 
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """One optimizer over every adapter. An adapter without gradients is not touched by a step."""
         self.accelerator.unwrap_model(self.model).set_requires_grad(self.adapters, True)
         return super().create_optimizer(model)
@@ -216,140 +217,139 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- the iteration
 
-    def training_step(
-        self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: object = None
-    ) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: list[dict], num_items_in_batch: object = None) -> Tensor:
         """One iteration: roll out, then every optimizer step of every adapter (design sec 4).
 
         Returns the mean loss of the optimizer steps, detached.
         """
-        cell, iteration, started = self.cell, self.state.global_step, time.perf_counter()
+        started = time.perf_counter()
         model.train()
         episodes = self._generate_and_score_completions(inputs)
         self._rest_engine()
-        rolled_out = time.perf_counter()
-        generator = torch.Generator().manual_seed(turn_seed(cell.seed, iteration, "row order", 0, "", 0, 0))
-        rows = order_rows(self._rows(episodes), cell.row_order, generator)
+        played = time.perf_counter()
+        diagnostics, loss = self.update(model, self.prepare(model, episodes))
+        self._step += 1  # TRL counts training steps here
+        update = time.perf_counter() - played
+        seconds = {"rollout": played - started, "update": update, "grading": self.grading.seconds}
+        self._log_iteration(diagnostics, episodes, seconds)
+        return loss
+
+    def prepare(self, model: nn.Module, episodes: list[Episode]) -> list[Row]:
+        """The iteration's rows in the order of training, with their pi_old where the trainer recomputes it."""
+        seed = turn_seed(self.cell.seed, self.state.global_step, "row order", 0, "", 0, 0)
+        rows = order_rows(self._rows(episodes), self.cell.row_order, torch.Generator().manual_seed(seed))
         if not rows:
-            raise ValueError(
-                f"max_prompt_tokens={cell.max_prompt_tokens} is shorter than the first prompt of every episode of "
-                f"iteration {iteration + 1}: nothing was sampled. Write a larger max_prompt_tokens."
-            )
-        if cell.old_logprobs == "recomputed":
+            raise nothing_sampled(self.cell.max_prompt_tokens, self.state.global_step)
+        if self.cell.old_logprobs == "recomputed":
             self._old_logprobs = self._logprobs_of(model, rows)
+        return rows
+
+    def update(self, model: nn.Module, rows: list[Row]) -> tuple[IterationDiagnostics, Tensor]:
+        """Every optimizer step of every adapter; returns what was seen of them and their mean loss, detached."""
+        cell, iteration, peft_model = self.cell, self.state.global_step, self.accelerator.unwrap_model(self.model)
+        diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high, cell.temperature, cell.diagnostics)
+        sample, losses = sample_rows(rows) if diagnostics.is_on else [], []
+        if sample and cell.temperature != 1.0:
+            diagnostics.raw = self._logprobs_of(model, sample, temperature=1.0)
         # the released code updates the adapter of the shortest row first, which matters to its clock per update call
         by_adapter: dict[str, list[Row]] = {name: [] for name in self.adapters} if cell.row_order == "shuffled" else {}
         for row in rows:
             by_adapter.setdefault(row.adapter, []).append(row)
-        diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high)
-        losses = []
-        self.updates.start(self.accelerator.unwrap_model(self.model), by_adapter)
+        self.updates.start(peft_model, by_adapter if diagnostics.is_on else ())
         for call, (adapter, owned) in enumerate(by_adapter.items()):
             lr = cell.learning_rate * lr_factor(cell, iteration, call, len(self.adapters))
-            for mini_batch, divisor in mini_batches(owned, cell.n_problems * cell.n_episodes, cell.minibatch_split):
+            for mini_batch, divisor in mini_batches(owned, cell.step_rows(len(owned)), cell.minibatch_split):
                 losses.append(self.optimizer_step(model, adapter, mini_batch, divisor, lr, diagnostics))
-        diagnostics.cosine_previous = self.updates.finish(self.accelerator.unwrap_model(self.model))
-        sample = sample_rows(rows)
-        diagnostics.add_after(sample, self._logprobs_of(model, sample))
-        self._step += 1  # TRL counts training steps here
-        now, grading = time.perf_counter(), self.grading.seconds
-        seconds = {"rollout": rolled_out - started, "update": now - rolled_out, "grading": grading}
-        self._log_iteration(diagnostics, episodes, seconds)
-        return torch.stack(losses).mean()
+        diagnostics.cosine_previous = self.updates.finish(peft_model)
+        if sample:
+            diagnostics.add_after(sample, self._logprobs_of(model, sample))
+        return diagnostics, torch.stack(losses).mean()
 
     def optimizer_step(
-        self, model: torch.nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float,
+        self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float,
         diagnostics: IterationDiagnostics,
-    ) -> torch.Tensor:  # fmt: skip
-        """One AdamW step of one adapter on one mini-batch; no other tensor moves. Returns the loss, detached.
-
-        The gradient is accumulated by role and slot, so that each one's own part is known and the parts sum to what is
-        applied. Each micro-batch's loss is a mean over its rows; its weight makes the sum a mean over the mini-batch.
-        """
-        peft_model = self.accelerator.unwrap_model(self.model)
-        peft_model.set_adapter(adapter)
-        params = [p for p in peft_model.parameters() if p.requires_grad]
-        parts, loss = by_part(rows), torch.zeros((), device=self.accelerator.device)
-        matrix = torch.zeros(len(parts), sum(local(p).numel() for p in params), device=loss.device)  # (K, n)
-        for row, ((role, _), owned) in zip(matrix, parts.items(), strict=True):
-            self.optimizer.zero_grad(set_to_none=True)
-            for micro, weight in self._share(owned):
-                loss = loss + self._backward(model, micro, weight, divisor, role, diagnostics)
-            row.copy_(gradient_of(params))
-        if not self.is_sharded:  # FSDP2 has added up the processes' gradients already
-            add_up([matrix])
-        diagnostics.add_gradients(adapter, list(parts), matrix, self.is_sharded)
-        set_gradient(params, functools.reduce(torch.add, matrix))
-        self._last_grad_norm = full(torch.nn.utils.clip_grad_norm_(params, self.cell.max_grad_norm))
+    ) -> Tensor:  # fmt: skip
+        """One AdamW step of one adapter on one mini-batch; no other tensor moves. Returns the loss, detached."""
+        params, loss = self.accumulate(model, adapter, rows, divisor, diagnostics)
+        self._last_grad_norm = full(nn.utils.clip_grad_norm_(params, self.cell.max_grad_norm))
         add_up([loss])
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        peft_model.set_requires_grad(self.adapters, True)
+        self.accelerator.unwrap_model(self.model).set_requires_grad(self.adapters, True)
         diagnostics.add_step(adapter, rows, lr, self._last_grad_norm.item())
         return loss
+
+    def accumulate(
+        self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, diagnostics: IterationDiagnostics
+    ) -> tuple[list[nn.Parameter], Tensor]:
+        """The gradient of one mini-batch, left in the adapter's tensors; returns those and this process's loss, detached.
+
+        It is accumulated by role and slot, so that each one's own part is known and the parts sum to what is applied.
+        Without diagnostics only their sum is kept, over the same groups in the same order: another order of float additions
+        would round differently, and the switch would change the weights. Each micro-batch's loss is a mean over its
+        rows; its weight makes the sum a mean over the mini-batch.
+        """
+        peft_model = self.accelerator.unwrap_model(self.model)
+        peft_model.set_adapter(adapter)
+        params = [p for p in peft_model.parameters() if p.requires_grad]
+        parts, loss = by_part(rows), torch.zeros((), device=self.accelerator.device)
+        n_kept, n = len(parts) if diagnostics.is_on else 1, sum(local(p).numel() for p in params)
+        kept = torch.zeros(n_kept, n, device=loss.device)
+        for at, owned in enumerate(parts.values()):
+            peft_model.zero_grad(set_to_none=True)
+            for micro, weight in self._share(owned):
+                loss = loss + self._backward(model, micro, weight, divisor, diagnostics)
+            part = gradient_of(params)
+            if not self.is_sharded:  # FSDP2 has added up the processes' gradients already
+                add_up([part])
+            kept[at % n_kept] += part
+        if diagnostics.is_on:
+            diagnostics.add_gradients(adapter, list(parts), kept, self.is_sharded)
+        set_gradient(params, functools.reduce(torch.add, kept))
+        return params, loss
 
     def _share(self, rows: list[Row]) -> list[tuple[list[Row], float]]:
         """The micro-batches of `rows` that this process computes, with their weights."""
         return deal(micro_batches(rows, self.cell.micro_batch_tokens), self.accelerator, self.is_sharded)
 
     def _backward(
-        self, model: torch.nn.Module, micro: list[Row], weight: float, divisor: int, role: str,
-        diagnostics: IterationDiagnostics,
-    ) -> torch.Tensor:  # fmt: skip
+        self, model: nn.Module, micro: list[Row], weight: float, divisor: int, diagnostics: IterationDiagnostics
+    ) -> Tensor:
         """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
         batch = collate(micro, self.processing_class.pad_token_id, self.accelerator.device)
         batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         if self.cell.old_logprobs == "recomputed":
-            old = [self._old_logprobs[id(row.turn)] for row in micro]
-            padded = torch.nn.utils.rnn.pad_sequence(old, batch_first=True)  # (N, C)
-            batch["old_per_token_logps"] = padded.to(self.accelerator.device)
+            batch["old_per_token_logps"] = padded(self._old_logprobs, micro).to(self.accelerator.device)
         with self.compute_loss_context_manager(), local_metrics(self.accelerator):
             loss = self.compute_loss(model, batch) * (weight * len(micro) / divisor)
         if not torch.isfinite(loss):
-            raise diverged(loss.item(), self.state.global_step, role, micro)
+            raise diverged(loss.item(), self.state.global_step, micro)
         # FSDP2 averages gradients over the processes; ours are to be summed
         self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
-            diagnostics.add_tokens(micro[0].adapter, role, batch, *self._logps)
+            diagnostics.add_tokens(micro, batch, *self._logps)
         return loss.detach()
 
-    @torch.no_grad()
-    def _logprobs_of(self, model: torch.nn.Module, rows: list[Row]) -> dict[int, torch.Tensor]:
+    def _logprobs_of(self, _: nn.Module, rows: list[Row], temperature: float | None = None) -> dict[int, Tensor]:
         """The trainer's own log-probs of the rows' completions under the present weights: id(turn) -> (C,)."""
-        peft_model, computed = self.accelerator.unwrap_model(self.model), {}
-        place = {id(row.turn): i for i, row in enumerate(rows)}  # the same in every process
-        for adapter in self.adapters:
-            peft_model.set_adapter(adapter)
-            for micro, _ in self._share([row for row in rows if row.adapter == adapter]):
-                batch = collate(micro, self.processing_class.pad_token_id, self.accelerator.device)
-                ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
-                mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
-                logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))
-                for row, values in zip(micro, logps, strict=True):
-                    computed[place[id(row.turn)]] = values[: len(row.turn.completion_ids)].cpu()
+        peft_model, pad_id = self.accelerator.unwrap_model(self.model), self.processing_class.pad_token_id
+        found = logprobs_of(peft_model, rows, self._share, pad_id, self.accelerator, temperature)
         peft_model.set_requires_grad(self.adapters, True)
-        everyones = {i: values for part in gather_objects(computed) for i, values in part.items()}
-        return {id(row.turn): everyones[i] for i, row in enumerate(rows)}
+        return found
 
     def _get_per_token_logps_and_entropies(
-        self, model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
+        self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
         batch_size: int | None = None, compute_entropy: bool = False, compute_aux_loss: bool = False, **_: object,
-    ) -> tuple[torch.Tensor, torch.Tensor, None]:  # fmt: skip
-        """TRL's numbers, from rows moved to the left edge: causal attention then needs no mask and positions no ids.
-
-        `input_ids` and `attention_mask` are (N, P + C) as TRL pads them; returns log-probs and entropies (N, C).
-        """
-        ids, labels, at, inside = left_aligned(input_ids, attention_mask, logits_to_keep)
+    ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
+        """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge."""
         with self.accelerator.autocast():  # unwrapped: data parallelism is ours (`distributed`)
-            outputs = self.accelerator.unwrap_model(model)(input_ids=ids, labels=labels, fused_lm_head=True)
-        logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
-        entropies = outputs.entropy.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
+            logps, entropies = score(self.accelerator.unwrap_model(model), input_ids, attention_mask, logits_to_keep)
         self._logps = (logps.detach(), entropies.detach())
         return logps, entropies, None
 
-    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self._last_grad_norm
 
     def _log_iteration(self, diagnostics: IterationDiagnostics, episodes: list[Episode], seconds: dict) -> None:
@@ -386,7 +386,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         super()._save_checkpoint(model, trial)
         peft_model = self.accelerator.unwrap_model(self.model)
         weights = {name: full(p.detach()) for name, p in peft_model.named_parameters() if "lora_" in name}

@@ -13,23 +13,23 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from multirole.paper.figures import POLICY_COLOURS
 from multirole.paper.results import Key, Results
-from multirole.paper.statistics import collapse
+from multirole.paper.statistics import first_fall
 from multirole.paper.write import STYLE
 from multirole.report import ROLE_COLOURS
 
 FIRST = 10  # iterations: "early"
 BEFORE = 10  # iterations: "just before the fall"
 MASSES = (("row_mass", "rows"), ("token_mass", "tokens"), ("grad_share", "gradient"))
-POLICY_COLOURS = {"ip": "#d55e00", "sp": "#0072b2"}
 MARKERS = {"single": "D", "eval_opt": "o", "voting": "s", "orch_workers": "^"}
 
 
 def _runs(results: Results) -> Iterator[tuple[Key, pd.DataFrame, int | None]]:
-    """Each run, its roles by iteration, and the last evaluated step before validation falls for good (None: it does not)."""
+    """Each run, its roles by iteration, and the last evaluated step before validation first falls (None: it does not)."""
     roles = results.table("roles")
     for key, mine in roles.groupby(list(Key._fields), sort=False):
-        fall = collapse(results.correct(Key(*key)).mean())
+        fall = first_fall(results.correct(Key(*key)).mean())
         yield Key(*key), mine, fall and fall[0]
 
 

@@ -74,6 +74,7 @@ class Results:
         """Where a run's numbers come from."""
         return json.loads((self.runs[key] / "provenance.json").read_text())
 
+    @cache  # noqa: B019
     def steps(self, key: Key) -> dict[str, int]:
         """A run's early, best and terminal checkpoint, and its untrained start."""
         return {"base": 0} | named_steps(self.runs[key])
@@ -82,6 +83,7 @@ class Results:
         """The seeds whose run is finished."""
         return [key.seed for key in self.runs if key[:3] == (workflow, policy, task)]
 
+    @cache  # noqa: B019
     def correct(self, key: Key) -> pd.DataFrame:
         """One run's validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
         return _pivot(self.table("eval"), key)

@@ -98,14 +98,14 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     return 1 - comb(n - right, k) / comb(n, k)
 
 
-def collapse(accuracy: pd.Series, fall: float = 0.05) -> tuple[int, int] | None:
-    """(step of the evaluation before, step of the evaluation that shows the fall); None for a run without one.
+def first_fall(accuracy: pd.Series, fall: float = 0.05) -> tuple[int, int] | None:
+    """(step of the evaluation before, step of the evaluation that shows it) of a run's first fall; None where it has none.
 
-    `accuracy` is by evaluated step. A run collapses at the first evaluation that lies `fall` below the best one before it, if
-    every later one stays that low.
+    `accuracy` is by evaluated step. A run falls at the first evaluation that lies `fall` below the best one before it, whether or
+    not it recovers.
     """
     steps, values = accuracy.index.tolist(), accuracy.tolist()
     for i in range(1, len(values)):
-        if max(values[i:]) <= max(values[:i]) - fall:
+        if values[i] <= max(values[:i]) - fall:
             return steps[i - 1], steps[i]
     return None

@@ -1,0 +1,67 @@
+# The paper's matrix at one scale: every cell trained, every evaluation played, then tables and figures. grid.yaml says what a
+# grid holds, profiles/ how it is run, `make grid` runs it. Each job is a papermill command that a person could have typed.
+#
+# A job is done when its DONE is there. Nothing else counts, neither times nor code, so that no edit and no fresh clone trains
+# anything again. DONE is written last and at once, so that it is never half there.
+import os, sys
+from shlex import quote
+from multirole.grid import Grid
+from multirole.launch import value
+from multirole.record import folder_of
+
+configfile: "grid.yaml"
+
+OPTIONS = ("seeds", "parameters", "base_rollouts", "gpus")  # of a scale
+if unknown := set(config) - {"scale", "results_dir", "scales", *OPTIONS}:
+    raise ValueError(f"{sorted(unknown)} are no options of a grid. Write scale, results_dir or one of {OPTIONS}.")
+CHOSEN = config["scales"]["default"] | config["scales"].get(config["scale"], {})
+SEEDS, PARAMETERS, BASE_ROLLOUTS, GPUS = (config.get(name, CHOSEN[name]) for name in OPTIONS)
+PARAMETERS = {name: value(str(given)) for name, given in PARAMETERS.items()}  # --config leaves text in lists and maps
+GRID = Grid(config["scale"], [value(str(seed)) for seed in SEEDS], PARAMETERS, BASE_ROLLOUTS)
+RESULTS = os.path.normpath(config["results_dir"])
+FOLDER = f"{RESULTS}/{GRID.scale}"
+CELLS = {cell.id: cell for cell in GRID.cells()}
+EVALUATIONS = {"/".join(what.folder(RESULTS).parts[-2:]): what for what in GRID.evaluations()}
+
+def papermill(notebook, executed, what, **launch):
+    """The command of one job: text parameters as they are (-r), others by their value (-p)."""
+    given = GRID.parameters_of(what) | {"results_dir": RESULTS} | launch
+    arguments = " ".join(f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}" for k, v in given.items())
+    # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
+    # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
+    # it deletes what a failed job has written.
+    alone = f"exec setpriv --pdeathsig KILL {sys.executable}"
+    return f"{alone} -m papermill -k python3 --no-progress-bar notebooks/{notebook} {executed} {arguments} < /dev/null"
+
+onstart:
+    GRID.write(RESULTS)  # which runs the tables are of
+
+localrules: paper, trained, evaluated
+
+rule paper:  # the commands of `make paper`, which starts no runs
+    input: expand(f"{FOLDER}/{{id}}/DONE", id=CELLS), expand(f"{FOLDER}/evaluations/{{id}}/DONE", id=EVALUATIONS)
+    shell:
+        "{sys.executable} -m multirole paper {FOLDER}\n"
+        "for name in tables figures mechanisms; do\n"
+        "  {sys.executable} -m papermill -k python3 notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
+        "  {sys.executable} -m nbconvert --log-level WARN --to html {FOLDER}/$name.ipynb\n"
+        "done"
+
+rule trained:
+    input: expand(f"{FOLDER}/{{id}}/DONE", id=CELLS)
+
+rule evaluated:
+    input: expand(f"{FOLDER}/evaluations/{{id}}/DONE", id=EVALUATIONS)
+
+rule train:
+    output: f"{FOLDER}/{{id,[^/]+}}/DONE"
+    params: lambda w: papermill("train_cell.ipynb", f"{FOLDER}/{w.id}/train.ipynb", CELLS[w.id], n_processes=max(1, GPUS))
+    resources: gpu=GPUS
+    shell: "{params}"
+
+rule evaluate:
+    input: lambda w: [ancient(f"{folder_of(cell, RESULTS)}/DONE") for cell in EVALUATIONS[w.id].needs()]
+    output: f"{FOLDER}/evaluations/{{id,[^/]+/[^/]+}}/DONE"
+    params: lambda w: papermill("eval_cell.ipynb", f"{FOLDER}/evaluations/{w.id}/eval.ipynb", EVALUATIONS[w.id])
+    resources: gpu=min(GPUS, 1)
+    shell: "{params}"

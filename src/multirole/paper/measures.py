@@ -1,0 +1,129 @@
+"""The numbers that Figures 2 to 6 draw, from a grid's results; nothing is drawn here."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from multirole.grid import POLICIES, WORKFLOWS
+from multirole.paper.dynamics_table import FIRST_ITERATIONS, POOLED, role_series
+from multirole.paper.results import Key, Results
+from multirole.paper.statistics import Interval, bootstrap, difference
+from multirole.presets import TASKS
+
+SMOOTHED = 5  # iterations
+
+
+class Measured(NamedTuple):
+    """A cell's number with its interval, and each seed's own."""
+
+    interval: Interval
+    by_seed: dict[int, float]
+
+
+def accuracy(
+    results: Results, workflow: str, policy: str, task: str, at: str, since: str | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Measured | None:  # fmt: skip
+    """Validation accuracy at a named checkpoint, or its gain since another; None where no such run is finished."""
+    done = results.seeds(workflow, policy, task)
+    rows = [row for row, seed in enumerate(done) if seeds is None or seed in seeds]
+    if not rows:
+        return None
+    outcomes = results.outcomes(workflow, policy, task, at)[rows]
+    before = None if since is None else results.outcomes(workflow, policy, task, since)[rows]
+    interval = bootstrap(outcomes) if before is None else difference(outcomes, before)
+    by_seed = (outcomes if before is None else outcomes - before).mean(axis=1).tolist()
+    return Measured(interval, dict(zip([done[row] for row in rows], by_seed, strict=True)))
+
+
+def base(results: Results, workflow: str, task: str) -> float | None:
+    """Accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
+    curves = [validation(results, workflow, policy, task) for policy in POLICIES]
+    by_seed = {seed: curve[seed].loc[0] for curve in curves for seed in curve}
+    return float(np.mean(list(by_seed.values()))) if by_seed else None
+
+
+def matched(results: Results) -> dict[tuple[str, str], list[int]]:
+    """(workflow, task) -> the seeds that are finished under both policies, where there are any."""
+    found = {
+        (w, t): [seed for seed in results.seeds(w, "ip", t) if seed in results.seeds(w, "sp", t)]
+        for t, w in product(TASKS, WORKFLOWS)
+    }
+    return {cell: seeds for cell, seeds in found.items() if seeds}
+
+
+def training(results: Results, workflow: str, policy: str, task: str) -> pd.DataFrame:
+    """iteration x seed: training accuracy."""
+    table = results.table("metrics")
+    if table.empty:
+        return pd.DataFrame()
+    mine = table[(table["workflow"] == workflow) & (table["policy"] == policy) & (table["task"] == task)]
+    return mine.pivot(index="iteration", columns="seed", values="accuracy")
+
+
+def validation(results: Results, workflow: str, policy: str, task: str) -> pd.DataFrame:
+    """Evaluated step x seed: validation accuracy."""
+    seeds = results.seeds(workflow, policy, task)
+    return pd.DataFrame({seed: results.correct(Key(workflow, policy, task, seed)).mean() for seed in seeds})
+
+
+def smoothed(curves: pd.DataFrame) -> pd.DataFrame:
+    """Centred mean over `SMOOTHED` iterations, over fewer at the ends."""
+    return curves.rolling(SMOOTHED, center=True, min_periods=1).mean()
+
+
+def typical(curves: pd.DataFrame) -> pd.Series:
+    """Median over seeds, then over `SMOOTHED` iterations: a single large value does not show in it."""
+    return curves.median(axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
+
+
+def entropy(results: Results, key: Key) -> pd.Series:
+    """iteration -> mean entropy of a run's tokens, all roles together under either policy, as in the released code."""
+    table = results.table("roles")
+    mine = table[(table[list(Key._fields)] == list(key)).all(axis=1)]
+    sums = (mine["entropy"] * mine["tokens"]).groupby(mine["iteration"]).sum()
+    return sums / mine.groupby("iteration")["tokens"].sum()
+
+
+def amplitudes(results: Results) -> pd.DataFrame:
+    """One row per run of a matched cell and seed: its extremes over the iterations.
+
+    `chi2` and `chi2_after` are of the role with the largest one under IP, and of all tokens of the shared adapter under
+    SP, much as the released code logs them; `chi2_role` and `chi2_after_role` of the role with the largest under both.
+    `grad_norm` is of single optimizer steps of an adapter, `entropy` the initial value minus the least.
+    """
+    rows, ledger = [], results.table("ledger")
+    for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
+        for seed in seeds:
+            key = Key(workflow, policy, task, seed)
+            series, tokens = role_series(results, key), entropy(results, key)
+            of_roles = [part for role, part in series.items() if role != POOLED]
+            row: dict[str, object] = key._asdict()
+            for name in ("chi2", "chi2_after"):
+                row[f"{name}_role"] = max(part[name].max() for part in of_roles)
+                row[name] = series[POOLED][name].max() if POOLED in series else row[f"{name}_role"]
+            row["grad_norm"] = ledger[(ledger[list(Key._fields)] == list(key)).all(axis=1)]["grad_norm"].max()
+            row["entropy"] = tokens.iloc[0] - tokens.min()
+            rows.append(row)
+    names = ("chi2_role", "chi2", "chi2_after_role", "chi2_after", "grad_norm", "entropy")
+    return pd.DataFrame(rows, columns=[*Key._fields, *names])
+
+
+def falls(results: Results) -> pd.DataFrame:
+    """Every finished multi-agent run: accuracy at its peak and its end, and the fall between, the largest first."""
+    rows = []
+    for key in results.runs:
+        if key.workflow in WORKFLOWS:
+            curve, steps = results.correct(key).mean(), results.steps(key)
+            peak, final = curve[steps["best"]], curve[steps["terminal"]]
+            rows.append(key._asdict() | {"peak": peak, "final": final, "fall": peak - final})
+    table = pd.DataFrame(rows, columns=[*Key._fields, "peak", "final", "fall"])
+    return table.sort_values("fall", ascending=False, kind="stable", ignore_index=True)
+
+
+def over_first(series: pd.Series) -> pd.Series:
+    """A positive series over its first value, the median of the first iterations: a single one is noisy."""
+    return series / series.iloc[:FIRST_ITERATIONS].median()

@@ -1,0 +1,203 @@
+"""The figures: the numbers they draw are those of the tables, the same results give the same bytes, and gaps are counted."""
+
+import asyncio
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import PathCollection
+from paper_results import make_results
+
+from multirole.cells import Cell
+from multirole.episodes import Problem, Turn
+from multirole.grid import POLICIES, WORKFLOWS
+from multirole.paper.figures import Plate, figures
+from multirole.paper.measures import accuracy, amplitudes, base, falls, matched, over_first, smoothed, typical
+from multirole.paper.results import Key, Results
+from multirole.paper.topology import MESSAGES
+from multirole.paper.write import write_figure
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "figures.ipynb"
+NAMES = ["figure_1", "figure_2", "figure_3", "figure_4_math", "figure_4_code", "figure_5", "figure_6", "figure_6_falls"]
+
+
+def without(results: Results, *keys: Key) -> Results:
+    """The same folder, with these runs unfinished."""
+    for key in keys:
+        (results.runs[key] / "DONE").unlink()
+    return Results(results.folder)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Results:
+    return Results(make_results(tmp_path_factory.mktemp("finished")))
+
+
+@pytest.fixture(scope="module")
+def uneven(finished, tmp_path_factory) -> Results:
+    """Three seeds, of which Voting-SP on math has two."""
+    folder = tmp_path_factory.mktemp("uneven") / "tiny-s"
+    shutil.copytree(finished.folder, folder)
+    return without(Results(folder), Key("voting", "sp", "math", 1))
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory) -> Results:
+    """One seed, without Voting-SP and the single agent on math, and without Eval-Opt on code."""
+    results = Results(make_results(tmp_path_factory.mktemp("unfinished"), seeds=(0,)))
+    gone = [("voting", "sp", "math"), ("single", "sp", "math"), ("eval_opt", "ip", "code"), ("eval_opt", "sp", "code")]
+    return without(results, *(Key(*cell, 0) for cell in gone))
+
+
+@pytest.fixture(scope="module")
+def plates(finished) -> dict[str, Plate]:
+    return {plate.name: plate for plate in figures(finished)}
+
+
+@pytest.fixture(scope="module")
+def plates_of_one_seed(unfinished) -> dict[str, Plate]:
+    return {plate.name: plate for plate in figures(unfinished)}
+
+
+def table_of(results: Results, name: str, key: Key) -> pd.DataFrame:
+    return pd.read_parquet(results.runs[key] / f"{name}.parquet")
+
+
+def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one_seed):
+    assert list(plates) == list(plates_of_one_seed) == NAMES
+    captions = {name: plate.caption for name, plate in plates_of_one_seed.items()}
+    for name in NAMES[1:]:
+        assert "n = 16 validation problems" in captions[name] and "seed 0 alone" in captions[name]
+        assert "n = 16" in plates[name].caption and "seeds 0, 1 and 2" in plates[name].caption
+    assert "4 of 14 runs are not finished" in captions["figure_2"]  # the single agent is drawn there
+    assert "3 of 12 runs are not finished" in captions["figure_3"]
+    assert "2 of 7 runs are not finished" in captions["figure_4_math"]
+    assert "All 3 runs are finished" in captions["figure_6"]
+    assert "All 42 runs are finished" in plates["figure_2"].caption
+    for name in ("figure_2", "figure_3"):
+        assert "Error bars: 95 %" in captions[name] and "problems only" in captions[name]
+        assert "seeds as the outer level" in plates[name].caption
+
+
+def test_the_same_results_give_the_same_bytes(unfinished, plates_of_one_seed, tmp_path):
+    again = {plate.name: plate for plate in figures(Results(unfinished.folder))}
+    for folder, drawn in (("a", plates_of_one_seed), ("b", again)):
+        for plate in drawn.values():
+            write_figure(plate.figure, plate.caption, plate.name, tmp_path / folder)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == sorted(f"{name}.{kind}" for name in NAMES for kind in ("md", "pdf", "png"))
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_gains_are_peak_minus_base_of_the_validation_tables(finished):
+    gains, bases = {}, {}
+    for seed in (0, 1, 2):
+        curve = table_of(finished, "eval", Key("voting", "sp", "code", seed)).groupby("step")["correct"].mean()
+        gains[seed], bases[seed] = curve[curve.index > 0].max() - curve[0], curve[0]
+    found = accuracy(finished, "voting", "sp", "code", "best", since="base")
+    assert found.by_seed == pytest.approx(gains)
+    assert found.interval.mean == pytest.approx(np.mean(list(gains.values())))
+    assert (found.interval.seeds, found.interval.problems) == (3, 16)
+    assert base(finished, "voting", "code") == pytest.approx(np.mean(list(bases.values())))
+
+
+def test_figure_2_draws_a_bar_per_finished_cell(finished, plates):
+    bars = [bar.get_height() for bar in plates["figure_2"].figure.axes[0].patches]
+    cells = [(workflow, policy) for workflow in WORKFLOWS for policy in POLICIES]
+    means = [accuracy(finished, *cell, "math", "best", since="base").interval.mean for cell in cells]
+    assert bars == pytest.approx([100 * mean for mean in means])
+
+
+def test_matched_cells_are_compared_in_the_seeds_that_both_have(uneven):
+    assert matched(uneven)["voting", "math"] == [0, 2] and matched(uneven)["voting", "code"] == [0, 1, 2]
+    at_the_end = {}
+    for seed in (0, 2):
+        curve = table_of(uneven, "eval", Key("voting", "ip", "math", seed)).groupby("step")["correct"].mean()
+        at_the_end[seed] = curve.iloc[-1]
+    ip = accuracy(uneven, "voting", "ip", "math", "terminal", seeds=[0, 2])
+    assert ip.by_seed == pytest.approx(at_the_end)
+    assert ip.interval.mean == pytest.approx(np.mean(list(at_the_end.values())))
+    table = amplitudes(uneven)
+    mine = table[(table["workflow"] == "voting") & (table["task"] == "math")]
+    assert sorted(zip(mine["policy"], mine["seed"], strict=True)) == [("ip", 0), ("ip", 2), ("sp", 0), ("sp", 2)]
+
+
+def test_figure_3_puts_sp_on_x_and_ip_on_y(finished, plates):
+    panel = plates["figure_3"].figure.axes[1]
+    clouds = [c.get_offsets().data for c in panel.collections if isinstance(c, PathCollection)]
+    means = [cloud[0].tolist() for cloud in clouds if len(cloud) == 1]  # the other clouds are seeds
+    expected = [
+        [accuracy(finished, workflow, policy, task, "terminal").interval.mean for policy in ("sp", "ip")]
+        for workflow, task in matched(finished)
+    ]
+    assert np.array(means) == pytest.approx(np.array(expected))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
+    key = Key("orch_workers", policy, "math", 1)
+    roles, ledger = table_of(finished, "roles", key), table_of(finished, "ledger", key)
+    pooled, entropies = [], []
+    for _, rows in roles.groupby("iteration"):
+        pooled.append(np.average(rows["chi2"], weights=rows["tokens"]))
+        entropies.append(np.average(rows["entropy"], weights=rows["tokens"]))
+    table = amplitudes(finished)
+    row = table[(table[list(Key._fields)] == list(key)).all(axis=1)].iloc[0]
+    assert row["chi2_role"] == pytest.approx(roles["chi2"].max())
+    assert row["chi2"] == pytest.approx(max(pooled) if policy == "sp" else roles["chi2"].max())
+    assert max(pooled) < roles["chi2"].max()
+    assert row["grad_norm"] == pytest.approx(ledger["grad_norm"].max())
+    assert row["entropy"] == pytest.approx(entropies[0] - min(entropies))
+
+
+def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):
+    table, panel = amplitudes(finished), plates["figure_5"].figure.axes[2]
+    drawn = [y for cloud in panel.collections for _, y in cloud.get_offsets().data]
+    assert sorted(drawn) == pytest.approx(sorted(table["grad_norm"])) and len(drawn) == 36
+
+
+def test_the_farthest_fall_is_the_one_that_was_made_to_fall(finished):
+    worst = falls(finished).groupby("policy").first().loc["ip"]
+    assert (worst["workflow"], worst["task"]) == ("voting", "math")
+    curve = table_of(finished, "eval", Key("voting", "ip", "math", worst["seed"])).groupby("step")["correct"].mean()
+    assert worst["fall"] == pytest.approx(curve[curve.index > 0].max() - curve.iloc[-1])
+    assert "single" not in set(falls(finished)["workflow"])
+
+
+def test_curves_are_smoothed_and_scaled_as_the_captions_say():
+    noisy = pd.Series([2.0, 100.0, 4.0, 1.0, 4.0, 8.0, 8.0])
+    assert over_first(noisy).iloc[-1] == 2.0  # the median of the first five is 4
+    assert smoothed(noisy).tolist() == pytest.approx([106 / 3, 107 / 4, 111 / 5, 117 / 5, 25 / 5, 21 / 4, 20 / 3])
+    assert typical(pd.DataFrame({0: noisy, 1: noisy, 2: 0 * noisy})).tolist() == [4, 3, 4, 4, 4, 6, 8]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_the_arrows_are_the_messages_that_the_workflow_sends(workflow):
+    seen = set()
+
+    async def call(role: str, messages: list, slot: int = 0, round: int = 0) -> Turn:
+        prompt = json.dumps([str(message) for message in messages])
+        seen.update((other, role) for other in roles if other != role and f"said-by-{other}" in prompt)
+        text = f"STRATEGY 1: said-by-{role}\nSTRATEGY 2: said-by-{role}\n\\boxed{{Incorrect}} \\boxed{{1}}"
+        return Turn(role, slot, round, [], [], [], text, "stop", "")
+
+    made = Cell(workflow, "ip").make_workflow()
+    roles = made.roles
+    asyncio.run(made.run(Problem("0", "tiny_math", "1+1", None), call))
+    ends = {"problem", "answer"}
+    assert {(m.source, m.target) for m in MESSAGES[workflow] if not {m.source, m.target} & ends} == seen
+
+
+def test_the_notebook_is_thin_and_shows_every_figure_with_its_caption():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells) and max(map(len, map(str.splitlines, sources))) < 10
+    assert not any(line.lstrip().startswith(("def ", "class ")) for s in sources for line in s.splitlines())
+    calls = [call for s in sources for call in re.findall(r"figures\.(figure_\w+)\((?:runs, \"(\w+)\"|runs)\)", s)]
+    assert [f"{name}_{task}" if task else name for name, task in calls] == NAMES
+    assert sum("display(plate.figure, Markdown(plate.caption))" in s for s in sources) == len(NAMES)

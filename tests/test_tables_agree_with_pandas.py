@@ -1,0 +1,306 @@
+"""Tables against an independent recomputation: plain pandas over the Parquet files, found by their config.json."""
+
+import json
+import re
+import shutil
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from paper_results import make_results
+from scipy.stats import binomtest
+
+from multirole.grid import Grid
+from multirole.paper import statistics
+from multirole.paper.results import Results
+from multirole.paper.signature_tables import signature_table
+from multirole.paper.tables import tables
+from multirole.paper.write import Table, write_tables
+
+CELLS = [(t, w) for t in ("math", "code") for w in ("eval_opt", "voting", "orch_workers")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_results(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    return {table.name: table for table in tables(Results(folder))}
+
+
+def files(folder: Path, table: str, kind: str | None = None) -> pd.DataFrame:
+    """A table of every run, or of every evaluation whose folder's name begins with `kind`, with its coordinates."""
+    frames = []
+    for config in folder.glob("*/config.json") if kind is None else folder.glob("evaluations/*/*/config.json"):
+        about = json.loads(config.read_text())
+        cell = about.get("cell", about)
+        if kind in (None, about.get("adapters")) and (config.parent / f"{table}.parquet").exists():
+            policy = "ip" if len(set(cell["policy"].values())) > 1 else "sp"
+            frame = pd.read_parquet(config.parent / f"{table}.parquet")
+            names = {"workflow": cell["workflow"], "policy": policy, "task": cell["task"], "seed": cell["seed"]}
+            frames.append(frame.assign(**names))
+    return pd.concat(frames)
+
+
+def by_step(folder: Path) -> pd.DataFrame:
+    """Validation accuracy, (workflow, policy, task, seed) x step."""
+    return files(folder, "eval").groupby(["workflow", "policy", "task", "seed", "step"])["correct"].mean().unstack()
+
+
+def number(values: pd.DataFrame, name: str, **where: str) -> pd.Series:
+    """The one row of a tidy table."""
+    rows = values[(values[list(where)] == list(where.values())).all(axis=1) & (values["number"] == name)]
+    assert len(rows) == 1
+    return rows.iloc[0]
+
+
+def test_table_1(folder, made):
+    steps = by_step(folder)
+    base, peak = steps[0], steps[[s for s in steps if s > 0]].max(axis=1)
+    for task, workflow in CELLS:
+        expected = {
+            "base": base[workflow, "sp", task],
+            "SA-RL": peak["single", "sp", task],
+            "IP": peak[workflow, "ip", task],
+            "SP": peak[workflow, "sp", task],
+            "IP − SA-RL": peak[workflow, "ip", task] - peak["single", "sp", task],
+            "SP − SA-RL": peak[workflow, "sp", task] - peak["single", "sp", task],
+        }
+        for name, by_seed in expected.items():
+            row = number(made["table_1"].values, name, task=task, workflow=workflow)
+            assert row["mean"] == pytest.approx(by_seed.mean()) and (row["seeds"], row["problems"]) == (3, 16)
+            assert row["low"] <= row["mean"] <= row["high"]
+
+
+def test_table_1_checks(folder, made):
+    steps = by_step(folder)
+    for (workflow, policy, task), runs in steps.groupby(level=[0, 1, 2]):
+        row = number(made["table_1_checks"].values, "final − peak", task=task, workflow=workflow, policy=policy)
+        trained = runs.drop(columns=0)
+        assert row["mean"] == pytest.approx((trained[20] - trained.max(axis=1)).mean())
+        halves = number(made["table_1_checks"].values, "split-half peak", task=task, workflow=workflow, policy=policy)
+        assert halves["mean"] <= trained.max(axis=1).mean()
+    collapsed = number(made["table_1_checks"].values, "final − peak", task="math", workflow="voting", policy="ip")
+    assert collapsed["high"] < -0.5
+
+
+def test_mcnemar_counts(folder, made):
+    outcomes = (
+        files(folder, "eval")
+        .set_index(["workflow", "policy", "task", "seed", "problem", "step"])["correct"]
+        .sort_index()
+    )
+    for row in made["table_1_mcnemar"].values.query("at == 'final'").to_dict("records"):
+        ip, sp = (outcomes[row["workflow"], policy, row["task"]].xs(20, level="step") for policy in ("ip", "sp"))
+        both = pd.DataFrame({"ip": ip, "sp": sp})
+        only_ip, only_sp = int((both["ip"] & ~both["sp"]).sum()), int((~both["ip"] & both["sp"]).sum())
+        assert (row["only_first"], row["only_second"]) == (only_ip, only_sp)
+        assert row["p"] == pytest.approx(binomtest(only_ip, only_ip + only_sp).pvalue)
+
+
+def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
+    roles, ledger = files(folder, "roles"), files(folder, "ledger")
+    values = made["table_2"].values.set_index(["task", "workflow", "policy", "role", "number"]).sort_index()
+    mine = roles.query("workflow == 'voting' and policy == 'ip' and task == 'math' and role == 'generator'")
+    ratios, steps, norms = [], [], []
+    for _, run in mine.groupby("seed"):
+        chi2 = run.set_index("iteration")["chi2"]
+        ratios.append(chi2.max() / np.median(np.abs(chi2.loc[1:5])))
+        steps.append(chi2.idxmax())
+        norms.append(run["grad_norm"].max() / run["grad_norm"].iloc[0])
+    found = values.loc["math", "voting", "ip", "generator"]
+    assert found.loc["chi2_ratio", ["low", "median", "high"]].tolist() == pytest.approx(sorted(ratios))
+    assert found.loc["chi2_iteration", "median"] == np.median(steps)
+    assert found.loc["grad_norm_ratio", "median"] == pytest.approx(np.median(norms))
+
+    of_shared = values.loc["math", "voting", "sp", "all roles (shared)"]
+    peaks, rises, norms = [], [], []
+    for seed, run in roles.query("workflow == 'voting' and policy == 'sp' and task == 'math'").groupby("seed"):
+        run = run.assign(c=run["chi2"] * run["tokens"], p=run["perplexity"] * run["rows"]).groupby("iteration").sum()
+        perplexity = run["p"] / run["rows"]
+        peaks.append((run["c"] / run["tokens"]).max())
+        rises.append(perplexity.max() / perplexity.loc[1])
+        steps = ledger.query(f"workflow == 'voting' and policy == 'sp' and task == 'math' and seed == {seed}")
+        norm = steps.groupby("iteration")["grad_norm"].mean()
+        norms.append(norm.max() / norm.loc[1])
+    assert of_shared.loc["chi2_peak", "median"] == pytest.approx(np.median(peaks))
+    assert of_shared.loc["perplexity_ratio", "median"] == pytest.approx(np.median(rises))
+    assert of_shared.loc["grad_norm_ratio", "median"] == pytest.approx(np.median(norms))
+
+
+def test_a_role_of_one_step_has_no_ratio(made):
+    shown = made["table_2"].shown
+    aggregator = shown[(shown["role"] == "aggregator") & (shown["policy"] == "IP")]
+    assert len(aggregator) == 2 and (aggregator["χ² peak / first"] == "undefined").all()
+    assert (aggregator["χ² after the update, peak"] != "undefined").all()
+
+
+def test_table_3(folder, made):
+    for column, kind in (("transfer", "transfer"), ("transfer to all", "transfer_all")):
+        accuracy = files(folder, "eval", kind).groupby(["workflow", "task"])["correct"].mean()
+        for task, workflow in CELLS:
+            row = number(made["table_3"].values, column, task=task, workflow=workflow)
+            assert row["mean"] == pytest.approx(accuracy[workflow, task]) and row["seeds"] == 3
+            base = number(made["table_1"].values, "base", task=task, workflow=workflow)["mean"]
+            if kind == "transfer":
+                gap = number(made["table_3_differences"].values, "transfer − base", task=task, workflow=workflow)
+                assert gap["mean"] == pytest.approx(row["mean"] - base)
+
+
+def test_signatures(folder, made):
+    """Panel C1 at the end, and Panel A1's first turns, from the texts themselves."""
+    turns = files(folder, "turns", "own").query("step == 20")
+    values = signatures(made["table_4"])
+    said = turns.query("workflow == 'voting' and policy == 'ip' and task == 'math'")
+    voters, aggregator = said[said["role"] == "generator"], said[said["role"] == "aggregator"]
+    of_voters = values["C1", "terminal", "generator"]
+    assert of_voters["boxed_rate"] == pytest.approx(voters["text"].str.contains(r"\\boxed\{\d+\}").mean())
+    assert of_voters["hedging_rate"] == pytest.approx(voters["text"].str.contains(r"\bwait\b").mean())
+    assert of_voters["truncated_rate"] == pytest.approx((voters["finish_reason"] == "length").mean())
+    medians = aggregator.groupby("seed")["completion_tokens"].median()
+    assert values["C1", "terminal", "aggregator", "length_p50"] == pytest.approx(medians.mean())
+    shared = voters.groupby(["seed", "problem"])["text"].apply(lambda texts: pairwise(list(texts)))
+    assert of_voters["jaccard"] == pytest.approx(shared.groupby("seed").mean().mean())
+
+    judged = turns.query(
+        "workflow == 'eval_opt' and policy == 'sp' and task == 'code' and role == 'evaluator' and round == 0"
+    )
+    a1 = signatures(made["table_5"])["A1", "terminal"]
+    fenced = judged["text"].str.startswith("```python")
+    assert 0 < fenced.mean() < 1 and len(judged) < len(turns.query("workflow == 'eval_opt' and role == 'evaluator'"))
+    assert a1["evaluator", "first_code_fence_rate"] == pytest.approx(fenced.mean())
+    assert a1["evaluator", "first_bare_stamp_rate"] == pytest.approx(1 - fenced.mean())
+
+
+def signatures(table: Table) -> pd.Series:
+    """Means by panel, checkpoint, role and signature."""
+    return table.values.set_index(["panel", "checkpoint", "role", "signature"])["mean"].sort_index()
+
+
+def pairwise(texts: list[str]) -> float:
+    """Mean 3-gram Jaccard of three texts."""
+    grams = [{tuple(words[i : i + 3]) for i in range(len(words) - 2)} for words in (text.split() for text in texts)]
+    pairs = [(a, b) for i, a in enumerate(grams) for b in grams[i + 1 :]]
+    return float(np.mean([len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs]))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [("eval_opt", "ip", "math"), ("voting", "sp", "code"), ("orch_workers", "ip", "code"), ("single", "sp", "math")],
+)
+def test_any_cell_has_a_signature_table(folder, cell):
+    values = signature_table(Results(folder), *cell).values
+    assert values["mean"].notna().all() and set(values["checkpoint"]) == {"base", "early", "best", "terminal"}
+
+
+def test_compute(folder, made):
+    metrics = files(folder, "metrics").groupby(["task", "workflow", "policy"])
+    values = made["compute"].values.set_index(["task", "workflow", "policy"]).sort_index()
+    for cell, run in metrics:
+        row = values.loc[cell]
+        assert row["completion_tokens"] == run["completion_tokens"].sum() and row["runs"] == 3
+        assert row["wall_seconds"] == pytest.approx(run["rollout_seconds"].sum() + run["update_seconds"].sum())
+    assert made["compute"].shown["optimizer steps"].str.replace(",", "").str.fullmatch(r"\d+").sum() == 15
+    played = files(folder, "eval", "transfer")
+    assert values.loc["evaluations, transfer", "prompt_tokens"].sum() == played["prompt_tokens"].sum()
+
+
+def test_table_7_shows_the_grid_beside_the_paper(made):
+    rows = made["table_7"].values.set_index("setting")
+    assert tuple(rows.loc["Training steps (iterations)"]) == ("500", "500", "20")
+    assert tuple(rows.loc["Learning rate"]) == ("2e-5", "2e-5", "0.002")
+    for setting, row in rows[rows["paper"].str.fullmatch(r"[\d.]+")].iterrows():
+        if re.match(r"[\d.]+", row["preset"]):
+            assert float(row["paper"]) == float(re.match(r"[\d.]+", row["preset"])[0]), setting
+
+
+def test_the_same_results_give_the_same_bytes(folder, made, tmp_path):
+    write_tables(list(made.values()), tmp_path / "a")
+    write_tables(tables(Results(folder)), tmp_path / "b")
+    written = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(written) == 3 * len(made) == 33
+    for name in written:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert not [name for name in written if str(folder.parent) in (tmp_path / "a" / name).read_text()]
+
+
+def test_every_caption_says_its_sample_and_what_the_paper_published(made):
+    for name, table in made.items():
+        assert "Not finished" not in table.caption
+        if name in ("table_1", "table_2", "table_3", "table_4", "table_5", "table_6"):
+            assert "not published in its text" in table.caption and "seeds 0, 1 and 2" in table.caption
+
+
+def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_path):
+    part = shutil.copytree(folder, tmp_path / "tiny-s")
+    for run in part.glob("orch_workers-ip-code-*"):
+        (run / "DONE").unlink()
+    next(part.glob("voting-ip-math-s0-*/DONE")).unlink()
+    (altered,) = part.glob("single-sp-math-s1-*/eval.parquet")
+    pd.read_parquet(altered).assign(correct=True).to_parquet(altered)
+    now = {table.name: table for table in tables(Results(part))}
+    shown = now["table_1"].shown.set_index(["task", "workflow"])
+    assert shown.loc[("Code", "Orch-Workers"), "IP"] == "–" == shown.loc[("Code", "Orch-Workers"), "IP − SA-RL"]
+    assert shown.loc[("Code", "Orch-Workers"), "SP"] != "–" and "5 of 42 runs" in now["table_1"].caption
+    peak = by_step(folder).drop(columns=0).max(axis=1)
+    row = number(now["table_1"].values, "SA-RL", task="math", workflow="voting")
+    assert row["mean"] == pytest.approx(peak["single", "sp", "math"].drop(1).mean()) and row["seeds"] == 2
+    gap = number(now["table_1"].values, "IP − SA-RL", task="math", workflow="voting")
+    assert gap["mean"] == pytest.approx(peak["voting", "ip", "math", 2] - peak["single", "sp", "math", 2])
+    assert gap["seeds"] == 1
+
+
+def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
+    Grid("tiny-s", (0, 1, 2)).write(tmp_path)
+    for table in tables(Results(tmp_path / "tiny-s")):
+        assert len(table.shown) and (
+            table.name == "table_7" or "42 of 42 runs" in table.caption or "–" in table.caption
+        )
+
+
+def test_bootstrap_by_hand():
+    assert statistics.bootstrap(np.full((3, 20), 0.25))[:3] == (0.25, 0.25, 0.25)
+    seeds = statistics.bootstrap(np.repeat([[0.0], [0.0], [1.0]], 20, axis=1))
+    assert (seeds.low, seeds.high) == (0.0, 1.0)  # seeds are resampled: all three can be the one that is right
+    two = statistics.bootstrap(np.repeat([[0.0], [1.0]], 20, axis=1))
+    assert (two.low, two.high) == (0.5, 0.5)  # two are not
+    right = np.zeros((1, 100))
+    right[:, :36] = 1
+    one = statistics.bootstrap(right)
+    assert one.low == pytest.approx(0.36 - 1.96 * 0.048, abs=0.012)
+    assert one.high == pytest.approx(0.36 + 1.96 * 0.048, abs=0.012)
+
+
+def test_paired_differences_are_narrower_than_their_parts():
+    before = np.array([[0.0, 1.0] * 32])
+    assert statistics.difference(before, before)[:3] == (0.0, 0.0, 0.0)
+    many = np.repeat(before, 3, axis=0)
+    assert statistics.difference(many, before).seeds == 3  # one base serves every seed
+
+
+def test_mcnemar_by_hand():
+    first = np.array([[1] * 8 + [0] + [1, 0]])
+    second = np.array([[0] * 8 + [1] + [1, 0]])
+    test = statistics.mcnemar(first, second)
+    assert (test.only_first, test.only_second) == (8, 1) and test.p == pytest.approx(2 * (1 + 9) / 2**9)
+    assert statistics.mcnemar(first, first).p == 1.0
+
+
+def test_pass_at_k_by_hand():
+    assert statistics.pass_at_k(np.array([2]), 3, 2).tolist() == [1.0] == [1 - comb(1, 2) / comb(3, 2)]
+    assert statistics.pass_at_k(np.array([0, 1, 3]), 3, 1).tolist() == pytest.approx([0, 1 / 3, 1])
+    assert statistics.pass_at_k(np.array([1]), 4, 2).tolist() == pytest.approx([0.5])
+    with pytest.raises(ValueError, match="k=4 of n=3"):
+        statistics.pass_at_k(np.array([1]), 3, 4)
+
+
+def test_split_half_peak_is_read_where_it_was_not_chosen():
+    """Step 10 is right on the even problems, step 20 on the odd ones: each half chooses what the other half fails."""
+    correct = pd.DataFrame({0: [1.0] * 4, 10: [1.0, 0.0, 1.0, 0.0], 20: [0.0, 1.0, 0.0, 1.0]})
+    assert statistics.split_half_peak(correct).tolist() == [0.0] * 4 and correct[10].mean() == 0.5
+    agreed = pd.DataFrame({0: [0.0] * 4, 10: [0.0] * 4, 20: [1.0, 1.0, 1.0, 0.0]})
+    assert statistics.split_half_peak(agreed).tolist() == [1.0, 1.0, 1.0, 0.0]
