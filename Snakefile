@@ -30,7 +30,7 @@ def papermill(notebook, executed, what, **launch):
     # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
     # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
     # it deletes what a failed job has written.
-    alone = f"exec setpriv --pdeathsig KILL {sys.executable}"
+    alone = f"exec flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL {sys.executable}"
     return f"{alone} -m papermill -k python3 --no-progress-bar notebooks/{notebook} {executed} {arguments} < /dev/null"
 
 onstart:

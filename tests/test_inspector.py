@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import make_episodes
 
+from multirole.cells import Cell
 from multirole.inspector import findings, inspect_run, main, turns
+from multirole.inspector.tables import PANELS
 from multirole.record import sha256, write_table
 from multirole.report import validation
 
@@ -288,3 +291,12 @@ def test_pages_leave_a_finished_run_finished(tmp_path):
     )  # fmt: skip
     inspect_run(folder)
     assert read(inspect_run(folder))[1]["status"] == "finished, 60 iterations"
+
+
+def test_every_panel_is_a_column_that_a_run_records(make_trainer):
+    """A renamed metric would leave an empty panel, and nobody would miss it."""
+    trainer = make_trainer(Cell("voting", "sp"))
+    rows = trainer._rows(make_episodes(trainer.cell, n_problems=4))
+    diagnostics, _ = trainer.update(trainer.model, rows)
+    recorded = set().union(*diagnostics.per_role().values())
+    assert {panel.column for panel in PANELS} <= recorded

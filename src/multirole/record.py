@@ -23,6 +23,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -214,6 +215,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
+        self._cpu = time.process_time()
 
     def add_iteration(
         self, iteration: int, episodes: list[Episode], n_episodes: int, roles: dict[str, dict], alarms: list[dict],
@@ -237,8 +239,10 @@ class Recorder:
                 "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / len(groups),
                 "optimizer_steps": len(ledger),
                 **{f"{half}_seconds": value for half, value in seconds.items()},
+                "cpu_seconds": time.process_time() - self._cpu,
             }
         )
+        self._cpu = time.process_time()
         self.tables["roles"] += [{"iteration": iteration, "role": role, **values} for role, values in roles.items()]
         self.tables["ledger"] += [{"iteration": iteration, **step} for step in ledger]
         self.tables["steps"] += [{"iteration": iteration, **step} for step in diagnostics.steps()]

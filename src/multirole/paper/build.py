@@ -6,6 +6,7 @@ from pathlib import Path
 
 from multirole.paper.claims import claims
 from multirole.paper.figures import figures
+from multirole.paper.matched import matched_updates, plot_matched_updates
 from multirole.paper.readme import rewrite
 from multirole.paper.results import Results
 from multirole.paper.tables import tables
@@ -21,14 +22,15 @@ def build(folder: str | Path, readme: str | Path | None = None) -> Results:
         raise ValueError(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
-    made = [*tables(results), claims(results)]
+    made = [*tables(results), claims(results), matched_updates(results)]
     write_tables(made, results.folder / "tables")
     plates = figures(results)
     for plate in plates:
         write_figure(plate.figure, plate.caption, plate.name, results.folder / "figures")
+    write_figure(plot_matched_updates(results), made[-1].caption, made[-1].name, results.folder / "figures")
     if readme is not None:
         rewrite(Path(readme), results, {table.name: table for table in made})
-    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates), folder,
+    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates) + 1, folder,
                 len(results.missing()))  # fmt: skip
     return results
 

@@ -26,6 +26,8 @@ ROWS = {
 """What is drawn, from the top."""
 CHI2, RATIOS = ("chi2", "chi2_after"), ("perplexity", "grad_norm")
 """What is drawn as it is, since its first value is next to nothing, and what is drawn over its first value."""
+LEAST_RATIO = 0.03
+"""Ratios below are cut off: without a difference in reward the gradient is zero."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def draw(figure: Figure, results: Results, columns: list[Column], colours: dict[
         handles = [_draw_role(panels, role, [run[role] for run in series], colours) for role in roles]
         for name in RATIOS:
             panels[name].axhline(1, color="0.75", lw=0.7, zorder=0)
-            log_axis(panels[name])
+            log_axis(panels[name], LEAST_RATIO)
         for name in CHI2:
             _chi2_axis(panels[name])
         _draw_validation(panels["validation"], results, column, colours)
@@ -77,10 +79,12 @@ def draw(figure: Figure, results: Results, columns: list[Column], colours: dict[
     return grid.tolist()
 
 
-def log_axis(axes: Axes) -> None:
-    """A logarithmic y with plain numbers, a few of them whatever its span; to be called once all is drawn."""
+def log_axis(axes: Axes, least: float = 0.0) -> None:
+    """A logarithmic y, cut at `least`, with a few plain numbers whatever its span; to be called once all is drawn."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
+    low = max(low, least)
+    axes.set_ylim(low, high)
     decades = np.log10(high / low)
     subs = (1,) if decades > 3 else (1, 3) if decades > 1 else (1, 1.5, 2, 3, 5, 7)
     axes.yaxis.set_major_locator(LogLocator(subs=subs) if decades > 0.5 else MaxNLocator(4))

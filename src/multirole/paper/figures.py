@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from multirole.grid import POLICIES, WORKFLOWS
 from multirole.paper import topology
-from multirole.paper.cliffs import Column, log_axis
+from multirole.paper.cliffs import LEAST_RATIO, Column, log_axis
 from multirole.paper.cliffs import draw as draw_cliffs
 from multirole.paper.dynamics_table import FIRST_ITERATIONS
 from multirole.paper.measures import (
@@ -127,7 +127,7 @@ def figure_3(results: Results | Sequence[Results]) -> Plate:
     """Accuracy under IP against accuracy under SP, at the peak and at the end; of one scale or of several."""
     scales = [results] if isinstance(results, Results) else list(results)
     sizes = {r.grid.scale: 55 + 45 * i for i, r in enumerate(sorted(scales, key=lambda r: SCALES.index(r.grid.scale)))}
-    figure = Figure(figsize=(9.6, 4.9), layout="constrained")
+    figure = Figure(figsize=(9.6, 5.2), layout="constrained")
     titles = {"best": "peak", "terminal": "end of training"}
     for (at, title), axes in zip(titles.items(), figure.subplots(1, 2), strict=True):
         points = [
@@ -148,7 +148,7 @@ def figure_3(results: Results | Sequence[Results]) -> Plate:
     figure.legend(handles=_cell_handles(sizes), loc="outside upper center", ncols=5 + len(sizes) * (len(sizes) > 1))
     caption = (
         "Figure 3. Validation accuracy under IP against SP on matched cells: at the peak (left), as in the paper, "
-        "and at the end of training (right), where a lower floor would show. Above the diagonal IP is higher. Large "
+        "and at the end of training (right), where a lower floor would show. Large "
         f"markers are means over seeds, small light ones single seeds. {PEAK} {' '.join(_about(r) for r in scales)} "
         f"{_bars(scales[0])} They are of each policy alone, not of the difference. Marker size is the scale. "
         f"{not_published('Figure 3')}"
@@ -295,11 +295,11 @@ def figure_6_falls(results: Results) -> Plate:
 CLIFFS = (
     "χ² is drawn as it is, linear below 0.01 and logarithmic above, since its first value is next to nothing; "
     f"perplexity and gradient norm are over their first value, the median of the first {FIRST_ITERATIONS} iterations "
-    "(the paper: the first logged value, for all). A role with one optimizer step per iteration is measured before "
-    "that step moves it, so that its χ² during the update stays at zero by construction; χ² after the update shows "
-    "it, in a small sample and so with noise. The shared adapter pools its roles. Thin lines are single seeds; "
-    f"thick ones are the median over seeds and then over {SMOOTHED} iterations, and in the lowest panel the mean "
-    "over seeds."
+    f"(the paper: the first logged value, for all), and cut below {LEAST_RATIO:g}: a gradient is zero where all rewards "
+    "of a group are equal. A role with one optimizer step per iteration is measured before that step moves it, so "
+    "that its χ² during the update stays at zero by construction; χ² after the update shows it, in a small sample and "
+    "so with noise. The shared adapter pools its roles. Thin lines are single seeds; thick ones are the median over "
+    f"seeds and then over {SMOOTHED} iterations, and in the lowest panel the mean over seeds."
 )
 
 
@@ -323,9 +323,8 @@ def _bars(results: Results) -> str:
 
 
 def _plate(name: str, figure: Figure, caption: str) -> Plate:
-    """Lay out now, while the style is in force, and once: matplotlib makes ticks only when it draws."""
+    """Lay out now, while the style is in force: matplotlib makes ticks only when it draws."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
     return Plate(name, figure, caption)
 
 
@@ -337,15 +336,14 @@ def _curve(axes: Axes, by_seed: pd.DataFrame, colour: str, **look: object) -> No
 
 
 def _square(axes: Axes) -> None:
-    """Equal limits and the diagonal, with its two sides named."""
+    """Equal limits and the diagonal."""
     low = min(axes.get_xlim()[0], axes.get_ylim()[0])
     high = max(axes.get_xlim()[1], axes.get_ylim()[1])
     axes.plot([low, high], [low, high], color=REFERENCE, lw=0.8, ls="--", zorder=1)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.text(0.03, 0.97, "IP higher", transform=axes.transAxes, va="top", color=REFERENCE, fontsize=8)
-    axes.text(0.97, 0.03, "SP higher", transform=axes.transAxes, ha="right", color=REFERENCE, fontsize=8)
+    axes.set_title("above the diagonal: IP higher", fontsize=8.5, color=REFERENCE)
 
 
 def _policy_handles(ls: str = "-", marker: str = "", lw: float = 6) -> list[Line2D]:

@@ -5,6 +5,7 @@ Outcomes are (S, P): S seeds of one cell on the same P problems. Problems are re
 and is too narrow rather than too wide.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,15 +32,22 @@ class Interval(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
+@cache
+def _draws(n_seeds: int, n_problems: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each seed (B, S) and each problem (B, P) is in each draw; the same draws for every number of equal size."""
+    rng = np.random.default_rng(seed)
+    problems = rng.multinomial(n_problems, np.full(n_problems, 1 / n_problems), size=N_BOOTSTRAP)
+    seeds = np.ones((N_BOOTSTRAP, n_seeds))
+    if n_seeds >= OUTER:
+        seeds = rng.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_BOOTSTRAP)
+    return seeds.astype(float), problems.astype(float)
+
+
 def bootstrap(values: np.ndarray, seed: int = 0) -> Interval:
     """95 % interval of the mean of (S, P) outcomes, or of paired differences of outcomes."""
     n_seeds, n_problems = values.shape
-    rng = np.random.default_rng(seed)
-    problems = rng.multinomial(n_problems, np.full(n_problems, 1 / n_problems), size=N_BOOTSTRAP)  # (B, P)
-    seeds = np.ones((N_BOOTSTRAP, n_seeds))  # (B, S)
-    if n_seeds >= OUTER:
-        seeds = rng.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_BOOTSTRAP)
-    means = ((seeds @ values) * problems).sum(1) / (n_seeds * n_problems)  # (B,)
+    seeds, problems = _draws(n_seeds, n_problems, seed)
+    means = ((problems @ values.T) * seeds).sum(1) / (n_seeds * n_problems)  # (B,)
     low, high = np.quantile(means, [0.025, 0.975])
     return Interval(float(values.mean()), float(low), float(high), n_seeds, n_problems)
 

@@ -43,11 +43,13 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table` environment for booktabs."""
+    """A `table` environment as wide as the text; needs the packages booktabs and graphicx."""
     body = table.shown.style.hide(axis="index").format(_escape).format_index(_escape, axis=1)
     text = body.to_latex(
         hrules=True, caption=f"{_escape(table.title)}. {_escape(table.caption)}", label=f"tab:{table.name}"
     )
+    start, end = "\\begin{tabular}", "\\end{tabular}"
+    text = text.replace(start, "\\resizebox{\\textwidth}{!}{%\n" + start).replace(end, end + "}")
     return text.replace("\\begin{table}", "\\begin{table}\n\\centering\\small")
 
 
@@ -60,6 +62,10 @@ def _escape(text: object) -> str:
         "–": "--",
         "≥": "$\\geq$",
         "≤": "$\\leq$",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        "*": "",  # bold, in Markdown
     }
     plain = "".join("\\" + c if c in "&%$#_{}" else marks.get(c, c) for c in str(text).replace("χ²", "\0"))
     return plain.replace("\0", marks["χ²"])
