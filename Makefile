@@ -82,15 +82,17 @@ grid-status: $(STAMP)
 	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
 	  | awk '/^Job stats/ { tables++ } tables < 2 && !/^(Using|Config file|host:|Building|$$)/' # it prints its table twice
 
-# Trains nothing and needs no network. The same commands as the Snakefile's rule, which would ask for missing runs.
+# Trains nothing and needs no network. The same commands as the Snakefile's rule, which would start missing runs.
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
 	$(BIN)/python -m multirole paper "$(FOLDER)" $(if $(filter results,$(RESULTS_DIR)),--readme README.md) < /dev/null
 	for name in tables figures mechanisms; do \
-	  $(BIN)/python -m papermill -k python3 notebooks/$$name.ipynb "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null; \
-	  $(BIN)/python -m nbconvert --log-level WARN --to html "$(FOLDER)/$$name.ipynb"; \
-	done
+	  ( $(BIN)/python -m papermill -k python3 --no-progress-bar --start-timeout 600 notebooks/$$name.ipynb \
+	      "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null && \
+	    $(BIN)/python -m nbconvert --log-level WARN --to html "$(FOLDER)/$$name.ipynb" ) & started="$${started:-} $$!"; \
+	done; \
+	for one in $$started; do wait $$one; done
 
 test: $(STAMP)
 	$(BIN)/python -m pytest < /dev/null

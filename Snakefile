@@ -22,6 +22,7 @@ RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
 CELLS = {cell.id: cell for cell in GRID.cells()}
 EVALUATIONS = {"/".join(what.folder(RESULTS).parts[-2:]): what for what in GRID.evaluations()}
+PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, what, **launch):
     """The command of one job: text parameters as they are (-r), others by their value (-p)."""
@@ -30,8 +31,8 @@ def papermill(notebook, executed, what, **launch):
     # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
     # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
     # it deletes what a failed job has written.
-    alone = f"exec flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL {sys.executable}"
-    return f"{alone} -m papermill -k python3 --no-progress-bar notebooks/{notebook} {executed} {arguments} < /dev/null"
+    alone = f"exec flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL"
+    return f"{alone} {PAPERMILL} notebooks/{notebook} {executed} {arguments} < /dev/null"
 
 onstart:
     GRID.write(RESULTS)  # which runs the tables are of
@@ -43,7 +44,7 @@ rule paper:  # the commands of `make paper`, which starts no runs
     shell:
         "{sys.executable} -m multirole paper {FOLDER}\n"
         "for name in tables figures mechanisms; do\n"
-        "  {sys.executable} -m papermill -k python3 notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
+        "  {PAPERMILL} notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
         "  {sys.executable} -m nbconvert --log-level WARN --to html {FOLDER}/$name.ipynb\n"
         "done"
 

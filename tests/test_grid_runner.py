@@ -55,7 +55,7 @@ def commands(output: str) -> dict[str, tuple[str, dict[str, object]]]:
     found = {}
     for line in re.findall(r"^(?:Shell command: )?(exec flock .*) < /dev/null$", output, re.MULTILINE):
         words = shlex.split(line)
-        source, executed, *words = words[words.index("--no-progress-bar") + 1 :]
+        source, executed, *words = words[words.index("600") + 1 :]
         found[executed] = (
             source,
             {
