@@ -240,7 +240,7 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
         "checkpoints": evaluation.checkpoints,
         "n_rollouts": evaluation.n_rollouts,
     }
-    make_folder(folder, config | {"cell": cell.to_dict()})
+    make_folder(folder, launch.results_dir, config | {"cell": cell.to_dict()})
     if is_done(folder):
         logger.info("%s is done already", folder)
         return folder

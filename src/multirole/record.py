@@ -147,15 +147,15 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     return Path(results_dir) / cell.scale / cell.id
 
 
-def make_folder(folder: Path, config: dict[str, object]) -> None:
-    """Create a results folder and its config.json; ValueError if it cannot hold this configuration's results."""
+def make_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> None:
+    """Create a folder below `results_dir` and its config.json; ValueError if it cannot hold this configuration's results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "writable", "")
         (folder / "writable").unlink()
     except OSError as error:
         raise ValueError(
-            f"{folder} cannot hold the results: {error}. Write a results_dir that you may write to."
+            f"results_dir={str(results_dir)!r} cannot hold the results: {error}. Write a folder that you may write to."
         ) from error
     text, held = json.dumps(config, indent=2, default=str), folder / "config.json"
     # a run from before an option existed ran what is now that option's default
@@ -170,7 +170,7 @@ def make_folder(folder: Path, config: dict[str, object]) -> None:
 def open_folder(cell: Cell, results_dir: str | Path) -> Path:
     """The run's folder, created; ValueError if it cannot be this cell's. For one process only."""
     folder = folder_of(cell, results_dir)
-    make_folder(folder, cell.to_dict())
+    make_folder(folder, results_dir, cell.to_dict())
     (folder / "turns").mkdir(exist_ok=True)
     return folder
 

@@ -21,7 +21,7 @@ from multirole.paper.write import STYLE, Table
 from multirole.record import folder_of, is_done
 
 COLOURS = {"per_batch": "#b2182b", "one": "#2166ac"}
-LABELS = {"per_batch": "a step per 128 rows, as the grid", "one": "one step per iteration"}
+LABELS = {"per_batch": "a step per batch of rows, as the grid", "one": "one step per iteration"}
 
 
 def twins(results: Results) -> Iterator[tuple[Key, pd.DataFrame, pd.DataFrame, dict[str, int]]]:

@@ -84,7 +84,8 @@ def write_tables(tables: list[Table], folder: Path) -> None:
 def write_figure(figure: Figure, caption: str, name: str, folder: Path) -> None:
     """`<name>.pdf`, `.png` and the caption as `.md`; closes the figure."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    figure.savefig(folder / f"{name}.png", dpi=STYLE["figure.dpi"] * 1.4, metadata={"Software": None})
+    with plt.rc_context(STYLE):  # the kind of font is read when saving
+        figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        figure.savefig(folder / f"{name}.png", dpi=STYLE["figure.dpi"] * 1.4, metadata={"Software": None})
     write_text(folder / f"{name}.md", caption + "\n")
     plt.close(figure)
