@@ -25,6 +25,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "3.12"
+SOURCES = ("connection-pool",)
+"""Pure Python that Snakemake asks for, of which no wheel is published."""
 PIP = "pip==26.3"  # older ones download the wheels in a dry run
 MANYLINUX = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]  # glibc 2.39: Ubuntu 24.04
 PLATFORMS = [*MANYLINUX, "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -95,7 +97,8 @@ def served(lock: Path, scratch: Path) -> list[dict]:
     python, report = str(scratch / "pip" / "bin" / "python"), scratch / "report.json"
     subprocess.run([python, "-m", "pip", "install", "--quiet", PIP], check=True)
     command = [python, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
-    command += ["--use-feature=fast-deps", "--only-binary=:all:", "--python-version", f"{PYTHON}.0"]
+    command += ["--use-feature=fast-deps", "--only-binary=:all:", *(f"--no-binary={name}" for name in SOURCES)]
+    command += ["--python-version", f"{PYTHON}.0"]
     command += ["--implementation", "cp", *(f"--platform={name}" for name in PLATFORMS)]
     command += ["--target", str(scratch / "nothing"), "--report", str(report), "-r", str(lock)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
