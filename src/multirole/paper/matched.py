@@ -94,4 +94,5 @@ def plot_matched_updates(results: Results) -> Figure:
             axes.set(title=f"{workflow.replace('_', '-')} {policy.upper()} {task}", xlabel="iteration")
         grid[0, 0].set_ylabel("validation accuracy (%)")
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    plt.close(figure)  # a notebook shows what a cell returns
     return figure

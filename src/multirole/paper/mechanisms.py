@@ -123,6 +123,7 @@ def plot_coherence(results: Results) -> Figure:
         grid[0, 0].set_ylabel("cosine between slots")
         grid[1, 0].set_ylabel("cosine between slots")
         grid[0, 0].set_ylim(-0.3, 1.05)
+    plt.close(figure)  # a notebook shows what a cell returns
     return figure
 
 
@@ -147,6 +148,7 @@ def plot_ownership(results: Results) -> Figure:
         grid[0, 0].set_ylabel("share of the adapter")
         handles = {label: h for axes in grid[0] for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles))
+    plt.close(figure)  # a notebook shows what a cell returns
     return figure
 
 
@@ -168,6 +170,7 @@ def plot_steps_and_falls(results: Results) -> Figure:
         grid[0].set_ylabel("percentage points")
         figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
         sns.despine(figure)
+    plt.close(figure)  # a notebook shows what a cell returns
     return figure
 
 
@@ -203,6 +206,7 @@ def plot_before_the_fall(results: Results) -> Figure:
             axes.set(title=title, xlabel="iterations from the fall")
         grid[0].set_yscale("symlog", linthresh=1e-3)
         figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    plt.close(figure)  # a notebook shows what a cell returns
     return figure
 
 
