@@ -2,7 +2,9 @@
 
     python benchmarks/alarms.py RESULTS_DIR... [--levels] [--out FILE.json]
 
-A run *falls* at the first evaluation that lies 5 points below the best one before it; a run without one is *healthy*. The numbers:
+A run *falls* at the first evaluation that lies 5 points below the best one before it. A *healthy* run does not, and trains at the
+preset's own learning rate and schedule; one that was pushed harder and did not fall is *strained*: alarms there may be right about
+a role all the same, so they are counted apart. The numbers:
 
 - announced: falls with an alarm before that evaluation, over all falls. Goal: at least 0.9.
 - false alarms per 1,000 iterations of healthy runs. Goal: at most 1.
@@ -29,6 +31,7 @@ import pyarrow.parquet as pq
 from multirole.alarm_rules import READ, THRESHOLDS, WATCHED
 from multirole.alarms import Alarms
 from multirole.paper.statistics import first_fall
+from multirole.presets import defaults
 from multirole.record import is_done, write_text
 
 
@@ -44,6 +47,13 @@ def find_runs(folders: list[Path]) -> list[Path]:
 def fall_of(folder: Path) -> tuple[int, int] | None:
     """A run's first fall, None for a healthy run."""
     return first_fall(pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean())
+
+
+def is_pushed(folder: Path) -> bool:
+    """Whether a run trains at another learning rate or schedule than its scale's own."""
+    config = json.loads((folder / "config.json").read_text())
+    own = defaults(config["workflow"], config["task"], config["scale"], config["preset"])
+    return any(config[name] != own[name] for name in ("learning_rate", "lr_schedule"))
 
 
 def prepare(folder: Path) -> tuple[Alarms, list[dict]]:
@@ -75,8 +85,11 @@ def levels(folders: list[Path]) -> pd.DataFrame:
                 ratio = pair[0] / pair[1] if pair[1] > 0 else None
                 values = {"level": pair[0], "rise": pair[0] - pair[1], "fall": pair[1] - pair[0], "ratio": ratio}
                 if metric in ("chi2", "chi2_after"):
-                    rise = history.rise(role, metric, THRESHOLDS[metric].value)
+                    name = metric if history.slots[role] > 1 else f"{metric}_one"
+                    rise = history.rise(role, metric, THRESHOLDS[name].value)
                     values["capped_rise"] = None if rise is None else rise[0]
+                if metric == "coherence":
+                    values["mean"] = history.mean(role, metric)
                 slots = "one" if history.slots[role] == 1 else "several"
                 rows.append({"metric": metric, "slots": slots} | values)
     return pd.DataFrame(rows).groupby(["metric", "slots"]).max()
@@ -92,6 +105,7 @@ def examine(folder: Path) -> dict[str, object]:
     return {
         "run": folder.name,
         "iterations": len(alarms.history.iterations),
+        "pushed": is_pushed(folder),
         "fall": None if fall is None else [before, shown],
         "alarms": [[row["iteration"], row["alarm"], row["role"]] for row in alarms.log],
         "first": None if first is None else f"{first['iteration']} {first['alarm']} ({first['role']})",
@@ -103,7 +117,8 @@ def examine(folder: Path) -> dict[str, object]:
 def summarise(runs: list[dict]) -> dict[str, object]:
     """The three numbers, with the counts behind them; None where there is nothing to count."""
     fallen = [run for run in runs if run["fall"]]
-    healthy = [run for run in runs if not run["fall"]]
+    healthy = [run for run in runs if not run["fall"] and not run["pushed"]]
+    strained = [run for run in runs if not run["fall"] and run["pushed"]]
     warnings = [run["warning"] for run in fallen if run["warning"]]
     iterations, false = sum(run["iterations"] for run in healthy), sum(len(run["alarms"]) for run in healthy)
     return {
@@ -113,6 +128,8 @@ def summarise(runs: list[dict]) -> dict[str, object]:
         "healthy_iterations": iterations,
         "false_alarms": false,
         "false_alarms_per_1000": 1000 * false / iterations if iterations else None,
+        "strained_runs": len(strained),
+        "strained_runs_with_alarms": sum(bool(run["alarms"]) for run in strained),
         "median_warning": statistics.median(shown for _, shown in warnings) if warnings else None,
         "median_warning_to_evaluation_before": statistics.median(before for before, _ in warnings)
         if warnings
@@ -131,7 +148,8 @@ def main(argv: list[str]) -> None:
     folders = find_runs(arguments.folders)
     runs = [examine(folder) for folder in folders]
     for run in runs:
-        state = f"falls between {run['fall'][0]} and {run['fall'][1]}" if run["fall"] else "healthy"
+        still = "strained" if run["pushed"] else "healthy"
+        state = f"falls between {run['fall'][0]} and {run['fall'][1]}" if run["fall"] else still
         print(f"{run['run']}: {run['iterations']} iterations, {state}")
         print(f"    alarms: {'; '.join(f'{i} {name} ({role})' for i, name, role in run['alarms']) or 'none'}")
         for name, reason in run["not_evaluated"].items():
@@ -139,7 +157,7 @@ def main(argv: list[str]) -> None:
     numbers = summarise(runs)
     print(json.dumps(numbers, indent=2))
     if arguments.levels:
-        healthy = [folder for folder, run in zip(folders, runs, strict=True) if not run["fall"]]
+        healthy = [f for f, run in zip(folders, runs, strict=True) if not run["fall"] and not run["pushed"]]
         print(levels(healthy).round(4).to_string())
     if arguments.out:
         write_text(arguments.out, json.dumps({"summary": numbers, "runs": runs}, indent=2))

@@ -13,6 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from multirole.alarm_rules import BASELINE, CAP, NEEDS, SMOOTH, TESTS, THRESHOLDS
 from multirole.alarms import REARM, AlarmCallback, Alarms
+from multirole.cells import Cell
 from multirole.record import write_table
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ ONE_SLOT = {"worker": 1, "judge": 1}
 HEALTHY = {
     "worker": {
         "rows": 384, "tokens": 384 * 24, "reward": 0.5, "entropy": 0.2, "chi2": 0.0003, "chi2_after": 0.003,
-        "grad_norm": 0.03, "coherence": 0.3, "grad_share": 0.6, "length_mean": 24.0, "truncated_rate": 0.0,
+        "grad_norm": 0.03, "coherence": 0.1, "grad_share": 0.6, "length_mean": 24.0, "truncated_rate": 0.0,
         "unparsed_rate": 0.08, "boxed_rate": 0.9, "verdict_rate": 0.0, "hedging_rate": 0.3, "terse_rate": 0.5,
         "code_fence_rate": 0.8, "bare_stamp_rate": 0.0,
     },
@@ -37,6 +38,7 @@ HEALTHY = {
 # alarm -> (policy, role that it names, metrics of the trouble, role -> values)
 TROUBLE = {
     "gradient_amplification": (OWN, "worker", {"worker": {"chi2": 0.006}}),
+    "policy_drift": (OWN, "judge", {"judge": {"chi2": 0.04}}),
     "sp_role_capture_tokens": (SHARED, "judge", {"judge": {"length_mean": 17.0, "tokens": 128 * 17}}),
     "sp_role_capture_frequency": (SHARED, "worker", {"worker": {"chi2": 0.006}}),
     "entropy_collapse": (OWN, "worker", {"worker": {"entropy": 0.05}}),
@@ -94,8 +96,9 @@ def test_one_bad_iteration_is_not_trouble(name):
 OTHER_FORMS = [
     ("gradient_amplification", OWN, "worker", {"worker": {"chi2_after": 0.04}}),
     ("gradient_amplification", OWN, "worker", {"worker": {"grad_norm": 0.08}}),
-    ("gradient_amplification", OWN, "worker", {"worker": {"coherence": 0.9, "chi2": 0.002}}),
-    ("gradient_amplification", SHARED, "worker", {"worker": {"coherence": 0.9, "chi2": 0.002}}),
+    ("gradient_amplification", OWN, "worker", {"worker": {"coherence": 0.9}}),
+    ("gradient_amplification", SHARED, "worker", {"worker": {"coherence": 0.9}}),
+    ("policy_drift", SHARED, "judge", {"judge": {"chi2_after": 0.4}}),
     ("sp_role_capture_frequency", SHARED, "worker", {"worker": {"chi2_after": 0.04}}),
     ("sp_role_capture_frequency", SHARED, "worker", {"worker": {"grad_norm": 0.08}}),
     ("length_inflation", OWN, "worker", {"worker": {"truncated_rate": 0.12}}),
@@ -125,9 +128,9 @@ def test_a_captured_role_that_writes_programs():
 @pytest.mark.parametrize(
     ("policy", "slots", "changes"),
     [
-        (OWN, ONE_SLOT, {"worker": {"chi2": 0.1, "grad_norm": 0.3}}),  # drift, but no two slots to amplify it
-        (OWN, SLOTS, {"judge": {"chi2": 0.1, "grad_norm": 0.3}}),  # the role with one slot
-        (OWN, SLOTS, {"worker": {"coherence": 1.0}}),  # slots agree, as they do on an easy problem, and nothing drifts
+        (OWN, ONE_SLOT, {"worker": {"grad_norm": 0.3}}),  # a larger gradient, but no two slots and no drift
+        (OWN, SLOTS, {"judge": {"grad_norm": 0.3}}),  # the role with one slot
+        (OWN, SLOTS, {"worker": {"coherence": 0.2}}),  # slots agree a little, as they do on an easy problem
         (OWN, SLOTS, {"worker": {"entropy": 0.02, "reward": 0.9}}),  # certain because right
         (OWN, SLOTS, {"worker": {"code_fence_rate": 1.0, "terse_rate": 0.1}}),  # its own format, learned
         (OWN, SLOTS, {"judge": {"length_mean": 18.0}}),  # more than twice as long, and still short
@@ -266,17 +269,17 @@ def test_an_unknown_action_is_refused():
 def test_every_threshold_is_used_and_explained():
     source = (ROOT / "src/multirole/alarm_rules.py").read_text()
     for name, threshold in THRESHOLDS.items():
-        assert f'_limit("{name}")' in source or name in ("chi2", "chi2_after", "unparsed", "lost_format")
+        assert f'_limit("{name}")' in source or name.removesuffix("_one") in ("chi2", "chi2_after", "unparsed", "lost_format")
         assert threshold.value > 0 and threshold.how and threshold.watches
 
 
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks/alarms.py"))
 
 
-def run_folder(folder, accuracies, changes=None, at=10):
+def run_folder(folder, accuracies, changes=None, at=10, **config):
     """A finished run of `rows`, evaluated every fifth iteration."""
     (folder / "turns").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"policy": OWN}))
+    (folder / "config.json").write_text(json.dumps(vars(Cell("voting", "ip", **config)) | {"policy": OWN}))
     table = [
         {"iteration": i, "role": role} | values
         for i in range(1, 5 * len(accuracies) - 4)
@@ -296,23 +299,25 @@ def test_the_benchmark_counts_by_hand(tmp_path):
     trouble = TROUBLE["length_inflation"][2]
     run_folder(tmp_path / "dip", [0.5, 0.8, 0.76, 0.8, 0.9])  # by 4 points: healthy
     run_folder(tmp_path / "false", [0.5, 0.8, 0.8, 0.8, 0.8], trouble)
+    run_folder(tmp_path / "strained", [0.5, 0.8, 0.8, 0.8, 0.8], trouble, learning_rate=0.006)
     run_folder(tmp_path / "warned", [0.5, 0.8, 0.8, 0.7, 0.7], trouble)  # rings at 11, falls at 15
     run_folder(tmp_path / "late", [0.5, 0.8, 0.7, 0.6, 0.5], trouble)  # falls at 10
     (run_folder(tmp_path / "unfinished", [0.5, 0.8, 0.7]) / "DONE").unlink()
     folders = BENCHMARK["find_runs"]([tmp_path])
     runs = {folder.name: BENCHMARK["examine"](folder) for folder in folders}
     assert {name: run["fall"] for name, run in runs.items()} == {
-        "dip": None, "false": None, "warned": [10, 15], "late": [5, 10],
+        "dip": None, "false": None, "strained": None, "warned": [10, 15], "late": [5, 10],
     }  # fmt: skip
     assert runs["warned"]["warning"] == [-1, 4] and runs["late"]["warning"] is None
     numbers = BENCHMARK["summarise"](list(runs.values()))
     assert (numbers["falls"], numbers["announced"]) == (2, 0.5)
     assert (numbers["healthy_iterations"], numbers["false_alarms"], numbers["false_alarms_per_1000"]) == (40, 1, 25.0)
+    assert (numbers["strained_runs"], numbers["strained_runs_with_alarms"]) == (1, 1)
     assert (numbers["median_warning"], numbers["median_warning_to_evaluation_before"]) == (4, -1)
 
 
 def test_the_committed_numbers_are_what_the_rules_say_today():
-    """results/bench/alarms.json is of the grid's runs, none of which set a threshold."""
+    """results/bench/alarms.json is of the grid's runs and of the healthy ones."""
     recorded = json.loads((ROOT / "results/bench/alarms.json").read_text())
     folders = [ROOT / "results/tiny-s" / run["run"] for run in recorded["runs"]]
     runs = [BENCHMARK["examine"](folder) for folder in folders]

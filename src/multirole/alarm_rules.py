@@ -21,7 +21,8 @@ CAP = 2.4  # below SMOOTH
 
 @dataclass(frozen=True)
 class Threshold:
-    """`value` in the unit of what is watched; `how` it was set. "Healthy" levels are over results/: 7 runs, 420 iterations."""
+    """`value` in the unit of what is watched; `how` it was set. "Healthy" levels are over the runs of
+    results/ at the default learning rate that do not fall: 20 runs, 1,200 iterations (`benchmarks/alarms.py --levels`)."""
 
     alarm: str
     watches: str
@@ -32,13 +33,18 @@ class Threshold:
 _GUESS = "a first guess, not measured yet"
 THRESHOLDS = {
     "chi2": Threshold("gradient_amplification, sp_role_capture_frequency", "rise of chi2 of a role with several slots", 0.0025,
-                      "2.5 times the highest healthy rise of such a role, 0.0010. Not in results/: a healthy Orch-Workers run "
-                      "rose to 0.0022, so the margin is thin there. Roles with one slot rise to 0.0038"),
-    "chi2_after": Threshold("the same", "rise of chi2_after", 0.025, _GUESS + ": of three equal steps chi2 sees "
-                            "(0 + 1 + 4) / 3, chi2_after 9; these 5.4 times, doubled"),
-    "grad_norm": Threshold("the same", "its gradient norm over the baseline's", 2.5, "the highest healthy level is 1.45, of "
-                           "other roles 8.5"),
-    "coherence": Threshold("gradient_amplification", "cosine between its slots' gradients, with half of a rise above", 0.6, _GUESS),
+                      "2.5 times the highest healthy rise of such a role, 0.0010"),
+    "chi2_after": Threshold("the same", "rise of chi2_after", 0.025, "four times the highest healthy rise, 0.0064"),
+    "chi2_one": Threshold("policy_drift", "rise of chi2 of a role with one slot", 0.02, "the smallest of 0.0075, 0.01, 0.0125, "
+                          "0.015, 0.02 and 0.03 at which no healthy run rings; roles that choose freely, such as the "
+                          "orchestrator, have healthy spikes above it"),
+    "chi2_after_one": Threshold("policy_drift", "rise of chi2_after of a role with one slot", 0.2, "ten times the limit of chi2, as "
+                                "above; at half of it a healthy orchestrator rings"),
+    "grad_norm": Threshold("the same two", "its gradient norm over the baseline's", 2.5, "the highest healthy level is 1.9, of "
+                           "roles with one slot 8.9"),
+    "coherence": Threshold("gradient_amplification", "cosine between its slots' gradients, mean of 5 iterations", 0.3,
+                           "the highest healthy mean is 0.11, slots that write the same have 0.4; grows with the rows of a step, 43 "
+                           "per slot here"),
     "tokens": Threshold("sp_role_capture_tokens", "token_mass of the dominant role", 0.5, "half of the tokens; healthy runs "
                         "have 0.88 and more, so that it counts only with a sign of damage"),
     "frequency": Threshold("sp_role_capture_frequency", "row_mass of a role with several slots", 0.5, "half of the rows, likewise"),
@@ -53,7 +59,7 @@ THRESHOLDS = {
     "length_ratio": Threshold("length_inflation", "length_mean over the baseline's", 2.5, "the highest healthy level is 1.8"),
     "length_rise": Threshold("length_inflation, sp_role_capture_tokens", "tokens above the baseline, or of the gap", 8.0, _GUESS),
     "truncated": Threshold("length_inflation", "rise of truncated_rate", 0.1, "healthy runs truncate nothing"),
-    "unparsed": Threshold("verdict_or_box_loss", "rise of unparsed_rate", 0.1, "the highest healthy rise is 0.04"),
+    "unparsed": Threshold("verdict_or_box_loss", "rise of unparsed_rate", 0.1, "the highest healthy rise is 0.06"),
     "lost_format": Threshold("verdict_or_box_loss", "fall of boxed_rate or verdict_rate from at least 0.5", 0.2,
                              "healthy validation turns lose at most 0.03"),
     "drift": Threshold("format_drift, sp_role_capture_tokens", "rise of code_fence_rate (from at most 0.2) or hedging_rate, "
@@ -62,7 +68,8 @@ THRESHOLDS = {
 }  # fmt: skip
 DRIFTS = (("chi2",), ("chi2_after",), ("grad_norm",))
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "gradient_amplification": DRIFTS,
+    "gradient_amplification": (*DRIFTS, ("coherence",)),
+    "policy_drift": (("chi2",), ("chi2_after",)),
     "sp_role_capture_tokens": (("token_mass", "length_mean"), ("token_mass", "code_fence_rate")),
     "sp_role_capture_frequency": tuple(("token_mass", "row_mass", *names) for names in DRIFTS),
     "entropy_collapse": (("entropy", "reward"),),
@@ -130,6 +137,11 @@ class History:
         level, baseline = self.level(role, metric), self.baseline(role, metric)
         return None if level is None or baseline is None else (level, baseline)
 
+    def mean(self, role: str, metric: str) -> float | None:
+        """Mean of the last `BASELINE` iterations, for what is too noisy for `level`; None if one of them lacks the metric."""
+        last = self.values[role][metric][-BASELINE:]
+        return None if len(last) < BASELINE or None in last else statistics.fmean(last)
+
     def rise(self, role: str, metric: str, at_least: float) -> tuple[float, float] | None:
         """(mean rise over the last iterations, threshold) of a metric with a heavy tail; None without its values.
 
@@ -158,12 +170,19 @@ def _limit(name: str) -> float:
     return THRESHOLDS[name].value
 
 
-def _drift(history: History, role: str, part: float = 1.0) -> tuple[float, float, str] | None:
-    """(value, threshold, words) if the role moves beyond what healthy training shows, times `part`."""
+def _chi2_rise(history: History, role: str) -> tuple[float, float, str] | None:
+    """(value, threshold, words) if the role's chi2 rises beyond what healthy training shows."""
     for metric in ("chi2", "chi2_after"):
-        rise = history.rise(role, metric, part * _limit(metric))
+        rise = history.rise(role, metric, _limit(metric if history.slots[role] > 1 else f"{metric}_one"))
         if rise and rise[0] >= rise[1]:
             return *rise, f"{metric} rose to {history.values[role][metric][-1]:.2g}"
+    return None
+
+
+def _drift(history: History, role: str) -> tuple[float, float, str] | None:
+    """(value, threshold, words) if the role moves beyond what healthy training shows, by chi2 or by its gradient norm."""
+    if found := _chi2_rise(history, role):
+        return found
     norms = history.pair(role, "grad_norm")
     if norms and norms[1] > 0 and norms[0] >= _limit("grad_norm") * norms[1]:
         ratio = norms[0] / norms[1]
@@ -172,24 +191,37 @@ def _drift(history: History, role: str, part: float = 1.0) -> tuple[float, float
 
 
 def gradient_amplification(history: History) -> Iterator[Reading]:
-    """A role whose slots share an adapter drifts from its sampling policy (paper sec 5.1).
+    """A role's slots push its adapter in one direction, or drift from the sampling policy together (paper sec 5.1).
 
-    On an adapter of its own, drift is enough; on a shared one, and for half the drift, its slots' gradients must agree.
+    Drift counts on an adapter of the role's own; on a shared one it is `sp_role_capture_frequency`.
     """
     for role, adapter in history.policy.items():
-        n_slots, coherence = history.slots[role], history.level(role, "coherence")
-        is_alone = list(history.policy.values()).count(adapter) == 1
+        n_slots, coherence = history.slots[role], history.mean(role, "coherence")
         if n_slots < 2:
             continue
+        is_alone = list(history.policy.values()).count(adapter) == 1
         found = _drift(history, role) if is_alone else None
         if found is None and coherence is not None and coherence >= _limit("coherence"):
-            half = _drift(history, role, part=0.5)
-            words = f"the gradients of its slots agree (cosine {coherence:.2f}), and {half[2]}" if half else ""
-            found = (coherence, _limit("coherence"), words) if half else None
+            words = f"their gradients agree (mean cosine {coherence:.2f}, so that {n_slots} count as {n_slots * coherence:.1f})"
+            found = (coherence, _limit("coherence"), words)
         if found:
             yield Reading(role, adapter, *found[:2], (
                 f"the {role}, with {n_slots} slots per episode, moves faster than its rollouts can follow: {found[2]}. Try a lower "
                 "learning_rate, fewer slots, or an adapter that it shares with another role."
+            ))  # fmt: skip
+
+
+def policy_drift(history: History) -> Iterator[Reading]:
+    """A role with one slot outruns its rollouts, by no mechanism that the paper names: too large or too many steps.
+
+    The roles with several slots are those of the two alarms above and below.
+    """
+    for role, adapter in history.policy.items():
+        found = _chi2_rise(history, role) if history.slots[role] == 1 else None
+        if found:
+            yield Reading(role, adapter, *found[:2], (
+                f"the {role} moves faster than its rollouts can follow: {found[2]}. Try a lower learning_rate, or updates='one', "
+                "which takes one step per iteration."
             ))  # fmt: skip
 
 
@@ -317,6 +349,7 @@ def format_drift(history: History) -> Iterator[Reading]:
 
 TESTS: dict[str, Callable[[History], Iterator[Reading]]] = {
     "gradient_amplification": gradient_amplification,
+    "policy_drift": policy_drift,
     "sp_role_capture_tokens": sp_role_capture_tokens,
     "sp_role_capture_frequency": sp_role_capture_frequency,
     "entropy_collapse": entropy_collapse,
