@@ -33,9 +33,9 @@ PARAMETERS = -p workflow '$(WORKFLOW)' -p policy '$(POLICY)' $(TASK:%=-p task %)
 
 FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-s)
 SNAKEMAKE = $(BIN)/python -m snakemake
-GRID = --config scale=$(or $(SCALE),tiny-s) results_dir='$(RESULTS_DIR)' $(if $(SEEDS),'seeds=[$(SEEDS)]') $(ARGS)
+GRID = --config scale=$(or $(SCALE),tiny-s) results_dir='$(RESULTS_DIR)' $(STUDY:%=study=%) $(if $(SEEDS),'seeds=[$(SEEDS)]') $(ARGS)
 
-.PHONY: help setup cell grid grid-status paper test bench clean
+.PHONY: help setup cell grid study grid-status paper test bench clean
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
@@ -45,6 +45,7 @@ help:
 	@echo "make grid    train and evaluate all that is missing of the matrix, then tables and figures; again after a stop"
 	@echo "             SCALE=tiny-s SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then Snakemake's own, such as --workflow-profile profiles/slurm"
+	@echo "make study   the same with the variants of study.yaml besides: matched updates, remedies, single-agent controls"
 	@echo "make grid-status  count what remains of it, with the same variables"
 	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-s"
 	@echo "make test    run the tests"
@@ -78,6 +79,10 @@ grid: $(STAMP)
 	@flock --nonblock --conflict-exit-code 75 .snakemake/$(subst /,-,$(FOLDER)).lock $(SNAKEMAKE) --nolock $(JOBS:%=--cores %) $(GRID) < /dev/null || { \
 	  code=$$?; test $$code != 75 || echo "Another \`make grid\` is at work in $(FOLDER)." >&2; exit $$code; }
 
+# The grid, and beside it the runs that differ from it in one thing.
+study: STUDY = study.yaml
+study: grid
+
 grid-status: $(STAMP)
 	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
 	  | awk '/^Job stats/ { tables++ } tables < 2 && !/^(Using|Config file|host:|Building|$$)/' # it prints its table twice
@@ -87,7 +92,7 @@ paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULT
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
 	$(BIN)/python -m multirole paper "$(FOLDER)" $(if $(filter results,$(RESULTS_DIR)),--readme README.md) < /dev/null
-	for name in tables figures mechanisms; do \
+	for name in tables figures mechanisms $$(test ! -f "$(FOLDER)/study.json" || echo study); do \
 	  ( $(BIN)/python -m papermill -k python3 --no-progress-bar --start-timeout 600 notebooks/$$name.ipynb \
 	      "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null && \
 	    $(BIN)/python -m nbconvert --log-level WARN --to html "$(FOLDER)/$$name.ipynb" ) & started="$${started:-} $$!"; \

@@ -4,29 +4,34 @@
 # A job is done when its DONE is there. Nothing else counts, neither times nor code, so that no edit and no fresh clone trains
 # anything again. DONE is written last and at once, so that it is never half there.
 import os, sys
+from pathlib import Path
 from shlex import quote
+import yaml
 from multirole.grid import Grid
 from multirole.launch import value
 from multirole.record import folder_of
+from multirole.study import Study
 
 configfile: "grid.yaml"
 
 OPTIONS = ("seeds", "parameters", "base_rollouts", "gpus")  # of a scale
-if unknown := set(config) - {"scale", "results_dir", "scales", *OPTIONS}:
-    raise ValueError(f"{sorted(unknown)} are no options of a grid. Write scale, results_dir or one of {OPTIONS}.")
+if unknown := set(config) - {"scale", "results_dir", "scales", "study", *OPTIONS}:
+    raise ValueError(f"{sorted(unknown)} are no options of a grid. Write scale, results_dir, study or one of {OPTIONS}.")
 CHOSEN = config["scales"]["default"] | config["scales"].get(config["scale"], {})
 SEEDS, PARAMETERS, BASE_ROLLOUTS, GPUS = (config.get(name, CHOSEN[name]) for name in OPTIONS)
 PARAMETERS = {name: value(str(given)) for name, given in PARAMETERS.items()}  # --config leaves text in lists and maps
 GRID = Grid(config["scale"], [value(str(seed)) for seed in SEEDS], PARAMETERS, BASE_ROLLOUTS)
 RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
-CELLS = {cell.id: cell for cell in GRID.cells()}
-EVALUATIONS = {"/".join(what.folder(RESULTS).parts[-2:]): what for what in GRID.evaluations()}
+STUDY = Study.of(GRID, yaml.safe_load(Path(config["study"]).read_text())) if config.get("study") else None
+CELLS = {cell.id: cell for cell in [*GRID.cells(), *(STUDY.cells() if STUDY else ())]}
+ASKED = [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]
+EVALUATIONS = {"/".join(what.folder(RESULTS).parts[-2:]): what for what in ASKED}
 PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, what, **launch):
     """The command of one job: text parameters as they are (-r), others by their value (-p)."""
-    given = GRID.parameters_of(what) | {"results_dir": RESULTS} | launch
+    given = (STUDY or GRID).parameters_of(what) | {"results_dir": RESULTS} | launch
     arguments = " ".join(f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}" for k, v in given.items())
     # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
     # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
@@ -36,6 +41,8 @@ def papermill(notebook, executed, what, **launch):
 
 onstart:
     GRID.write(RESULTS)  # which runs the tables are of
+    if STUDY:
+        STUDY.write(RESULTS)
 
 localrules: paper, trained, evaluated
 
@@ -43,7 +50,7 @@ rule paper:  # the commands of `make paper`, which starts no runs
     input: expand(f"{FOLDER}/{{id}}/DONE", id=CELLS), expand(f"{FOLDER}/evaluations/{{id}}/DONE", id=EVALUATIONS)
     shell:
         "{sys.executable} -m multirole paper {FOLDER}\n"
-        "for name in tables figures mechanisms; do\n"
+        "for name in tables figures mechanisms $(test ! -f {FOLDER}/study.json || echo study); do\n"
         "  {PAPERMILL} notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
         "  {sys.executable} -m nbconvert --log-level WARN --to html {FOLDER}/$name.ipynb\n"
         "done"

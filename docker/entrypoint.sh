@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Started by tini. Says early what would otherwise fail late, then becomes the command.
+# Started by tini. Says early what would otherwise fail late, then becomes the command, or watches over papermill.
 set -euo pipefail
 
 for folder in /results "${XDG_CACHE_HOME:-/cache}"; do
@@ -10,7 +10,17 @@ for folder in /results "${XDG_CACHE_HOME:-/cache}"; do
     exit 1
   fi
 done
-if [[ " $* " == *" papermill "* ]]; then
-  exec "$@" < /dev/null # papermill takes a piped stdin for a notebook
+if [[ " $* " != *" papermill "* ]]; then
+  exec "$@"
 fi
-exec "$@"
+# papermill dies of SIGTERM at once, and the container with it, before its kernel has saved a checkpoint. So the kernel is
+# told instead, its child, and papermill ends after it, with an error and its notebook.
+set -m                # a process group of its own, which tini does not signal
+"$@" < /dev/null &    # papermill takes a piped stdin for a notebook
+papermill=$!
+trap 'kernel=$(cat /proc/$papermill/task/*/children); kill -TERM ${kernel:-$papermill}' TERM USR1
+trap 'kill -INT $papermill' INT
+while kill -0 "$papermill" 2> /dev/null; do
+  wait "$papermill" || true # a trap ends it early
+done
+wait "$papermill" # for its exit code

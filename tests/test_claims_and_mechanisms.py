@@ -1,7 +1,4 @@
-"""The rules that decide a claim, by hand; the mechanisms' tables against plain pandas; one-step twins are found and paired."""
-
-import shutil
-from dataclasses import replace
+"""The rules that decide a claim, by hand; the mechanisms' tables against plain pandas."""
 
 import pandas as pd
 import pytest
@@ -9,10 +6,8 @@ from paper_results import make_results
 
 from multirole.paper import mechanisms
 from multirole.paper.claims import every, most
-from multirole.paper.matched import matched_updates
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import Interval, first_fall
-from multirole.record import folder_of, write_done
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +56,3 @@ def test_tables_agree_with_plain_pandas(results):
     assert steps["steps_per_iteration"] == pytest.approx(per_iteration)
     accuracy = results.correct(key).mean().iloc[1:]
     assert steps["fall"] == pytest.approx(accuracy.iloc[-1] - accuracy.max())
-
-
-def test_twins_are_paired_by_seed_and_problem(tmp_path):
-    folder = make_results(tmp_path)
-    results = Results(folder)
-    assert matched_updates(results).shown.empty
-    for one in results.grid.cells():
-        if one.workflow == "voting" and one.task == "math" and one.policy_name == "sp" and one.seed < 2:
-            twin = folder_of(replace(one, updates="one"), folder.parent)
-            shutil.copytree(folder_of(one, folder.parent), twin)
-            table = pd.read_parquet(twin / "eval.parquet")
-            table.loc[table["step"] == table["step"].max(), "correct"] = True
-            table.to_parquet(twin / "eval.parquet")
-            write_done(twin)
-    values = matched_updates(results).values.set_index("measure")["mean"]
-    ends = [results.correct(Key("voting", "sp", "math", seed)).iloc[:, -1].mean() for seed in (0, 1)]
-    assert values["end, one step"] == 1.0
-    assert values["gain at the end"] == pytest.approx(1 - sum(ends) / 2)

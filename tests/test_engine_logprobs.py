@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engine_checks import POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import GemmaConfig, GemmaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.engine import Request
 from multirole.engine_torch import TransformersEngine
@@ -103,8 +103,8 @@ def test_logprobs_match_for_shared_prompts_of_uneven_groups(heads, n_kv):
 def test_other_models_are_refused(make_model):
     engine = TransformersEngine(eos_id=0)
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(ValueError, match='LlamaForCausalLM.*engine="vllm"'):
-        engine.publish(LlamaForCausalLM(LlamaConfig(**small, vocab_size=8)), 0)
+    with pytest.raises(ValueError, match='GemmaForCausalLM.*engine="vllm"'):
+        engine.publish(GemmaForCausalLM(GemmaConfig(**small, head_dim=8, vocab_size=8)), 0)
     model = make_model(POLICY)
     model.merge_adapter()
     with pytest.raises(ValueError, match="merged"):

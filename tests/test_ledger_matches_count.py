@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import make_episodes
 
-from multirole.batching import mini_batches
+from multirole.batching import steps_by_adapter
 from multirole.cells import Cell
 from multirole.diagnostics import IterationDiagnostics
 from multirole.engine import ScriptedEngine
@@ -26,26 +26,32 @@ STEPS = {  # optimizer steps per iteration when every role fills its slots once 
 }
 
 
-@pytest.mark.parametrize("updates", ["per_batch", "one"])
+UPDATES = {"per_batch": {}, "one": {}, "tokens": {"step_tokens": 100}}
+
+
+@pytest.mark.parametrize("updates", UPDATES)
 @pytest.mark.parametrize(("workflow", "policy"), STEPS)
 def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy, updates):
-    cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates)
+    cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates, **UPDATES[updates])
     trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
     rows = trainer._rows(episodes)
     diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
-    for adapter in trainer.adapters:
-        owned = [row for row in rows if row.adapter == adapter]
-        for batch, divisor in mini_batches(owned, cell.step_rows(len(owned)), cell.minibatch_split):
+    for adapter, batches in steps_by_adapter(rows, trainer.adapters, cell).items():
+        for batch, divisor in batches:
             trainer.optimizer_step(trainer.model, adapter, batch, divisor, 1e-4, diagnostics)
     slots = cell.make_workflow().roles
     for adapter, steps in STEPS[workflow, policy].items():
         entries = [entry for entry in diagnostics.ledger if entry["adapter"] == adapter]
         roles = [role for role, name in cell.policy.items() if name == adapter]
         assert steps == math.ceil(sum(slots[role] for role in roles))
-        assert len(entries) == (steps if updates == "per_batch" else 1)
-        assert sum(entry["rows"] for entry in entries) == 8 * sum(slots[role] for role in roles)
-        turns = [turn for episode in episodes for turn in episode.turns if turn.role in roles]
-        assert sum(entry["tokens"] for entry in entries) == sum(len(turn.completion_ids) for turn in turns)
+        n_rows = 8 * sum(slots[role] for role in roles)
+        n_tokens = sum(len(t.completion_ids) for e in episodes for t in e.turns if t.role in roles)
+        expected = {"per_batch": steps, "one": 1, "tokens": min(n_rows, math.ceil(n_tokens / 100))}[updates]
+        assert len(entries) == expected == cell.n_steps(n_rows, n_tokens)
+        assert sum(entry["rows"] for entry in entries) == n_rows
+        assert sum(entry["tokens"] for entry in entries) == n_tokens
+        if updates == "tokens":  # within a row of each end
+            assert all(abs(entry["tokens"] - n_tokens / expected) <= 20 for entry in entries)
 
 
 def test_iteration_clock_gives_sp_and_ip_the_same_learning_rates():
@@ -68,6 +74,26 @@ def test_wrapping_cosine_rises_again_past_its_horizon():
     assert lr_factor(cell, 9, 1, 2) > 0.9
 
 
+def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int) -> list[tuple]:
+    """(adapter, rows, tokens, lr) of every optimizer step of one iteration whose replies all have `reply` tokens.
+
+    `rows` are each role's. A frozen role's rows are in none; an adapter without rows takes no step.
+    """
+    found = []
+    adapters = list(dict.fromkeys(cell.policy.values()))
+    for call, adapter in enumerate(adapters):
+        starts = cell.train_starts
+        n = sum(k for role, k in rows.items() if cell.policy[role] == adapter and iteration >= starts[role])
+        size = cell.n_problems * cell.n_episodes
+        steps = {
+            "per_batch": math.ceil(n / size), "one": min(n, 1),
+            "tokens": min(n, math.ceil(n * reply / (cell.step_tokens or 1))),
+        }[cell.updates]  # fmt: skip
+        lr = cell.learning_rate * lr_factor(cell, iteration, call, len(adapters))
+        found += [(adapter, n // steps, n // steps * reply, pytest.approx(lr)) for _ in range(steps)]
+    return found
+
+
 ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then plays 3 rounds; one strategy, one worker
     "single": {"generator": 1},
     "voting": {"generator": 3, "aggregator": 1},
@@ -79,9 +105,16 @@ ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then 
 @pytest.mark.parametrize("workflow", ROWS)
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 @pytest.mark.parametrize("clock", ["iteration", "update_call"])
-def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow, policy, clock):
-    cell = Cell(workflow, policy, n_problems=2, n_episodes=4, lr_clock=clock, warmup_iterations=7)
+@pytest.mark.parametrize("updates", UPDATES)
+def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow, policy, clock, updates):
     reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
+    options = {"step_tokens": 4 * len(reply)} if updates == "tokens" else {}  # four rows a step
+    last = list(ROWS[workflow])[-1]
+    if len(ROWS[workflow]) > 1:
+        options["train_after"] = f"{last}=1"
+    cell = Cell(
+        workflow, policy, n_problems=2, n_episodes=4, lr_clock=clock, warmup_iterations=7, updates=updates, **options
+    )
     recorder = Recorder(Path("unused"))
     trainer = make_trainer(cell, ScriptedEngine(lambda key, r: (reply, 1), tokenizer.eos_token_id), recorder=recorder)
     for iteration in range(2):
@@ -89,9 +122,6 @@ def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow
         trainer.training_step(trainer.model, [{"prompt": "", "index": i // 4} for i in range(8)])
     for iteration in range(2):
         ledger = [entry for entry in recorder.tables["ledger"] if entry["iteration"] == iteration + 1]
-        expected = []
-        for call, adapter in enumerate(trainer.adapters):
-            rows = 8 * sum(n for role, n in ROWS[workflow].items() if cell.policy[role] == adapter)
-            lr = cell.learning_rate * lr_factor(cell, iteration, call, len(trainer.adapters))
-            expected += [(adapter, 8, 8 * len(reply), pytest.approx(lr))] * (rows // 8)
+        expected = expected_ledger(cell, {role: 8 * n for role, n in ROWS[workflow].items()}, len(reply), iteration)
         assert [(e["adapter"], e["rows"], e["tokens"], e["lr"]) for e in ledger] == expected
+        assert expected

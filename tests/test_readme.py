@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from multirole.paper.claims import claims
-from multirole.paper.matched import matched_updates
 from multirole.paper.readme import blocks, replace_block
 from multirole.paper.results import Results
+from multirole.paper.study_tables import study_tables
 from multirole.paper.tables import tables
+from multirole.study import Study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,7 +18,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_every_block_is_what_the_committed_results_say():
     results = Results(ROOT / "results" / "tiny-s")
-    made = {table.name: table for table in [*tables(results), claims(results), matched_updates(results)]}
+    made = {table.name: table for table in [*tables(results), claims(results), *study_tables(results, Study.read(results.grid, results.folder))]}
     for name, block in blocks(results, made).items():
         assert replace_block(README, name, block) == README, f"{name}: run `make paper`"
 

@@ -1,4 +1,4 @@
-"""`multirole train | plan | audit | inspect | paper | grade`: cells from a shell, with papermill's own `-p NAME VALUE`.
+"""`multirole train | plan | audit | doctor | inspect | paper | grade`: cells from a shell, by papermill's `-p NAME VALUE`.
 
 `train` is what several processes run, each (`torchrun`, `accelerate launch`, srun); one process does as well through
 papermill. Exit codes: 0 done, 1 does not fit or failed, 2 usage.
@@ -11,7 +11,7 @@ import sys
 
 from multirole.launch import add_parameters, read_parameters
 
-USAGE = "multirole {train,plan,audit,inspect,paper,grade} ...; multirole COMMAND --help says more"
+USAGE = "multirole {train,plan,audit,doctor,inspect,paper,grade} ...; multirole COMMAND --help says more"
 
 
 def train(argv: list[str]) -> int:
@@ -37,6 +37,7 @@ def train(argv: list[str]) -> int:
 COMMANDS = {
     "plan": "multirole.plan",
     "audit": "multirole.audit",
+    "doctor": "multirole.doctor.command",
     "inspect": "multirole.inspector",
     "paper": "multirole.paper.build",
     "grade": "multirole.sandbox",

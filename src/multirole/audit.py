@@ -20,7 +20,7 @@ from itertools import islice
 
 import pandas as pd
 
-from multirole.advantages import group_advantages
+from multirole.advantages import group_advantages, group_of
 from multirole.alarm_rules import THRESHOLDS
 from multirole.batching import Row
 from multirole.cells import Cell
@@ -67,13 +67,13 @@ class Audit:
 
     def steps(self, policy: dict[str, str]) -> dict[str, int]:
         """adapter -> optimizer steps of one training iteration."""
-        rows = self.roles["rows"].groupby(policy).sum()
-        return {adapter: self._n_steps(rows[adapter]) for adapter in rows.index}
+        counts = self.roles[["rows", "tokens"]].groupby(policy).sum()
+        return {adapter: self._n_steps(*counts.loc[adapter]) for adapter in counts.index}
 
-    def _n_steps(self, rows: float) -> int:
-        """Optimizer steps of an adapter with so many rows in the sample, at the cell's own size of an iteration."""
-        n = round(rows * self.cell.n_problems * self.cell.n_episodes / self.n_episodes)
-        return math.ceil(n / self.cell.step_rows(n))
+    def _n_steps(self, rows: float, tokens: float) -> int:
+        """Optimizer steps of an adapter with so much in the sample, at the cell's own size of an iteration."""
+        scale = self.cell.n_problems * self.cell.n_episodes / self.n_episodes
+        return self.cell.n_steps(round(rows * scale), round(tokens * scale))
 
     def among(self, roles: list[str]) -> GradientParts:
         """The parts of these roles alone, as on an adapter that they share."""
@@ -137,7 +137,7 @@ class Audit:
                 f"On the base its slots' gradients have a mean cosine of {found['coherence']:.2f}: {agree} (from {least:g} on). "
                 f"Its amplification is {found['amplification']:.2f}, of {n_slots} for slots that say the same."
             )
-        alone = self._n_steps(self.roles.loc[role, "rows"] / n_slots)
+        alone = self._n_steps(*(self.roles.loc[role, ["rows", "tokens"]] / n_slots))
         return (
             f"- The {role} fills {n_slots} slots on an adapter of its own: the shape of gradient_amplification. The adapter "
             f"takes {_steps(n_steps)} per iteration; with one slot it would take {alone}. {measured} If the {role} is also the "
@@ -190,15 +190,13 @@ class Audit:
 
 def silent_groups(cell: Cell, episodes: list[Episode], rows: list[Row]) -> dict[str, float]:
     """role -> fraction of the groups its rows are compared in whose rewards are all equal, so that they teach nothing."""
-    by_episode, by_slot = cell.advantage_group == "episode", cell.advantage_group == "slot"
     rewards: dict[tuple, set[float]] = defaultdict(set)
     groups: dict[str, set[tuple]] = defaultdict(set)
     for row in rows:
-        key = row.episode.group(cell.n_episodes)
-        key = key if by_episode else (*key, row.turn.role, row.turn.slot * by_slot)
+        key = group_of(row, cell)
         groups[row.turn.role].add(key)
         rewards[key].add(row.episode.reward.value)
-    for episode in episodes if by_episode else []:  # one without a turn is compared, too
+    for episode in episodes if cell.advantage_group == "episode" else []:  # one without a turn is compared, too
         rewards[episode.group(cell.n_episodes)].add(episode.reward.value)
     return {role: sum(len(rewards[key]) == 1 for key in keys) / len(keys) for role, keys in groups.items()}
 
@@ -209,7 +207,7 @@ def audit(cell: Cell, n_problems: int = 16, launch: Launch = ONE_PROCESS) -> Aud
         raise ValueError(
             f"n_processes={launch.n_processes} cannot share an audit, which is one gradient in one process. Leave it out."
         )
-    look = replace(cell, policy="sp", n_problems=n_problems)
+    look = replace(cell, policy="sp", n_problems=n_problems, train_after=None)
     preflight(look, launch)
     model, tokenizer = load_model(look)
     engine = make_engine(look, tokenizer, launch)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Sampler
 
+from multirole.cells import Cell
 from multirole.episodes import Episode, Turn
 
 
@@ -39,12 +40,13 @@ class ProblemSampler(Sampler[int]):
 
 @dataclass(frozen=True)
 class Row:
-    """One turn as a training sequence."""
+    """One turn as a training sequence. One that is not trained is only read (`Cell.train_after`)."""
 
     episode: Episode
     turn: Turn
     adapter: str
     advantage: float
+    is_trained: bool = True
 
     @property
     def length(self) -> int:
@@ -71,6 +73,42 @@ def mini_batches(rows: list[Row], size: int, split: str) -> list[tuple[list[Row]
     n, k = len(rows), math.ceil(len(rows) / size)
     cuts = [n * i // k for i in range(k + 1)] if k else [0]
     return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
+
+
+def token_batches(rows: list[Row], step_tokens: int) -> list[tuple[list[Row], int]]:
+    """Cut rows, in their order, into ceil(tokens / `step_tokens`) optimizer steps of near-equal completion tokens.
+
+    Each holds a row at least, so there are no more steps than rows, and comes with its own size as divisor.
+    """
+    n, ends = len(rows), [0, *itertools.accumulate(len(row.turn.completion_ids) for row in rows)]
+    k, cuts = min(n, -(-ends[-1] // step_tokens)), [0]
+    for i in range(1, k):
+        nearest = min(range(n + 1), key=lambda at: abs(ends[at] * k - ends[-1] * i))
+        cuts.append(min(max(nearest, cuts[-1] + 1), n - (k - i)))
+    return [(rows[a:b], b - a) for a, b in itertools.pairwise([*cuts, n])] if rows else []
+
+
+def optimizer_steps(rows: list[Row], cell: Cell) -> list[tuple[list[Row], int]]:
+    """One adapter's rows of an iteration as its optimizer steps, each with the divisor of its loss sum (`Cell.updates`)."""
+    if cell.updates == "tokens":
+        return token_batches(rows, cell.step_tokens)
+    return mini_batches(rows, cell.step_rows(len(rows)), cell.minibatch_split)
+
+
+def steps_by_adapter(rows: list[Row], adapters: list[str], cell: Cell) -> dict[str, list[tuple[list[Row], int]]]:
+    """The optimizer steps of every adapter, in the order in which the adapters are updated.
+
+    In a "mountain" the adapter of the shortest row comes first (released code), which matters to its clock per update call.
+    """
+    owned: dict[str, list[Row]] = {name: [] for name in adapters} if cell.row_order == "shuffled" else {}
+    for row in rows:
+        owned.setdefault(row.adapter, []).append(row)
+    return {adapter: optimizer_steps(mine, cell) for adapter, mine in owned.items()}
+
+
+def loss_mass(rows: list[Row], cell: Cell) -> int:
+    """What a micro-batch's loss, a mean, is weighed by in its optimizer step: rows, or tokens (`Cell.loss_aggregation`)."""
+    return sum(len(row.turn.completion_ids) for row in rows) if cell.loss_aggregation == "token" else len(rows)
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:

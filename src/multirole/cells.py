@@ -5,7 +5,6 @@ departs from the paper's text. `Cell.grpo_config()` is the only translation to T
 """
 
 import hashlib
-import inspect
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import CodeType
@@ -16,7 +15,16 @@ from trl import GRPOConfig
 from multirole.episodes import Workflow
 from multirole.launch import LAUNCH_OPTIONS, Launch
 from multirole.policies import parse_policy
-from multirole.presets import CHOICES, LEAST, MOST, defaults, is_tiny
+from multirole.presets import defaults, is_tiny
+from multirole.refusals import (
+    check_cell,
+    check_choice,
+    check_workflow,
+    refuse,
+    role_numbers,
+    settled_anchor,
+    settled_starts,
+)
 from multirole.rollout import Sampling
 from multirole.sandbox import Limits
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
@@ -29,10 +37,6 @@ def _source(code: CodeType) -> str:
     """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
     constants = [_source(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
     return " ".join([code.co_code.hex(), *code.co_names, *constants])
-
-
-def _refuse(name: str, value: object, why: str, instead: str) -> None:
-    raise ValueError(f"{name}={value!r} {why}. {instead}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Cell:
         task: "math" or "code". At the tiny scales these are the embedded tasks tiny_math and tiny_code.
         scale: "0.6b", "1.7b", "4b": the paper's models and tasks; "tiny-s", "tiny-m", "tiny-l": embedded ones.
         preset: "paper" follows the paper's text; "released_code" follows the authors' code where the two differ.
-        model: a local folder with a Qwen3 and its tokenizer, used in place of the pinned download.
+        model: a local folder with a Qwen3 or a Llama and its tokenizer, used in place of the pinned download. Other dense
+            decoders need engine="vllm".
         data: a local file or folder with rows in the schema of the task's dataset, used in place of the pinned download.
         n_train, n_validation: the first so many problems of each split; None takes all of a dataset.
         rounds: drafts, and as many verdicts, of Eval-Opt (Table 7 "revision rounds": 3 on math, 2 on code, counted as the
@@ -61,13 +66,21 @@ class Cell:
         code_reward: "fraction" of hidden tests passed (paper A.7), or 1 if "all_pass" (released code).
         malformed_reward: reward of a math answer without a box. The paper prints no value; -0.1 is our choice.
         advantage_group: rewards are compared within the n episodes of a problem, one value per "episode"; or within
-            (problem, "role") or (problem, role, "slot") rows, as the released code does.
+            (problem, "role") or (problem, role, "slot") rows, as the released code does; or (problem, role, round):
+            "role_round".
+        advantage_norm: a reward minus its "group"'s mean, over the group's standard deviation; minus and over mean and
+            deviation of all the iteration's rows of the role, whatever the group ("agent": Dr. MAS, arXiv 2602.08847); minus
+            the group's mean alone ("none": Dr. GRPO); or minus the mean of the other members ("leave_one_out": RLOO).
         lr_clock: the schedule ticks once per "iteration", or once per "update_call" (one per adapter and iteration; with
             "cosine" a cell of k adapters then reaches 0 after 1/k of its iterations).
         lr_schedule: after warm-up: "cosine" over the run, "constant", or "cosine_wrap" (cosine that rises again
             past its horizon, as a schedule clocked per update call would).
         updates: an adapter takes one optimizer step "per_batch" of n_problems x n_episodes rows (paper sec 5.1: a role with
-            three slots takes three); or "one" per iteration, on all its rows at once.
+            three slots takes three); "one" per iteration, on all its rows at once; or one per about `step_tokens`
+            completion tokens ("tokens").
+        step_tokens: with updates="tokens": ceil(tokens / step_tokens) steps of near-equal tokens, at most one per row.
+        loss_aggregation: over an optimizer step, the mean over rows of token means ("grpo"), the mean over all its tokens
+            ("token": DAPO), or the sum over tokens divided by rows x `max_response_tokens` ("dr_grpo").
         minibatch_split: ragged row counts are cut into "even" mini-batches, each normalised by its own size; or
             "sequential" full ones and a partial one that is still divided by the full size (released code).
         row_order: rows are "shuffled" by the seed, or length-stratified short-long-short ("mountain", released code).
@@ -82,7 +95,23 @@ class Cell:
             the tiny tasks have their own.
         diagnostics: whether gradients are taken apart by role and slot, sampled rows scored again and texts read; False leaves
             those metrics NaN (METRICS.md) and changes no weight.
-        on_alarm: what a training alarm does besides being recorded: "log" it, save a "checkpoint", or "stop" the run.
+        on_alarm: what a training alarm does besides being recorded: "log" it, save a "checkpoint", "stop" the run, or "rollback":
+            the adapters return to the best evaluated and saved step, AdamW's moments are cleared, and the learning rate is
+            halved from there on. Where nothing has been evaluated and saved yet, it is only logged.
+        kl_anchor: weight of a penalty KL(policy || frozen base) in the loss, aggregated as the loss is: one number, or one per
+            role, such as "generator=0.01,aggregator=0.1". The estimate is k3, without importance weights.
+        coherence_penalty: how much of an adapter's gradient is taken away where it repeats its own running mean: it is
+            multiplied by max(`coherence_floor`, 1 - penalty x cosine), the cosine cut to [0, 1].
+        coherence_floor: the smallest such factor; at 0 a penalty of 1 freezes a coherent adapter.
+        coherence_window: optimizer steps that the running mean covers.
+        balance_roles: on an adapter of several roles, each role's part of the gradient is multiplied by (mean norm / its
+            norm) ** balance_roles; 1 makes them equally long.
+        slot_scaling: the gradient of a role with N slots is multiplied by N ** -slot_scaling. AdamW undoes a constant factor on
+            an adapter that the role has for itself.
+        process_reward: weight of a second advantage: whether the turn itself was right (`judging`), normalised within (problem,
+            role, round).
+        train_after: iterations in which a role is left out of the updates, such as "aggregator=20"; as many as `iterations`
+            freeze it.
         allow_unsafe_code: train on code also where this machine cannot contain it. Never do this outside a virtual machine.
     """
 
@@ -125,6 +154,7 @@ class Cell:
     lr_clock: str | None = None
     lr_schedule: str | None = None
     updates: str | None = None
+    step_tokens: int | None = None
     minibatch_split: str | None = None
     row_order: str | None = None
     aggregator_fallback: str | None = None
@@ -135,77 +165,32 @@ class Cell:
     eval_response_tokens: int | None = None
     diagnostics: bool = True
     on_alarm: str = "log"
+    advantage_norm: str = "group"
+    loss_aggregation: str = "grpo"
+    kl_anchor: float | str = 0.0
+    coherence_penalty: float = 0.0
+    coherence_floor: float = 0.5
+    coherence_window: int = 128
+    balance_roles: float = 0.0
+    slot_scaling: float = 0.0
+    process_reward: float = 0.0
+    train_after: str | None = None
     test_seconds: float = 3.0
     problem_seconds: float = 120.0
     allow_unsafe_code: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.workflow, str) and self.workflow not in WORKFLOWS:
-            _refuse("workflow", self.workflow, "is no workflow of this project",
-                    f"Write one of {sorted(WORKFLOWS)}, or pass a workflow object from Python.")  # fmt: skip
-        if not isinstance(self.workflow, str):
-            self._check_own_workflow()
+        check_workflow(self.workflow)
         for name in ("task", "scale", "preset"):
-            self._check_choice(name)
+            check_choice(name, vars(self)[name])
         for name, value in defaults(self.workflow_name, self.task, self.scale, self.preset).items():
             if vars(self)[name] is None:
                 object.__setattr__(self, name, value)
-        for name in CHOICES:
-            self._check_choice(name)
-        self._check_numbers()
-        self._check_together()
-        object.__setattr__(self, "policy", parse_policy(self.policy, list(self.make_workflow().roles)))
-
-    def _check_own_workflow(self) -> None:
-        example = "Pass an object with `name`, `roles` such as {'judge': 1} and `async def run(self, problem, call)`."
-        given = self.workflow
-        if isinstance(given, type) or not inspect.iscoroutinefunction(inspect.getattr_static(given, "run", None)):
-            _refuse("workflow", given, "has no coroutine `run` to play an episode with", example)
-        if not isinstance(given.name, str) or not isinstance(given.roles, dict) or not given.roles:
-            _refuse("workflow", given, "does not say its name and its roles", example)
-        if given.name in WORKFLOWS:
-            _refuse("workflow", given.name, "is a built-in workflow, whose results it would share", "Rename it.")
-
-    def _check_together(self) -> None:
-        """Values that are good alone and impossible together."""
-        if self.n_train is not None and self.n_train < self.n_problems:
-            _refuse("n_train", self.n_train, f"is less than the {self.n_problems} problems of one iteration",
-                    "Write a larger n_train or a smaller n_problems.")  # fmt: skip
-        if is_tiny(self.scale):
-            for name in ("model", "data"):
-                if vars(self)[name] is not None:
-                    _refuse(name, vars(self)[name], f"stands beside scale={self.scale!r}, whose model and task are embedded",
-                            "Write scale='0.6b' for a model or rows of your own.")  # fmt: skip
-            if self.renderer != "chat_template":
-                _refuse("renderer", self.renderer, "is a format that the embedded models never saw",
-                        "Write renderer='chat_template', or a scale of the paper.")  # fmt: skip
-        for name in ("model", "data"):
-            path = vars(self)[name]
-            if path is not None and not Path(path).expanduser().exists():
-                _refuse(name, path, "does not exist", "Write a local folder, or leave it out for the pinned download.")
-
-    def _check_choice(self, name: str) -> None:
-        if vars(self)[name] not in CHOICES[name]:
-            _refuse(name, vars(self)[name], "is not known", f"Write one of {list(CHOICES[name])}.")
-
-    def _check_numbers(self) -> None:
-        for field in fields(self):
-            name, value = field.name, vars(self)[field.name]
-            if value is None and field.default is None:  # left open by the scale, too
-                continue
-            if field.type is bool and not isinstance(value, bool):
-                _refuse(name, value, "is neither True nor False", f"Write {name}=False, say.")
-            is_int, is_float = field.type in (int, int | None), field.type in (float, float | None)
-            if is_int and (not isinstance(value, int) or isinstance(value, bool)):
-                _refuse(name, value, f"is a {type(value).__name__}, and a count is whole", f"Write {name}=3, say.")
-            if is_float and (not isinstance(value, (int, float)) or isinstance(value, bool)):
-                _refuse(name, value, f"is a {type(value).__name__}, not a number", f"Write {name}=0.5, say.")
-            least = LEAST.get(name, 1 if is_int else 0.0)
-            most = MOST.get(name, 1e300)
-            if (is_int or is_float) and not least <= value <= most:
-                _refuse(
-                    name, value, "is out of range", f"Write a finite number of at least {least} and at most {most}."
-                )
+        check_cell(self)
+        roles = list(self.make_workflow().roles)
+        object.__setattr__(self, "policy", parse_policy(self.policy, roles))
+        object.__setattr__(self, "kl_anchor", settled_anchor(self.kl_anchor, roles))
+        object.__setattr__(self, "train_after", settled_starts(self.train_after, roles))
 
     @property
     def workflow_name(self) -> str:
@@ -227,6 +212,26 @@ class Cell:
         """Rows of a full optimizer step of an adapter that owns `n_rows` rows of an iteration."""
         return max(1, n_rows) if self.updates == "one" else self.n_problems * self.n_episodes
 
+    def n_steps(self, n_rows: int, n_tokens: int) -> int:
+        """Optimizer steps of an adapter that owns so many rows, with so many completion tokens, of an iteration."""
+        if self.updates == "tokens":
+            return min(n_rows, -(-n_tokens // self.step_tokens))
+        return -(-n_rows // self.step_rows(n_rows))
+
+    @property
+    def anchors(self) -> dict[str, float]:
+        """role -> weight of its KL penalty."""
+        if isinstance(self.kl_anchor, str):
+            return role_numbers("kl_anchor", self.kl_anchor, list(self.policy), float)
+        return dict.fromkeys(self.policy, self.kl_anchor)
+
+    @property
+    def train_starts(self) -> dict[str, int]:
+        """role -> the first iteration, counted from 0, that trains it."""
+        if self.train_after is None:
+            return dict.fromkeys(self.policy, 0)
+        return role_numbers("train_after", self.train_after, list(self.policy), int)
+
     @property
     def id(self) -> str:
         """Names the run's folder: the matrix coordinates, then every field that differs from the preset's value.
@@ -239,7 +244,7 @@ class Cell:
             f"-{Path(path).name[:40]}" for path in (self.model, self.data) if path
         ]  # where it lies is no part of what it is
         shown = {name: value for name, value in changed.items() if name not in ("model", "data")}
-        suffix = "".join(f"-{name}-{value}" for name, value in shown.items())
+        suffix = "".join(f"-{name}-{value}" for name, value in shown.items()).replace("=", "-").replace(",", "_")
         preset = "" if self.preset == "paper" else f"-{self.preset}"
         start = f"{self.workflow_name}-{policy}-{self.task}-s{self.seed}{preset}{''.join(own)}"
         if len(start + suffix) > LONGEST_ID:
@@ -252,8 +257,12 @@ class Cell:
         return {f.name: vars(self)[f.name] for f in fields(self)[1:] if vars(self)[f.name] != vars(plain)[f.name]}
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
-        """The cell of another workflow and policy with the same options; all else takes that workflow's preset."""
-        return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **self.changed())
+        """The cell of another workflow and policy with the same options but role maps; all else takes that workflow's preset."""
+        options = self.changed()
+        for name in ("kl_anchor", "train_after"):  # they name this workflow's roles
+            if isinstance(options.get(name), str):
+                del options[name]
+        return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
     @property
     def policy_name(self) -> str:
@@ -306,7 +315,7 @@ class Cell:
     def parameters(self) -> dict[str, object]:
         """Every field, for another process to make this cell again."""
         if not isinstance(self.workflow, str):
-            _refuse("workflow", self.workflow_name, "is an object of this process, and others cannot be sent it",
+            refuse("workflow", self.workflow_name, "is an object of this process, and others cannot be sent it",
                     "Start your script under torchrun with n_processes=1.")  # fmt: skip
         return {f.name: vars(self)[f.name] for f in fields(self)}
 
@@ -326,20 +335,20 @@ class Cell:
         allowed = [*(f.name for f in fields(cls)), *LAUNCH_OPTIONS]
         for name, value in given.items():
             if name not in allowed:
-                _refuse(name, value, "is no parameter of a cell", f"Write one of {allowed}.")
+                refuse(name, value, "is no parameter of a cell", f"Write one of {allowed}.")
         given = {name: value for name, value in given.items() if value is not None}
         for name, choices in (("workflow", sorted(WORKFLOWS)), ("policy", ["sp", "ip", "role=adapter,..."])):
             if given.get(name, "") == "":
                 why = "was not given, and no cell is trained by default"
-                _refuse(name, "", why, f"Write -p {name} with one of {choices}.")
+                refuse(name, "", why, f"Write -p {name} with one of {choices}.")
         launch = Launch(**{name: given.pop(name) for name in LAUNCH_OPTIONS if name in given})
         return cls(**given), launch
 
     def grpo_config(self, output_dir: str, n_processes: int = 1, sharding: str = "none") -> GRPOConfig:
         """This cell as TRL's configuration. One HF step is one iteration; `per_device_train_batch_size` is episodes."""
         episodes = self.n_problems * self.n_episodes // n_processes
-        fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"], "reshard_after_forward": True,
-                "state_dict_type": "FULL_STATE_DICT", "cpu_ram_efficient_loading": False}  # fmt: skip
+        fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
+                "cpu_ram_efficient_loading": False}  # fmt: skip
         return GRPOConfig(
             output_dir=output_dir,
             seed=self.seed,
@@ -352,8 +361,9 @@ class Cell:
             num_iterations=1,
             max_completion_length=self.max_response_tokens,
             temperature=self.temperature,
-            loss_type="grpo",  # sequence-mean of token-means
-            beta=0.0,
+            loss_type="bnpo" if self.loss_aggregation == "token" else self.loss_aggregation,
+            beta=0.0,  # the trainer sets it role by role (`kl_anchor`)
+            use_bias_correction_kl=False,
             epsilon=self.clip_low,
             epsilon_high=self.clip_high,
             delta=self.dual_clip,

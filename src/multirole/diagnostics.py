@@ -60,17 +60,18 @@ class TokenStats:
             self.sums[name] = max(self.sums[name], value) if name == "max_delta" else self.sums[name] + value
 
     def summary(self) -> dict[str, float]:
-        """Token means (perplexity: mean over rows of exp(-mean log-prob))."""
-        tokens, s = self.sums["tokens"], self.sums
+        """Token means (perplexity: mean over rows of exp(-mean log-prob)); NaN where no row was trained."""
+        s = self.sums
+        tokens, rows = s["tokens"] or math.nan, s["rows"] or math.nan
         return {
-            "perplexity": s["ppl"] / s["rows"],
+            "perplexity": s["ppl"] / rows,
             "entropy": s["entropy"] / tokens,
             "chi2": s["chi2"] / tokens - 1.0,
             "chi2_raw": s["chi2_raw"] / s["raw_tokens"] - 1.0 if s["raw_tokens"] else math.nan,
             "kl": s["kl"] / tokens,
             "k3_kl": s["k3"] / tokens,
             "clip_fraction": s["clip"] / tokens,
-            "max_logprob_gap": s["max_delta"],
+            "max_logprob_gap": s["max_delta"] if s["rows"] else math.nan,
         }
 
 
@@ -211,8 +212,8 @@ class IterationDiagnostics:
             for (adapter, step, role), stats in sorted(self.tokens.items(), key=lambda item: item[0][:2])
         ]
 
-    def add_step(self, adapter: str, rows: list[Row], lr: float, grad_norm: float) -> None:
-        """One optimizer step, for the ledger. `grad_norm` is the adapter's, before clipping."""
+    def add_step(self, adapter: str, rows: list[Row], lr: float, grad_norm: float, grad_norm_clipped: float) -> None:
+        """One optimizer step, for the ledger. The norms are of the gradient that is applied, before and after clipping."""
         tokens = sum(len(row.turn.completion_ids) for row in rows)
         self.ledger.append(
             {
@@ -222,17 +223,22 @@ class IterationDiagnostics:
                 "tokens": tokens,
                 "lr": lr,
                 "grad_norm": grad_norm,
+                "grad_norm_clipped": grad_norm_clipped,
             }
         )
 
     def per_role(self) -> dict[str, dict[str, float]]:
-        """role -> metrics. `grad_norm` is the mean over the role's optimizer steps of its own part of the gradient."""
+        """role -> metrics. `grad_norm` is the mean over the role's optimizer steps of its own part of the gradient.
+
+        A role that was not trained has NaN for what only training shows.
+        """
         by_role: dict[str, list[Row]] = defaultdict(list)
-        n_rows, n_tokens = Counter(), Counter()  # of each adapter
+        masses: dict[str, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
         for row in self.rows:
             by_role[row.turn.role].append(row)
-            n_rows[row.adapter] += 1
-            n_tokens[row.adapter] += len(row.turn.completion_ids)
+            rows_of, tokens_of = masses[row.adapter]
+            rows_of[row.turn.role] += row.is_trained
+            tokens_of[row.turn.role] += row.is_trained * len(row.turn.completion_ids)
         texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in by_role}
         if self.is_on:
             texts = signatures(list({id(row.episode): row.episode for row in self.rows}.values()))
@@ -248,13 +254,18 @@ class IterationDiagnostics:
             | texts[role]
             | sums[role].summary()
             | {
-                "grad_norm": sum(norms[role]) / len(norms[role]) if self.is_on else math.nan,
+                "grad_norm": sum(norms[role]) / len(norms[role]) if norms[role] else math.nan,
                 "optimizer_steps": n_steps[role],
                 "chi2_after": self.chi2_after.get(role, math.nan),
-                "row_mass": len(rows) / n_rows[rows[0].adapter],
-                "token_mass": sum(len(row.turn.completion_ids) for row in rows) / n_tokens[rows[0].adapter],
-                "cosine_previous": self.cosine_previous.get(rows[0].adapter, math.nan),
+                "row_mass": _share(role, masses[rows[0].adapter][0]),
+                "token_mass": _share(role, masses[rows[0].adapter][1]),
+                "cosine_previous": self.cosine_previous.get(rows[0].adapter, math.nan) if n_steps[role] else math.nan,
             }
-            | (self.gradients[rows[0].adapter].of_role(role) if self.is_on else dict.fromkeys(SHARES, math.nan))
+            | (self.gradients[rows[0].adapter].of_role(role) if norms[role] else dict.fromkeys(SHARES, math.nan))
             for role, rows in by_role.items()
         }
+
+
+def _share(role: str, counts: Counter) -> float:
+    """The role's part of its adapter's counts; NaN where nothing of the adapter was trained."""
+    return counts[role] / counts.total() if counts.total() else math.nan

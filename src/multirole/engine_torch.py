@@ -1,4 +1,4 @@
-"""The CPU default: a functional Qwen3 with a static KV cache, serving several merged adapters in one running batch.
+"""The CPU default: a functional Qwen3 or Llama with a static KV cache, serving several merged adapters in one running batch.
 
 Where the speed comes from, against `model.generate` on the same rows: no cache is ever concatenated or repeated per head,
 norm weights are folded into the projections and q/k/v and gate/up are one product each, finished rows leave at once, and
@@ -6,7 +6,7 @@ identical prompts are computed, stored and read once (`kv_cache`). `benchmarks/b
 
 A row's tokens depend on its request alone, up to float rounding: products of another batch size may differ in the last
 bit (1e-7), which changes a token only when its uniform falls that close to a boundary. The same calls in the same order
-are bit-identical. Not covered: models other than Qwen3, attention biases, sliding windows, scaled RoPE, DoRA.
+are bit-identical. Not covered: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
 """
 
 from collections import Counter, defaultdict, deque
@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
 
 from multirole.engine import Completion, Request, check_request
 from multirole.kv_cache import Pool, Shape
-from multirole.qwen3 import Span, Weights, forward, merge_adapters, rope_table
+from multirole.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
@@ -90,7 +89,7 @@ def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
 
 class TransformersEngine:
-    """`multirole.engine.Engine` on the weights of a live `transformers` Qwen3, with or without PEFT LoRA adapters.
+    """`multirole.engine.Engine` on the weights of a live `transformers` Qwen3 or Llama, with or without PEFT LoRA adapters.
 
     `publish` copies merged float32 weights, so the live model is never modified and may train between steps.
     `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens.
@@ -106,7 +105,7 @@ class TransformersEngine:
         self.clock = 0
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
-    def publish(self, model: PeftModel | Qwen3ForCausalLM, version: int) -> None:
+    def publish(self, model: PeftModel | Served, version: int) -> None:
         """Take `model`'s present weights. Nothing is cached between requests, so nothing can be stale."""
         if self.waiting or self.n_running:
             raise RuntimeError(

@@ -38,7 +38,7 @@ class Turn:
     `logprobs` are the engine's processed log-probabilities (after temperature) of `completion_ids`, same length; the
     final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
-    "answered" or "unparsed" from the task's own answer extraction.
+    "answered" or "unparsed" from the task's own answer extraction. `is_right` is None until `judging` has set it.
     """
 
     role: str
@@ -50,6 +50,7 @@ class Turn:
     text: str
     finish_reason: str
     outcome: str | None = None
+    is_right: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -19,27 +19,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
-from peft import PeftModel
-from peft.utils import load_peft_weights, set_peft_model_state_dict
 
 from multirole.cells import Cell
 from multirole.engine import Engine
-from multirole.episodes import Episode
+from multirole.judging import grade, score_episodes
 from multirole.launch import ONE_PROCESS, Launch
+from multirole.locks import claim
 from multirole.policies import adapter_names
 from multirole.record import (
     folder_of,
     is_done,
     make_folder,
+    make_writable,
     provenance,
     turn_row,
     write_done,
-    write_table,
-    write_text,
 )  # fmt: skip
+from multirole.remedies import load_adapters
 from multirole.renderers import RENDERERS
 from multirole.rollout import Rollout
 from multirole.run import load_model, make_engine, preflight
+from multirole.storage import write_table, write_text
 from multirole.tasks import TASKS
 from multirole.tasks.sources import forget_rows, sha256
 
@@ -182,22 +182,14 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     return steps
 
 
-def load_adapters(model: PeftModel, folder: Path) -> None:
-    """The weights of every adapter of `model`, from a run's `adapters/step_*`."""
-    for name in model.peft_config:
-        set_peft_model_state_dict(model, load_peft_weights(str(folder / name), device="cpu"), adapter_name=name)
-
-
 def play(evaluation: Evaluation, engine: Engine, rollout: Rollout, step: int) -> tuple[list[dict], list[dict]]:
     """Rows of `eval.parquet` and of `turns.parquet` at one checkpoint, which the engine serves already."""
     cell, task = evaluation.cell, TASKS[evaluation.cell.task_name]
     problems = task.problems("validation", cell.n_validation, **cell.data_options)
     attempts = [(problem, rollout_index) for problem in problems for rollout_index in range(evaluation.n_rollouts)]
     episodes = rollout.run(attempts, -1, cell.sampling(is_evaluation=True))
-    solved = _solved(episodes, solver_of(cell), cell)
-    rewards = task.score_batch([e.problem for e in episodes], [e.answer.text for e in episodes], **cell.reward_options)
-    for episode, reward in zip(episodes, rewards, strict=True):
-        episode.reward = reward if episode.answer.reason is None else replace(reward, reason=episode.answer.reason)
+    grade(episodes, [solver_of(cell)], cell)
+    score_episodes(episodes, cell)
     rows = [
         {
             "step": step,
@@ -210,13 +202,13 @@ def play(evaluation: Evaluation, engine: Engine, rollout: Rollout, step: int) ->
             "turns": len(e.turns),
             "prompt_tokens": sum(len(turn.prompt_ids) for turn in e.turns),
             "completion_tokens": sum(len(turn.completion_ids) for turn in e.turns),
-            "slots_correct": [solved[id(turn)] for turn in e.turns if id(turn) in solved],
+            "slots_correct": [turn.is_right for turn in e.turns if turn.is_right is not None],
         }
         for e in episodes
     ]
     read = {problem.id for problem in problems[:N_READ]}
     turns = [
-        turn_row(step, e, turn) | {"turn_correct": solved.get(id(turn))}
+        turn_row(step, e, turn) | {"turn_correct": turn.is_right}
         for e in episodes
         if e.index == 0 and e.problem.id in read
         for turn in e.turns
@@ -224,17 +216,20 @@ def play(evaluation: Evaluation, engine: Engine, rollout: Rollout, step: int) ->
     return rows, turns
 
 
-def _solved(episodes: list[Episode], solver: str, cell: Cell) -> dict[int, bool]:
-    """id(turn) -> whether the solver's own answer is right, for each of its turns."""
-    own = [(e.problem, turn) for e in episodes for turn in e.turns if turn.role == solver]
-    rewards = TASKS[cell.task_name].score_batch([p for p, _ in own], [t.text for _, t in own], **cell.reward_options)
-    return {id(turn): reward.is_correct for (_, turn), reward in zip(own, rewards, strict=True)}
-
-
 def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PROCESS) -> Path:
-    """Evaluate; returns the results folder. A finished one is not played again, an interrupted one starts afresh."""
+    """Evaluate; returns the results folder. A finished one is not played again, an interrupted one starts afresh.
+
+    Raises ValueError where another process is at it.
+    """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
-    cell, source, folder = evaluation.cell, evaluation.source, evaluation.folder(launch.results_dir)
+    folder = evaluation.folder(launch.results_dir)
+    make_writable(folder, launch.results_dir)
+    with claim(folder):
+        return _run(evaluation, launch, folder)
+
+
+def _run(evaluation: Evaluation, launch: Launch, folder: Path) -> Path:
+    cell, source = evaluation.cell, evaluation.source
     config = {
         "adapters": evaluation.adapters,
         "checkpoints": evaluation.checkpoints,

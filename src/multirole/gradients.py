@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from multirole.batching import Row
-from multirole.distributed import add_up, processes
+from multirole.distributed import add_up, full, processes
 
 Part = tuple[str, int]
 """(role, slot)."""
@@ -58,6 +58,12 @@ def set_gradient(parameters: list[Tensor], gradient: Tensor) -> None:
     for parameter, piece in zip(parameters, pieces, strict=True):
         parameter.grad = torch.zeros_like(parameter)
         local(parameter.grad).view(-1).copy_(piece)
+
+
+def clipped(parameters: list[Tensor], max_norm: float) -> tuple[Tensor, Tensor]:
+    """Clip their gradients as one vector; returns its norm before and after."""
+    before = full(nn.utils.clip_grad_norm_(parameters, max_norm))
+    return before, full(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
 
 
 class GradientParts:
@@ -120,12 +126,17 @@ class GradientParts:
 
 
 class Updates:
-    """The last iteration's change of each adapter, to be compared with the next one's; kept in host memory."""
+    """What an adapter's next update is compared with; a resumed run needs it to go on as if it had never stopped.
+
+    `last` is the last iteration's change of each adapter, in host memory; `averages` the running means of its applied gradients,
+    where a coherence penalty keeps them (`remedies`).
+    """
 
     def __init__(self, is_sharded: bool = False) -> None:
         self.is_sharded = is_sharded
         self.before: dict[str, Tensor] = {}
         self.last: dict[str, Tensor] = {}
+        self.averages: dict[str, Tensor] = {}
 
     def start(self, model: PeftModel, adapters: Iterable[str]) -> None:
         """Call before the first optimizer step of an iteration that updates these adapters."""
@@ -148,15 +159,17 @@ class Updates:
         return products[0].item() / norms if norms > 0 else math.nan
 
     def save(self, checkpoint: Path) -> None:
-        """What a resumed run needs to go on as if it had never stopped; sharded, each process saves its part."""
-        if self.is_sharded or processes().is_main_process:
-            torch.save(self.last, checkpoint / self._name)
+        """Write both to a checkpoint; sharded, each process saves its part."""
+        for path, tensors in self._files(checkpoint):
+            if self.is_sharded or processes().is_main_process:
+                torch.save(tensors, path)
 
     def load(self, checkpoint: Path) -> None:
         """The opposite of `save`; where there is no such file, nothing came before."""
-        path = checkpoint / self._name
-        self.last = torch.load(path, weights_only=True) if path.exists() else {}
+        for path, tensors in self._files(checkpoint):
+            tensors.clear()
+            tensors.update(torch.load(path, weights_only=True) if path.exists() else {})
 
-    @property
-    def _name(self) -> str:
-        return f"updates_{processes().process_index}.pt" if self.is_sharded else "updates.pt"
+    def _files(self, checkpoint: Path) -> list[tuple[Path, dict[str, Tensor]]]:
+        part = f"_{processes().process_index}" if self.is_sharded else ""
+        return [(checkpoint / f"updates{part}.pt", self.last), (checkpoint / f"averages{part}.pt", self.averages)]

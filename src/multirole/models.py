@@ -35,14 +35,17 @@ def shape_of(cell: Cell) -> Shape:
     if folder is None:
         return MODELS[cell.scale].shape
     config = json.loads(_complete(folder).joinpath("config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") != "qwen3" or not config.get("tie_word_embeddings"):
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    if missing := [name for name in names if name not in config]:
         raise ValueError(
-            f"model={str(folder)!r} is a {config.get('model_type')!r} model, or its embeddings are not tied; rollouts and "
-            "plans are made for Qwen3 up to 4B. Write the folder of a Qwen3-0.6B, 1.7B or 4B."
+            f"model={str(folder)!r} is a {config.get('model_type')!r} model whose config.json has no {missing}: no dense "
+            "decoder that a plan can be made for. Write the folder of a Qwen3 or a Llama, say."
         )
-    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-             "head_dim", "vocab_size")  # fmt: skip
-    return Shape(*(config[name] for name in names))
+    layers, hidden, intermediate, heads, vocab = (config[name] for name in names)
+    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
+    return Shape(
+        layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, bool(config.get("tie_word_embeddings"))
+    )
 
 
 def _complete(folder: Path) -> Path:

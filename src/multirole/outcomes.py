@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from multirole.judging import verdict_is_right
 from multirole.paper.statistics import bootstrap, pass_at_k
 
 
@@ -63,9 +64,10 @@ def judging(folder: str | Path) -> pd.DataFrame:
             drafts = part[part["role"] == "generator"].set_index(keys)["turn_correct"]
             verdicts = part[part["role"] == "evaluator"].set_index(keys)["outcome"]
             judged = pd.DataFrame({"verdict": verdicts, "is_correct": drafts.reindex(verdicts.index).astype(bool)})
+            right = pd.Series([verdict_is_right(*one) for one in judged.itertuples(index=False)], index=judged.index)
             on = {
-                "right on correct": (judged["verdict"] == "correct")[judged["is_correct"]].mean(),
-                "right on wrong": (judged["verdict"] == "incorrect")[~judged["is_correct"]].mean(),
+                "right on correct": right[judged["is_correct"]].mean(),
+                "right on wrong": right[~judged["is_correct"]].mean(),
             }
             rows.append(
                 {"step": step, "role": "evaluator", "judged": len(judged), **on, "balanced": np.mean(list(on.values()))}

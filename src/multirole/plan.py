@@ -134,11 +134,11 @@ class Plan:
         linear = s.layers * sum(a * b for a, b in s.linear_sizes)
         lora, head = s.adapter_parameters(cell.lora_rank), s.vocab * s.hidden
         again = 1 if memory.is_checkpointed(cell) else 0
-        extra = 1 if cell.old_logprobs == "recomputed" else 0  # one more pass forward
+        recomputed, anchors = cell.old_logprobs == "recomputed", cell.anchors  # one more pass forward each
         rollout = update = 0.0
         for stage in self.stages:
             rows = cell.n_problems * cell.n_episodes * stage.most
-            n = stage.prompt + self.reply
+            n, extra = stage.prompt + self.reply, recomputed + (anchors[stage.role] > 0)
             attention = 2 * s.layers * s.heads * s.head_dim * n**2
             scored = self.reply if self.device.kind == "GPU" else n
             forward = 2 * (linear + lora) * n + attention
@@ -194,12 +194,18 @@ class Plan:
         return pd.DataFrame(rows, columns=names).set_index("role")
 
     def optimizer_steps(self) -> dict[str, tuple[int, int]]:
-        """adapter -> (at least, at most) optimizer steps of one iteration (`Cell.step_rows`)."""
-        table, counts = self.tokens(), {}
+        """adapter -> (at least, at most) optimizer steps of one iteration (`Cell.n_steps`), over the whole run.
+
+        At least, every reply is one token, and roles that `train_after` leaves out at first are; at most, replies fill the cap.
+        """
+        table, counts, starts = self.tokens(), {}, pd.Series(self.cell.train_starts)
+        starts = starts[table.index]
         for adapter in adapter_names(self.cell.policy):
-            mine = table[table["adapter"] == adapter]
-            rows = [int(mine[f"sequences at {end}"].sum()) for end in ("least", "most")]
-            counts[adapter] = tuple(-(-n // self.cell.step_rows(n)) for n in rows)
+            mine = table["adapter"] == adapter
+            first, ever = table[mine & (starts == 0)], table[mine & (starts < self.cell.iterations)]
+            least, most = int(first["sequences at least"].sum()), int(ever["sequences at most"].sum())
+            tokens = int(ever["completion tokens at most"].sum())
+            counts[adapter] = (self.cell.n_steps(least, least), self.cell.n_steps(most, tokens))
         return counts
 
     def verdict(self) -> str:
@@ -281,6 +287,8 @@ def plan(
         "gradients, float32": (0, memory.gradients(cell, s) // shards),
         f"activations of {memory.micro_batch(cell)} tokens": (0, memory.activations(cell, s, on_gpu)),
     }
+    if cell.coherence_penalty:
+        parts["running means of gradients, float32"] = (own, own)
     if shards > 1:
         parts["layers gathered by FSDP2"] = (0, memory.gathered(cell, s))
     elif launch.n_processes > 1:  # accelerate wraps the model in DistributedDataParallel, which makes its buckets

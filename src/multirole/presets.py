@@ -13,7 +13,7 @@ PRESETS = ("paper", "released_code")
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3's dimensions: all that its memory and its arithmetic depend on. Input and output embeddings are tied."""
+    """A decoder's dimensions: all that its memory and its arithmetic depend on. Qwen3 up to 4B ties its embeddings."""
 
     layers: int
     hidden: int
@@ -22,6 +22,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
+    is_tied: bool = True
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
@@ -39,10 +40,10 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the base: embedding, linear modules, norms."""
+        """Weights of the base: embedding, head where it is apart, linear modules, norms (Qwen3's, q and k norms included)."""
         norms = 2 * self.hidden + 2 * self.head_dim
         linear = sum(a * b for a, b in self.linear_sizes)
-        return self.vocab * self.hidden + self.layers * (linear + norms) + self.hidden
+        return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (linear + norms) + self.hidden
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of one LoRA adapter on every linear module."""
@@ -155,23 +156,28 @@ CHOICES = {
     "dtype": ("float32", "bfloat16"),
     "old_logprobs": ("sampled", "recomputed"),
     "code_reward": ("fraction", "all_pass"),
-    "advantage_group": ("episode", "role", "slot"),
+    "advantage_group": ("episode", "role", "slot", "role_round"),
+    "advantage_norm": ("group", "agent", "none", "leave_one_out"),
+    "loss_aggregation": ("grpo", "token", "dr_grpo"),
     "lr_clock": ("iteration", "update_call"),
     "lr_schedule": ("cosine", "constant", "cosine_wrap"),
-    "updates": ("per_batch", "one"),
+    "updates": ("per_batch", "one", "tokens"),
     "minibatch_split": ("even", "sequential"),
     "row_order": ("shuffled", "mountain"),
     "aggregator_fallback": ("candidate_1", "first_digit"),
     "renderer": ("chat_template", "released_code"),
     "code_rows": ("deepcoder", "reconstruction"),
     "eval_sampling": ("training", "qwen3"),
-    "on_alarm": ("log", "checkpoint", "stop"),
+    "on_alarm": ("log", "checkpoint", "stop", "rollback"),
 }
 LEAST = {
     "seed": 0, "warmup_iterations": 0, "n_episodes": 2, "temperature": 0.01, "malformed_reward": -1.0,
     "max_grad_norm": 1e-6, "dual_clip": 1.0,
 }  # fmt: skip
-MOST = {"seed": 2**32 - 1}  # NumPy's
+MOST = {
+    "seed": 2**32 - 1,  # NumPy's
+    "coherence_penalty": 1.0, "coherence_floor": 1.0, "balance_roles": 1.0, "slot_scaling": 1.0,
+}  # fmt: skip
 
 
 def is_tiny(scale: str) -> bool:

@@ -1,8 +1,8 @@
-"""Qwen3's forward pass as a function of plain tensors, and the merging of LoRA adapters into such tensors.
+"""The forward pass of Qwen3 and of Llama as a function of plain tensors, and the merging of LoRA adapters into such tensors.
 
-Norm weights are folded: the layer norms into the projection that follows, the q and k norms (and the 1 / sqrt(d) of
-attention) into the RoPE table. Logits agree with `transformers` to float32 rounding: 2e-6 on random weights, up to 1.5e-5
-on trained ones with logits near 20, where `transformers` itself is as far from float64 (1.0e-5).
+Llama is Qwen3 without q and k norms. Norm weights are folded: the layer norms into the projection that follows, the q and k
+norms (and the 1 / sqrt(d) of attention) into the RoPE table. Logits agree with `transformers` to float32 rounding: 2e-6 on
+random weights, up to 1.5e-5 on trained ones with logits near 20, where `transformers` itself is as far from float64 (1.0e-5).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from multirole.distributed import full
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+Served = Qwen3ForCausalLM | LlamaForCausalLM
+ROPES = ("default", "linear", "llama3")
+"""Kinds of RoPE whose tables do not depend on the length of the sequence."""
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 """(layer, q (N, heads, d), k (N, n_kv, d), v (N, n_kv, d)) -> (N, heads * d), or None to end the pass there."""
 
@@ -45,13 +48,15 @@ class Rope:
     """Rotary tables and the q and k norm weights that are folded into them, layer by layer, as they are used.
 
     For y = norm(x) * w, rotated: y * cos + rotate_half(y) * sin = norm(x) * (w * cos) + norm(x).roll(d / 2) * (w' * sin),
-    with w' = w.roll(d / 2) and sin's first half negated. q's weights hold the 1 / sqrt(d) of attention.
+    with w' = w.roll(d / 2) and sin's first half negated. q's weights hold the 1 / sqrt(d) of attention, and nothing else where
+    q and k are not normed (Llama).
     """
 
     cos: Tensor  # (length, d)
     sin: Tensor  # (length, d)
     weights: Tensor  # (layers, heads + n_kv, d)
     rolled: Tensor  # (layers, heads + n_kv, d)
+    is_normed: bool = True
 
 
 def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, eps: float, attend: Attend) -> Tensor:
@@ -65,7 +70,9 @@ def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, ep
     for layer in range(n_layers):
         qkv = _project(F.rms_norm(x, x.shape[1:], eps=eps), spans, layer, 0).unflatten(1, (-1, head_dim))
         n_kv = qkv.shape[1] - n_qk
-        qk = F.rms_norm(qkv[:, :n_qk], (head_dim,), eps=eps)  # (N, heads + n_kv, d)
+        qk = qkv[:, :n_qk]  # (N, heads + n_kv, d)
+        if rope.is_normed:
+            qk = F.rms_norm(qk, (head_dim,), eps=eps)
         qk = torch.addcmul(qk * (cos * rope.weights[layer]), qk.roll(head_dim // 2, -1), sin * rope.rolled[layer])
         attended = attend(layer, qk[:, : n_qk - n_kv], qk[:, n_qk - n_kv :], qkv[:, n_qk:])
         if attended is None:
@@ -87,7 +94,7 @@ def _project(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor:
     return out
 
 
-def rope_table(model: PeftModel | Qwen3ForCausalLM, length: int) -> Rope:
+def rope_table(model: PeftModel | Served, length: int) -> Rope:
     """The tables for positions 0..length-1."""
     inner = _inner(model)
     config, embed = inner.config, inner.model.embed_tokens.weight
@@ -96,18 +103,20 @@ def rope_table(model: PeftModel | Qwen3ForCausalLM, length: int) -> Rope:
     half = config.head_dim // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
     n_q, n_kv, scale = config.num_attention_heads, config.num_key_value_heads, config.head_dim**-0.5
+    is_normed, plain = isinstance(inner, Qwen3ForCausalLM), cos.new_ones(config.head_dim)
     norms = torch.stack(
         [
-            torch.cat(
-                [full(a.q_norm.weight).float().expand(n_q, -1) * scale, full(a.k_norm.weight).float().expand(n_kv, -1)]
+            torch.cat([q.expand(n_q, -1) * scale, k.expand(n_kv, -1)])
+            for q, k in (
+                (full(a.q_norm.weight).float(), full(a.k_norm.weight).float()) if is_normed else (plain, plain)
+                for a in (layer.self_attn for layer in inner.model.layers)
             )
-            for a in (layer.self_attn for layer in inner.model.layers)
         ]
     )  # (layers, heads + n_kv, d)
-    return Rope(cos[0], sin[0], norms, norms.roll(half, -1))
+    return Rope(cos[0], sin[0], norms, norms.roll(half, -1), is_normed)
 
 
-def merge_adapters(model: PeftModel | Qwen3ForCausalLM) -> dict[str | None, Weights]:
+def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
     """Float32 copies of the base (None) and of every LoRA adapter merged into it; `model` is only read."""
     inner = _inner(model)
     _check(model, inner)
@@ -137,20 +146,22 @@ def _merged(module: nn.Module, adapter: str | None) -> Tensor:
     return weight + module.scaling[adapter] * (b @ a)
 
 
-def _inner(model: PeftModel | Qwen3ForCausalLM) -> nn.Module:
+def _inner(model: PeftModel | Served) -> nn.Module:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def _problems(model: PeftModel | Qwen3ForCausalLM, inner: nn.Module) -> Iterator[str]:
+def _problems(model: PeftModel | Served, inner: nn.Module) -> Iterator[str]:
     """What this forward pass cannot represent."""
-    if not isinstance(inner, Qwen3ForCausalLM):
+    if not isinstance(inner, Served):
         yield f"it is a {type(inner).__name__}"
         return
     config = inner.config
-    if config.rope_parameters["rope_type"] != "default":
+    if config.rope_parameters["rope_type"] not in ROPES:
         yield f"rope_type is {config.rope_parameters['rope_type']!r}"
-    if config.attention_bias or config.hidden_act != "silu" or set(config.layer_types) != {"full_attention"}:
-        yield "it has attention biases, sliding windows or an activation other than silu"
+    if config.hidden_act != "silu" or any("sliding" in kind for kind in config.to_dict().get("layer_types") or ()):
+        yield "it has sliding windows or an activation other than silu"
+    if any(name.endswith(("_proj.bias", "_proj.base_layer.bias")) for name, _ in inner.named_parameters()):
+        yield "its linear layers have biases"
     targets = {id(module) for name, module in inner.named_modules() if name.rsplit(".", 1)[-1] in PROJECTIONS}
     for name, module in inner.named_modules():
         if isinstance(module, LoraLayer):
@@ -166,10 +177,10 @@ def _problems(model: PeftModel | Qwen3ForCausalLM, inner: nn.Module) -> Iterator
         yield "an adapter has modules_to_save"
 
 
-def _check(model: PeftModel | Qwen3ForCausalLM, inner: nn.Module) -> None:
+def _check(model: PeftModel | Served, inner: nn.Module) -> None:
     """Refuse what would be served wrongly."""
     for problem in _problems(model, inner):
         raise ValueError(
-            f"TransformersEngine got a model it does not implement: {problem}; it computes plain Qwen3 with LoRA on the "
+            f"TransformersEngine got a model it does not implement: {problem}; it computes plain Qwen3 and Llama with LoRA on the "
             'linear layers and would return wrong tokens; use engine="vllm" for this model'
         )

@@ -10,19 +10,20 @@
     eval.parquet                        evaluation step x problem
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
     adapters/step_*/<adapter>/          PEFT adapters
-    checkpoints/                        what a resume needs; the newest two
+    checkpoints/                        what a resume needs (`checkpoints`); the newest two
+    LOCK                                which process is writing all this (`locks`); gone when it ends
     DONE                                sha256 of every file above but adapters and checkpoints: the run is complete
 
-Files are written aside, synced and renamed. A table in memory is flushed with each checkpoint, and a resumed run drops what
-came after it, so that the record never disagrees with the weights.
+Files are whole or absent (`storage`). The tables in memory are flushed with each checkpoint, which says how many rows each
+had, and a resumed run drops what came after it: the record never disagrees with the weights.
 """
 
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -30,44 +31,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from multirole import sandbox
 from multirole.cells import Cell
+from multirole.checkpoints import newest_whole, publish, read_manifest, seal, staging, step_of
 from multirole.diagnostics import IterationDiagnostics
 from multirole.distributed import processes
 from multirole.episodes import Episode, Turn
 from multirole.models import locate
 from multirole.presets import MODELS
+from multirole.storage import read_table, remove, write_table, write_text
 from multirole.tasks.sources import sha256
 
-SCHEMA_VERSION = "1"
 N_INSPECTED = 32
 TABLES = ("metrics", "roles", "ledger", "steps", "cosines", "alarms", "eval")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write aside, then rename: a reader sees the old file or the new one."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text, encoding="utf-8")
-    _rename(aside, path)
-
-
-def write_table(path: Path, rows: list[dict]) -> None:
-    """Rows (dicts with the same keys) as Parquet, with the schema's version in its metadata."""
-    table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
-    aside = path.with_name(path.name + ".tmp")
-    pq.write_table(table, aside)
-    _rename(aside, path)
-
-
-def _rename(aside: Path, path: Path) -> None:
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(aside, path)
 
 
 def provenance(cell: Cell, problems: dict[str, int], dataset: dict[str, object]) -> dict[str, object]:
@@ -147,16 +126,21 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     return Path(results_dir) / cell.scale / cell.id
 
 
-def make_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> None:
-    """Create a folder below `results_dir` and its config.json; ValueError if it cannot hold this configuration's results."""
+def make_writable(folder: Path, results_dir: str | Path) -> None:
+    """Create a folder below `results_dir`; ValueError if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "writable", "")
-        (folder / "writable").unlink()
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"0")
     except OSError as error:
         raise ValueError(
             f"results_dir={str(results_dir)!r} cannot hold the results: {error}. Write a folder that you may write to."
         ) from error
+
+
+def make_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> None:
+    """Create a folder and its config.json; ValueError if it cannot hold this configuration's results."""
+    make_writable(folder, results_dir)
     text, held = json.dumps(config, indent=2, default=str), folder / "config.json"
     # a run from before an option existed ran what is now that option's default
     if held.exists() and json.loads(text) | json.loads(held.read_text()) != json.loads(text):
@@ -207,6 +191,13 @@ def is_done(folder: Path) -> bool:
         return False
     sums = json.loads((folder / "DONE").read_text())
     return all((folder / name).exists() and sha256(folder / name) == digest for name, digest in sums.items())
+
+
+def _altered(path: Path, checkpoint: Path, problem: str) -> ValueError:
+    return ValueError(
+        f"{path} is {problem}, and {checkpoint.name} cannot be continued without what it held. Nothing was overwritten. Put "
+        f"the file back from a copy, or move {checkpoint.parents[1]} away to start afresh."
+    )
 
 
 class Recorder:
@@ -287,32 +278,59 @@ class Recorder:
             if rows:
                 write_table(self.folder / f"{name}.parquet", rows)
 
+    def seal(self, step: int) -> None:
+        """Make the staged checkpoint of `step` verifiable: it holds for the tables as they are now."""
+        seal(self.folder, step, {name: len(rows) for name, rows in self.tables.items()})
+
     def save(self, step: int) -> None:
-        """Flush every table, then mark the checkpoint of `step` complete."""
+        """Flush every table, then publish the sealed checkpoint of `step` and its adapters."""
         self.flush()
-        checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
-        if checkpoint.exists():
-            write_text(checkpoint / "COMPLETE", "")
+        publish(self.folder, step)
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint; None starts afresh."""
-        found = [path.parent for path in self.folder.glob("checkpoints/checkpoint-*/COMPLETE")]
-        return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+        """The newest checkpoint that is whole; None starts afresh. ValueError where there are some and none is whole."""
+        return newest_whole(self.folder)
 
     def rewind(self, checkpoint: Path | None) -> None:
-        """Read the tables back as they were at a checkpoint, and drop what came after it."""
-        if checkpoint is None:
-            return
-        step = int(checkpoint.name.split("-")[1])
-        for name in TABLES:
-            path, clock = self.folder / f"{name}.parquet", "step" if name == "eval" else "iteration"
-            rows = pq.read_table(path).to_pylist() if path.exists() else []
-            self.tables[name] = [row for row in rows if row[clock] <= step]
-        for path in [*self.folder.glob("turns/step_*.parquet"), *self.folder.glob("adapters/step_*")]:
-            if int(path.stem.split("_")[1]) > step:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        """Read the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind.
+
+        Raises ValueError, before anything is dropped, where a table is not what the checkpoint says.
+        """
+        step, manifest, staged = 0, {"rows": {}, "turns": {}}, staging(self.folder)
+        if checkpoint is not None:
+            step, manifest = step_of(checkpoint), read_manifest(checkpoint)
+        elif (self.folder / "metrics.parquet").exists() and not any(staged.glob("checkpoint-*")):
+            # a kill while the first one was saved leaves that one staged
+            raise ValueError(
+                f"{self.folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
+                "overwrite them. Put its checkpoints folder back, or move that folder away."
+            )
+        tables = {name: self._read(name, rows, checkpoint) for name, rows in manifest["rows"].items()}
+        for name, digest in manifest["turns"].items():
+            path = self.folder / "turns" / name
+            if not path.exists() or sha256(path) != digest:
+                raise _altered(path, checkpoint, "missing or not as it was written")
+        self.tables |= tables
+        later = [*self.folder.glob("adapters/step_*"), *self.folder.glob("checkpoints/checkpoint-*")]
+        later = [path for path in later if step_of(path) > step]
+        later += [path for path in self.folder.glob("turns/step_*") if path.name not in manifest["turns"]]
+        later += [path for name in TABLES if not self.tables[name] for path in self.folder.glob(f"{name}.parquet")]
+        for path in [*later, *self.folder.rglob("*.tmp"), staged]:
+            remove(path)
+
+    def _read(self, table: str, rows: int, checkpoint: Path) -> list[dict]:
+        """The first rows of a table: those that it had at the checkpoint."""
+        path = self.folder / f"{table}.parquet"
+        try:
+            found = read_table(path) if rows else []
+        except OSError as error:
+            raise _altered(path, checkpoint, f"unreadable ({error})") from error
+        if len(found) < rows:
+            raise _altered(path, checkpoint, f"only {len(found)} rows long, where {rows} were written")
+        return found[:rows]
 
     def finish(self) -> None:
         """Flush, then write DONE with the checksum of every table."""
         self.flush()
+        remove(staging(self.folder))
         write_done(self.folder)

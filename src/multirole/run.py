@@ -1,6 +1,7 @@
 """Train one cell from its configuration to DONE: what the notebook calls, in one function."""
 
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +19,20 @@ from transformers.utils.logging import disable_progress_bar
 
 from multirole import sandbox
 from multirole.cells import Cell
+from multirole.checkpoints import staging
 from multirole.distributed import gather_objects, processes
 from multirole.engine import Engine
 from multirole.episodes import Problem
 from multirole.launch import ONE_PROCESS, Launch, is_launched, spawn
+from multirole.locks import claim
 from multirole.models import MissingModel, locate
 from multirole.plan import plan
 from multirole.policies import adapter_names
 from multirole.presets import is_tiny
-from multirole.record import Recorder, add_session, folder_of, is_done, open_folder
+from multirole.record import Recorder, add_session, folder_of, is_done, make_writable, open_folder
 from multirole.renderers import RENDERERS
 from multirole.rollout import first_prompts
+from multirole.stops import Stop, heeding
 from multirole.tasks import TASKS
 from multirole.tasks.sources import forget_rows
 from multirole.trainer import MultiRoleGRPOTrainer
@@ -48,7 +52,7 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
     if not has_device:
         missing.append(
             f"a GPU: none is visible, and scale={cell.scale!r} is no work for a CPU. Write scale='tiny-s' to try the same "
-            "code here, or model=FOLDER with a small Qwen3 of yours."
+            "code here, or model=FOLDER with a small model of yours."
         )
     try:
         locate(cell, may_download=not missing)
@@ -140,26 +144,36 @@ def run_cell(
 ) -> Path:
     """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
 
-    A finished cell is not trained again; an interrupted one continues from its newest complete checkpoint and ends as
-    if it had never stopped.
+    A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
+    had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
+    folder, is_main = folder_of(cell, launch.results_dir), processes().is_main_process
+    with heeding() as stop, ExitStack() as held:
+        if is_main:
+            make_writable(folder, launch.results_dir)
+            held.enter_context(claim(folder))
+            open_folder(cell, launch.results_dir)
+        processes().wait_for_everyone()
+        if is_done(folder):
+            logger.info("%s is done already", folder)
+            return folder
+        if is_launched():
+            launch = replace(launch, n_processes=processes().num_processes)
+        preflight(cell, launch)
+        if launch.n_processes > 1 and not is_launched():
+            launch.check_processes(launch.n_processes, cell.n_problems)
+            forget_rows()  # the processes to come read their own
+            held.close()  # and the first of them claims the folder
+            spawn(cell.parameters(), launch, stop.run)
+        else:
+            _train(cell, launch, folder, stop, callbacks or [])
+    return folder
+
+
+def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
+    """Everything between an open folder and its DONE, on each process."""
     is_main = processes().is_main_process
-    if is_main:
-        open_folder(cell, launch.results_dir)
-    processes().wait_for_everyone()
-    folder = folder_of(cell, launch.results_dir)
-    if is_done(folder):
-        logger.info("%s is done already", folder)
-        return folder
-    if is_launched():
-        launch = replace(launch, n_processes=processes().num_processes)
-    preflight(cell, launch)
-    if launch.n_processes > 1 and not is_launched():
-        launch.check_processes(launch.n_processes, cell.n_problems)
-        forget_rows()  # the processes to come read their own
-        spawn(cell.parameters(), launch)
-        return folder
     model, tokenizer = load_model(cell)
     engine = make_engine(cell, tokenizer, launch)
     recorder = Recorder(folder)
@@ -168,17 +182,16 @@ def run_cell(
         dataset = TASKS[cell.task_name].describe(**cell.data_options)
         forget_rows()
         trainer = MultiRoleGRPOTrainer(
-            cell, model, tokenizer, engine, problems, validation, output_dir=str(folder / "checkpoints"),
-            recorder=recorder if is_main else None, launch=launch, callbacks=callbacks if is_main else None,
+            cell, model, tokenizer, engine, problems, validation, output_dir=str(staging(folder)),
+            recorder=recorder if is_main else None, launch=launch, callbacks=[stop, *(callbacks if is_main else [])],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
-        checkpoint = recorder.newest_checkpoint()
+        checkpoint = gather_objects(recorder.newest_checkpoint() if is_main else None)[0]
         if checkpoint and launch.n_processes > 1 and not launch.is_sharded and not torch.cuda.is_available():
             raise ValueError(
                 f"{checkpoint} cannot be continued by {launch.n_processes} CPU processes: transformers reads the optimizer "
                 "to the device 'cpu:0', which torch refuses. Continue with n_processes=1; it ends the same."
             )
-        processes().wait_for_everyone()  # nobody looks for a checkpoint any more
         if is_main:
             recorder.rewind(checkpoint)
             add_session(folder, cell, checkpoint, counts, dataset)
@@ -188,6 +201,8 @@ def run_cell(
             trainer.alarms.replay(gather_objects(recorder.tables["roles"])[0])
             trainer.updates.load(checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        stop.end()
+        trainer.saving.require()
         if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
             trainer.evaluate()
     finally:
@@ -195,4 +210,3 @@ def run_cell(
     if is_main:
         recorder.finish()
     processes().wait_for_everyone()
-    return folder

@@ -7,13 +7,11 @@ adapter by adapter and mini-batch by mini-batch. HF's own closing `optimizer.ste
 nothing, so schedule, logging, evaluation, checkpoints and resume are per iteration, and inherited.
 """
 
-import functools
 import itertools
 import logging
 import os
 import time
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,19 +23,22 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 
 from multirole import sandbox
-from multirole.advantages import group_advantages
+from multirole.advantages import with_advantages
 from multirole.alarms import AlarmCallback, Alarms
-from multirole.batching import ProblemSampler, Row, collate, micro_batches, mini_batches, order_rows
+from multirole.batching import ProblemSampler, Row, collate, loss_mass, micro_batches, order_rows, steps_by_adapter
 from multirole.cells import Cell
+from multirole.checkpoints import Saving
 from multirole.diagnostics import IterationDiagnostics, diverged, nothing_sampled, sample_rows
 from multirole.distributed import add_up, deal, full, gather_objects, keep_float32, local_metrics, processes
 from multirole.engine import Engine
 from multirole.episodes import Episode, Problem, Turn
-from multirole.gradients import Updates, by_part, gradient_of, local, set_gradient
+from multirole.gradients import Updates, by_part, clipped, gradient_of, local, set_gradient
+from multirole.judging import score_episodes
 from multirole.launch import ONE_PROCESS, Launch
 from multirole.logprobs import logprobs_of, padded, score
 from multirole.policies import adapter_names
 from multirole.record import N_INSPECTED, Recorder
+from multirole.remedies import combined, needs_parts, rate_factor, refuse_sharded, roll_back
 from multirole.renderers import RENDERERS
 from multirole.rollout import Attempt, Rollout, Sampling, turn_seed
 from multirole.schedule import lr_factor
@@ -65,7 +66,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `evaluate`: one episode per validation problem, scored by the task.
-    - `_save_checkpoint`: the record is written, then the checkpoint is marked complete.
+    - `_save_checkpoint`: into `output_dir`, then the record is written and the checkpoint gets its name.
 
     Args:
         model: a PEFT model with one adapter per name in `cell.policy`.
@@ -97,7 +98,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.published, self.updates, self.grading = -1, Updates(launch.is_sharded), sandbox.Stats()
         self.launch, self.is_sharded, n_processes = launch, launch.is_sharded, processes().num_processes
         launch.check_processes(n_processes, cell.n_problems)
-        self._last_grad_norm = torch.tensor(0.0)
+        refuse_sharded(cell, launch)
+        self._last_grad_norm, self.saving = torch.tensor(0.0), Saving(Path(output_dir))
         super().__init__(
             model=model,
             reward_funcs=[outcome_reward],
@@ -110,7 +112,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         )
         if self.is_sharded:
             keep_float32(self.accelerator)
-        self.add_callback(AlarmCallback(self.alarms, cell.on_alarm))
+        self.add_callback(AlarmCallback(self.alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm))
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
 
     # ---- data order, optimizer and schedule
@@ -157,22 +159,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             attempts[cuts[rank // group] : cuts[rank // group + 1]], iteration, sampling or self.cell.sampling()
         )
         if rank % group == 0:
-            self._score(episodes)
+            with_turns = self.cell.process_reward > 0 and iteration >= 0
+            self.grading = score_episodes(episodes, self.cell, with_turns)
         played = gather_objects([(e.turns, e.answer, e.reward) for e in episodes])[::group]
         return [
             Episode(problem, index, *one)
             for (problem, index), one in zip(attempts, itertools.chain.from_iterable(played), strict=True)
         ]
-
-    def _score(self, episodes: list[Episode]) -> None:
-        """The outcome reward of each episode (paper A.7)."""
-        answers = [episode.answer.text for episode in episodes]
-        rewards = self.task.score_batch([e.problem for e in episodes], answers, **self.cell.reward_options)
-        self.grading = sandbox.take_stats()
-        if self.grading.programs:
-            logger.info("graded %s", self.grading.line())
-        for episode, reward in zip(episodes, rewards, strict=True):
-            episode.reward = reward if episode.answer.reason is None else replace(reward, reason=episode.answer.reason)
 
     def _rollout_func(self, prompts: list[str], _: GRPOTrainer) -> dict[str, list]:
         """TRL's hook: one row per episode of this process, its last turn; the episode travels along for the reward."""
@@ -206,14 +199,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return inputs
 
     def _rows(self, episodes: list[Episode]) -> list[Row]:
-        """One row per turn: the episode's advantage is copied to every turn, or groups are pooled by role or slot."""
-        rows = [Row(e, t, self.cell.policy[t.role], e.advantage) for e in episodes for t in e.turns]
-        if self.cell.advantage_group != "episode":
-            by_slot = self.cell.advantage_group == "slot"
-            groups = [(r.episode.group(self.cell.n_episodes), r.turn.role, r.turn.slot * by_slot) for r in rows]
-            pooled = group_advantages([r.episode.reward.value for r in rows], groups)
-            rows = [replace(row, advantage=advantage) for row, advantage in zip(rows, pooled, strict=True)]
-        return rows
+        """One row per turn, with its advantage."""
+        starts, iteration = self.cell.train_starts, self.state.global_step
+        return with_advantages(
+            [Row(e, t, self.cell.policy[t.role], 0.0, iteration >= starts[t.role]) for e in episodes for t in e.turns],
+            episodes, self.cell,
+        )  # fmt: skip
 
     # ---- the iteration
 
@@ -232,38 +223,43 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         update = time.perf_counter() - played
         seconds = {"rollout": played - started, "update": update, "grading": self.grading.seconds}
         self._log_iteration(diagnostics, episodes, seconds)
+        if self.cell.on_alarm == "rollback" and self.alarms.new:
+            roll_back(self.accelerator.unwrap_model(self.model), self.optimizer, self.recorder, self.cell)
         return loss
 
     def prepare(self, model: nn.Module, episodes: list[Episode]) -> list[Row]:
-        """The iteration's rows in the order of training, with their pi_old where the trainer recomputes it."""
+        """The iteration's rows in the order of training; notes their pi_old and the base's log-probs where these are needed."""
         seed = turn_seed(self.cell.seed, self.state.global_step, "row order", 0, "", 0, 0)
         rows = order_rows(self._rows(episodes), self.cell.row_order, torch.Generator().manual_seed(seed))
         if not rows:
             raise nothing_sampled(self.cell.max_prompt_tokens, self.state.global_step)
+        trained, anchors = [row for row in rows if row.is_trained], self.cell.anchors
         if self.cell.old_logprobs == "recomputed":
-            self._old_logprobs = self._logprobs_of(model, rows)
+            self._old_logprobs = self._logprobs_of(model, trained)
+        if anchored := [row for row in trained if anchors[row.turn.role]]:
+            with self.accelerator.unwrap_model(self.model).disable_adapter():
+                self._base_logprobs = self._logprobs_of(model, anchored)
         return rows
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[IterationDiagnostics, Tensor]:
         """Every optimizer step of every adapter; returns what was seen of them and their mean loss, detached."""
         cell, iteration, peft_model = self.cell, self.state.global_step, self.accelerator.unwrap_model(self.model)
         diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high, cell.temperature, cell.diagnostics)
-        sample, losses = sample_rows(rows) if diagnostics.is_on else [], []
+        trained = [row for row in rows if row.is_trained]
+        sample, losses = sample_rows(trained) if diagnostics.is_on else [], []
         if sample and cell.temperature != 1.0:
             diagnostics.raw = self._logprobs_of(model, sample, temperature=1.0)
-        # the released code updates the adapter of the shortest row first, which matters to its clock per update call
-        by_adapter: dict[str, list[Row]] = {name: [] for name in self.adapters} if cell.row_order == "shuffled" else {}
-        for row in rows:
-            by_adapter.setdefault(row.adapter, []).append(row)
-        self.updates.start(peft_model, by_adapter if diagnostics.is_on else ())
-        for call, (adapter, owned) in enumerate(by_adapter.items()):
-            lr = cell.learning_rate * lr_factor(cell, iteration, call, len(self.adapters))
-            for mini_batch, divisor in mini_batches(owned, cell.step_rows(len(owned)), cell.minibatch_split):
+        steps = steps_by_adapter(trained, self.adapters, cell)
+        self.updates.start(peft_model, steps if diagnostics.is_on else ())
+        peak = cell.learning_rate * rate_factor(self.alarms.log, self.recorder, cell)
+        for call, (adapter, mini_batches) in enumerate(steps.items()):
+            lr = peak * lr_factor(cell, iteration, call, len(self.adapters))
+            for mini_batch, divisor in mini_batches:
                 losses.append(self.optimizer_step(model, adapter, mini_batch, divisor, lr, diagnostics))
         diagnostics.cosine_previous = self.updates.finish(peft_model)
         if sample:
             diagnostics.add_after(sample, self._logprobs_of(model, sample))
-        return diagnostics, torch.stack(losses).mean()
+        return diagnostics, torch.stack(losses).mean() if losses else torch.zeros(())
 
     def optimizer_step(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float,
@@ -271,14 +267,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> Tensor:  # fmt: skip
         """One AdamW step of one adapter on one mini-batch; no other tensor moves. Returns the loss, detached."""
         params, loss = self.accumulate(model, adapter, rows, divisor, diagnostics)
-        self._last_grad_norm = full(nn.utils.clip_grad_norm_(params, self.cell.max_grad_norm))
+        self._last_grad_norm, norm_after = clipped(params, self.cell.max_grad_norm)
         add_up([loss])
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.accelerator.unwrap_model(self.model).set_requires_grad(self.adapters, True)
-        diagnostics.add_step(adapter, rows, lr, self._last_grad_norm.item())
+        diagnostics.add_step(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
         return loss
 
     def accumulate(
@@ -289,41 +285,44 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         It is accumulated by role and slot, so that each one's own part is known and the parts sum to what is applied.
         Without diagnostics only their sum is kept, over the same groups in the same order: another order of float additions
         would round differently, and the switch would change the weights. Each micro-batch's loss is a mean over its
-        rows; its weight makes the sum a mean over the mini-batch.
+        rows or tokens; its weight makes the sum a mean over the mini-batch.
         """
         peft_model = self.accelerator.unwrap_model(self.model)
         peft_model.set_adapter(adapter)
         params = [p for p in peft_model.parameters() if p.requires_grad]
         parts, loss = by_part(rows), torch.zeros((), device=self.accelerator.device)
-        n_kept, n = len(parts) if diagnostics.is_on else 1, sum(local(p).numel() for p in params)
+        is_apart, whole = diagnostics.is_on or needs_parts(self.cell), divisor * loss_mass(rows, self.cell) / len(rows)
+        n_kept, n = len(parts) if is_apart else 1, sum(local(p).numel() for p in params)
         kept = torch.zeros(n_kept, n, device=loss.device)
         for at, owned in enumerate(parts.values()):
             peft_model.zero_grad(set_to_none=True)
             for micro, weight in self._share(owned):
-                loss = loss + self._backward(model, micro, weight, divisor, diagnostics)
+                loss = loss + self._backward(model, micro, weight * loss_mass(micro, self.cell) / whole, diagnostics)
             part = gradient_of(params)
             if not self.is_sharded:  # FSDP2 has added up the processes' gradients already
                 add_up([part])
             kept[at % n_kept] += part
         if diagnostics.is_on:
             diagnostics.add_gradients(adapter, list(parts), kept, self.is_sharded)
-        set_gradient(params, functools.reduce(torch.add, kept))
+        set_gradient(params, combined(list(parts), kept, self.workflow.roles, adapter, self.cell, self.updates))
         return params, loss
 
     def _share(self, rows: list[Row]) -> list[tuple[list[Row], float]]:
         """The micro-batches of `rows` that this process computes, with their weights."""
         return deal(micro_batches(rows, self.cell.micro_batch_tokens), self.accelerator, self.is_sharded)
 
-    def _backward(
-        self, model: nn.Module, micro: list[Row], weight: float, divisor: int, diagnostics: IterationDiagnostics
-    ) -> Tensor:
-        """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
+    def _backward(self, model: nn.Module, micro: list[Row], weight: float, diagnostics: IterationDiagnostics) -> Tensor:
+        """TRL's loss of one micro-batch of one role, weighted by its share of the mini-batch, and its gradient."""
         batch = collate(micro, self.processing_class.pad_token_id, self.accelerator.device)
         batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         if self.cell.old_logprobs == "recomputed":
             batch["old_per_token_logps"] = padded(self._old_logprobs, micro).to(self.accelerator.device)
+        self.beta = self.cell.anchors[micro[0].turn.role]
+        if self.beta:
+            batch["ref_per_token_logps"] = padded(self._base_logprobs, micro).to(self.accelerator.device)
         with self.compute_loss_context_manager(), local_metrics(self.accelerator):
-            loss = self.compute_loss(model, batch) * (weight * len(micro) / divisor)
+            loss = self.compute_loss(model, batch) * weight
+        self.beta = 0.0  # or TRL would look for a reference model in the next rollout
         if not torch.isfinite(loss):
             raise diverged(loss.item(), self.state.global_step, micro)
         # FSDP2 averages gradients over the processes; ours are to be summed
@@ -387,14 +386,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return metrics
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        super()._save_checkpoint(model, trial)
-        peft_model = self.accelerator.unwrap_model(self.model)
+        peft_model, step, staged = self.accelerator.unwrap_model(self.model), self.state.global_step, self.saving.staged
         weights = {name: full(p.detach()) for name, p in peft_model.named_parameters() if "lora_" in name}
-        folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
-        self.updates.save(folder)
-        self.accelerator.wait_for_everyone()
-        if self.recorder:
-            adapters = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
-            peft_model.save_pretrained(adapters, state_dict=weights)
-            self.recorder.save(self.state.global_step)
-        self.accelerator.wait_for_everyone()
+        phases = [
+            lambda: super(MultiRoleGRPOTrainer, self)._save_checkpoint(model, trial),
+            lambda: self.updates.save(staged / f"checkpoint-{step}"),
+            lambda: self.recorder and peft_model.save_pretrained(staged / "adapters", state_dict=weights),
+            lambda: self.recorder and self.recorder.seal(step),
+        ]
+        if self.saving.attempt(step, phases) and self.recorder:
+            self.recorder.save(step)

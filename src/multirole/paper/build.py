@@ -6,11 +6,13 @@ from pathlib import Path
 
 from multirole.paper.claims import claims
 from multirole.paper.figures import figures
-from multirole.paper.matched import matched_updates, plot_matched_updates
 from multirole.paper.readme import rewrite
 from multirole.paper.results import Results
+from multirole.paper.study_figures import study_figures
+from multirole.paper.study_tables import study_tables
 from multirole.paper.tables import tables
 from multirole.paper.write import write_figure, write_tables
+from multirole.study import Study
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +24,15 @@ def build(folder: str | Path, readme: str | Path | None = None) -> Results:
         raise ValueError(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
-    made = [*tables(results), claims(results), matched_updates(results)]
+    study = Study.read(results.grid, folder)
+    made = [*tables(results), claims(results), *(study_tables(results, study) if study else ())]
     write_tables(made, results.folder / "tables")
-    plates = figures(results)
+    plates = [*figures(results), *(study_figures(results, study) if study else ())]
     for plate in plates:
         write_figure(plate.figure, plate.caption, plate.name, results.folder / "figures")
-    write_figure(plot_matched_updates(results), made[-1].caption, made[-1].name, results.folder / "figures")
     if readme is not None:
         rewrite(Path(readme), results, {table.name: table for table in made})
-    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates) + 1, folder,
+    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates), folder,
                 len(results.missing()))  # fmt: skip
     return results
 

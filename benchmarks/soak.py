@@ -1,0 +1,98 @@
+"""Trains one tiny cell for many iterations and watches the process: does its memory grow, does it lose descriptors?
+
+    python benchmarks/soak.py [--iterations 500] --out results/bench/soak
+
+Writes soak.json and soak.png. Resident memory and open descriptors are read after every iteration. Flat means: over the last half,
+a straight line through the memory rises by less than `BOUND` per iteration, and descriptors do not rise. Some rise is meant to
+be: the run's tables stay in memory until its end.
+"""
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import psutil
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from multirole.cells import Cell
+from multirole.run import run_cell
+from multirole.storage import write_text
+
+BOUND = 100.0  # kB per iteration: 50 MB in 500 iterations, where the paper's runs have 200
+CELL = {
+    "workflow": "voting", "policy": "ip", "task": "math", "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
+    "eval_every": 25, "save_every": 25, "max_response_tokens": 24,
+}  # fmt: skip
+
+
+@dataclass
+class Watch(TrainerCallback):
+    """What the process holds after each iteration."""
+
+    megabytes: list[float] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        self.megabytes.append(psutil.Process().memory_info().rss / 1e6)
+        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+
+
+def slope(values: list[float]) -> float:
+    """The rise per iteration of a straight line through the last half."""
+    half = values[len(values) // 2 :]
+    return float(np.polyfit(range(len(half)), half, 1)[0])
+
+
+def plot(watch: Watch, path: Path) -> None:
+    figure, (top, bottom) = plt.subplots(2, sharex=True, figsize=(6.5, 4), layout="constrained")
+    at = range(1, len(watch.megabytes) + 1)
+    top.plot(at, watch.megabytes, linewidth=1)
+    top.set_ylabel("resident memory (MB)")
+    bottom.plot(at, watch.descriptors, linewidth=1, color="C1")
+    bottom.set_ylabel("open descriptors")
+    bottom.set_xlabel("iteration")
+    for axes in (top, bottom):
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=500)
+    parser.add_argument("--out", type=Path, required=True, help="where to write, without an ending")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("multirole").setLevel(logging.WARNING)
+    watch, cell, began = Watch(), Cell(**CELL | {"iterations": arguments.iterations}), time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        run_cell(cell, scratch, callbacks=[watch])
+    rise = slope(watch.megabytes) * 1e3
+    result = {
+        "cell": CELL | {"iterations": arguments.iterations},
+        "seconds": round(time.monotonic() - began),
+        "first_megabytes": round(watch.megabytes[0], 1),
+        "half_megabytes": round(watch.megabytes[len(watch.megabytes) // 2], 1),
+        "last_megabytes": round(watch.megabytes[-1], 1),
+        "kilobytes_per_iteration": round(rise, 2),
+        "bound_kilobytes_per_iteration": BOUND,
+        "descriptors": {"first": watch.descriptors[0], "most": max(watch.descriptors), "last": watch.descriptors[-1]},
+        "is_flat": rise < BOUND and slope(watch.descriptors) < 0.01,
+        "megabytes": [round(value, 1) for value in watch.megabytes],
+    }
+    print(json.dumps({name: value for name, value in result.items() if name != "megabytes"}, indent=2))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    plot(watch, arguments.out.with_suffix(".png"))
+    write_text(arguments.out.with_suffix(".json"), json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A checkpoint is used only if every byte is as it was written; a run never starts over what it cannot read."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from multirole.checkpoints import checkpoints, damage, newest_whole, publish, seal, staging
+from multirole.record import Recorder
+from multirole.storage import read_table, remove, write_table, write_text
+
+CONFIG = {"seed": 0, "learning_rate": 1e-3}
+FILES = ("optimizer.pt", "a/adapter_model.safetensors", "rng_state.pth", "manifest.json")
+HARMS = {
+    "flipped": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "deleted": lambda path: path.unlink(),
+}
+
+
+def iterate(recorder: Recorder, step: int, is_saved: bool = True) -> None:
+    """One iteration of a made-up run: a row per table that has rows, an evaluation's turns, a checkpoint."""
+    folder = recorder.folder
+    recorder.tables["metrics"].append({"iteration": step, "reward": step / 10})
+    recorder.tables["eval"] += [{"step": step, "problem": name} for name in "ab"]
+    write_table(folder / "turns" / f"step_{step:05d}.parquet", [{"step": step, "text": "x" * step}])
+    if is_saved:
+        staged = staging(folder) / f"checkpoint-{step}"
+        (staged / "a").mkdir(parents=True)
+        (staging(folder) / "adapters").mkdir()
+        for name in FILES[:-1]:
+            (staged / name).write_text(f"{name} of {step}")
+        (staging(folder) / "adapters" / "weights").write_text(str(step))
+        recorder.seal(step)
+        recorder.save(step)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A run that has saved iterations 1, 2 and 3."""
+    (tmp_path / "turns").mkdir()
+    write_text(tmp_path / "config.json", json.dumps(CONFIG))
+    recorder = Recorder(tmp_path)
+    for step in (1, 2, 3):
+        iterate(recorder, step)
+    return tmp_path
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_newest_two_stay_and_every_adapter(folder):
+    assert [path.name for path in checkpoints(folder)] == ["checkpoint-3", "checkpoint-2"]
+    assert sorted(path.name for path in folder.glob("adapters/*")) == ["step_00001", "step_00002", "step_00003"]
+    assert newest_whole(folder) == folder / "checkpoints" / "checkpoint-3"
+    assert not list(folder.rglob("*.tmp")) and not list(staging(folder).glob("*"))
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(folder, name, harm, caplog):
+    HARMS[harm](folder / "checkpoints" / "checkpoint-3" / name)
+    before = everything(folder)
+    assert newest_whole(folder) == folder / "checkpoints" / "checkpoint-2"
+    assert f"checkpoint-3: {name}" in caplog.text and "continues from checkpoint-2" in caplog.text
+    assert everything(folder) == before
+    recorder = Recorder(folder)
+    recorder.rewind(folder / "checkpoints" / "checkpoint-2")
+    assert [row["iteration"] for row in recorder.tables["metrics"]] == [1, 2]
+    assert [row["step"] for row in recorder.tables["eval"]] == [1, 1, 2, 2]
+    iterate(recorder, 3)  # in the place of the damaged one
+    assert damage(folder / "checkpoints" / "checkpoint-3", CONFIG) is None
+
+
+def test_where_none_is_whole_nothing_is_overwritten(folder):
+    for path in checkpoints(folder):
+        HARMS["cut"](path / "optimizer.pt")
+    before = everything(folder)
+    with pytest.raises(
+        ValueError, match=r"none of them is whole.*checkpoint-3: optimizer.pt.*checkpoint-2: optimizer.pt"
+    ):
+        newest_whole(folder)
+    assert everything(folder) == before
+
+
+def test_an_unmarked_or_foreign_checkpoint_is_not_used(folder, caplog):
+    (folder / "checkpoints" / "checkpoint-9").mkdir()
+    assert newest_whole(folder).name == "checkpoint-3" and "checkpoint-9: manifest.json" in caplog.text
+    assert "learning_rate=0.001" in damage(folder / "checkpoints" / "checkpoint-3", CONFIG | {"learning_rate": 2e-3})
+    assert damage(folder / "checkpoints" / "checkpoint-3", CONFIG | {"newer_option": 1}) is None
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", ["metrics.parquet", "eval.parquet", "turns/step_00002.parquet"])
+def test_a_table_that_is_not_what_the_checkpoint_says_is_an_error(folder, name, harm):
+    data = folder / name
+    if harm == "flipped":  # in the middle, where the values are
+        content = data.read_bytes()
+        data.write_bytes(content[:12] + bytes([content[12] ^ 1]) + content[13:])
+    else:
+        HARMS[harm](data)
+    before = everything(folder)
+    with pytest.raises(ValueError, match=rf"{data.name} is .* Nothing was overwritten"):
+        Recorder(folder).rewind(newest_whole(folder))
+    assert everything(folder) == before
+
+
+def test_a_shorter_table_is_an_error_and_a_longer_one_is_cut(folder):
+    rows = read_table(folder / "metrics.parquet")
+    write_table(folder / "metrics.parquet", [*rows, {"iteration": 4, "reward": 0.4}])
+    recorder = Recorder(folder)
+    recorder.rewind(newest_whole(folder))
+    assert recorder.tables["metrics"] == rows
+    write_table(folder / "metrics.parquet", rows[:2])
+    with pytest.raises(ValueError, match="only 2 rows long, where 3 were written"):
+        Recorder(folder).rewind(newest_whole(folder))
+
+
+def test_what_came_after_the_checkpoint_goes(folder):
+    recorder = Recorder(folder)
+    recorder.rewind(newest_whole(folder))
+    whole = everything(folder)
+    iterate(recorder, 4, is_saved=False)
+    recorder.flush()  # killed before the checkpoint had its name
+    write_table(folder / "alarms.parquet", [{"iteration": 4}])
+    (folder / "adapters" / "step_00004").mkdir()
+    (folder / "ledger.parquet.tmp").write_text("half")
+    (staging(folder) / "checkpoint-4").mkdir(parents=True)
+    again = Recorder(folder)
+    again.rewind(newest_whole(folder))
+    again.flush()
+    assert everything(folder) == whole and not staging(folder).exists()
+
+
+def test_tables_without_any_checkpoint_are_not_overwritten(folder):
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ValueError, match="holds tables and no checkpoints"):
+        Recorder(folder).rewind(newest_whole(folder))
+    (staging(folder) / "checkpoint-1").mkdir(parents=True)  # but a kill while the first one was saved leaves this
+    Recorder(folder).rewind(None)
+    assert not (folder / "metrics.parquet").exists() and not list(folder.glob("turns/*"))
+
+
+def test_a_folder_loses_its_name_before_its_files(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "file").write_text("")
+
+    def stop(path: Path, **_: object) -> None:
+        if path.exists():
+            raise InterruptedError
+
+    monkeypatch.setattr(shutil, "rmtree", stop)
+    with pytest.raises(InterruptedError):
+        remove(tmp_path / "checkpoint-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1.tmp"]
+
+
+def test_a_checkpoint_has_its_name_only_when_its_content_is_on_the_disk(folder, monkeypatch):
+    synced, moved = set(), []
+
+    def fsync(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve())
+
+    def move(source: Path, target: Path) -> None:
+        moved.append(target.name)
+        files = {path.resolve() for path in source.rglob("*")}
+        assert not target.name.startswith("checkpoint-") or {path.name for path in files - synced} <= {"manifest.json"}
+        source.rename(target)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("multirole.checkpoints.move", move)
+    iterate(Recorder(folder), 4)
+    assert moved == ["step_00004", "checkpoint-4"]
+    assert any(path.name == "manifest.json.tmp" for path in synced)
+
+
+def test_publish_and_seal_need_no_recorder(folder):
+    staged = staging(folder) / "checkpoint-7"
+    staged.mkdir()
+    (staging(folder) / "adapters").mkdir()
+    seal(folder, 7, {})
+    publish(folder, 7)
+    assert newest_whole(folder).name == "checkpoint-7"

@@ -1,0 +1,109 @@
+"""How papermill ends when a training cell is not allowed to: its exit code, its notebook, what it leaves (docker/README.md)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from multirole.checkpoints import checkpoints, newest_whole
+from multirole.locks import LOCK
+
+ROOT = Path(__file__).parents[1]
+FIELDS = {
+    "workflow": "voting", "policy": "ip", "iterations": 400, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
+    "save_every": 2, "eval_every": 400, "max_response_tokens": 24,
+}  # fmt: skip
+ENDS = {  # what is done -> papermill's exit code, the errors in its notebook, whether a checkpoint is saved at the end
+    "SIGTERM": (-15, [], True),
+    "SIGTERM to the container": (
+        1,
+        ["Stopped"],
+        True,
+    ),  # to its process group, as tini -g passes on what `docker stop` sends
+    "SIGKILL": (-9, [], True),
+    "SIGKILL to the kernel": (138, [], False),
+    "SIGINT": (1, None, False),  # papermill may end its kernel before that has said KeyboardInterrupt
+}
+PATIENCE = 300  # seconds, on a busy machine
+
+
+def start(folder: Path, *options: str, in_container: bool = False) -> subprocess.Popen:
+    folder.mkdir()
+    command = [sys.executable, "-m", "papermill", "-k", "python3", "--start-timeout", str(PATIENCE), *options]
+    command += [str(ROOT / "notebooks" / "train_cell.ipynb"), "out.ipynb", "-p", "results_dir", str(folder)]
+    for name, value in FIELDS.items():
+        command += ["-p", name, str(value)]
+    if in_container:
+        entrypoint = folder / "entrypoint.sh"
+        entrypoint.write_text((ROOT / "docker" / "entrypoint.sh").read_text().replace("/results", str(folder)))
+        command = ["bash", str(entrypoint), *[word.replace(sys.executable, "python") for word in command]]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder), "PATH": path}
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
+        env=os.environ | env, start_new_session=True,
+    )  # fmt: skip
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.05)
+
+
+def run_of(folder: Path) -> Path | None:
+    return next(folder.glob("tiny-s/voting-ip-*"), None)
+
+
+def kernel_of(process: subprocess.Popen) -> psutil.Process:
+    (kernel,) = (p for p in psutil.Process(process.pid).children(recursive=True) if "ipykernel_launcher" in p.cmdline())
+    return kernel
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def errors_in(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text())["cells"]
+    return [o["ename"] for cell in cells for o in cell.get("outputs", []) if o["output_type"] == "error"]
+
+
+def test_every_end_leaves_a_run_that_the_same_command_continues(tmp_path):
+    started = {name: start(tmp_path / name, in_container="container" in name) for name in ENDS}
+    for name, (code, errors, saves) in ENDS.items():
+        folder, process = tmp_path / name, started[name]
+        until(lambda folder=folder: run_of(folder) and checkpoints(run_of(folder)))
+        kernel, run = kernel_of(process), run_of(folder)
+        signum = getattr(signal, name.split()[0])
+        before = checkpoints(run)[0]
+        if "container" in name:
+            os.killpg(process.pid, signum)
+        else:
+            (kernel if "kernel" in name else process).send_signal(signum)
+        assert process.wait(PATIENCE) == code, name
+        until(lambda kernel=kernel: has_ended(kernel))
+        assert errors is None or errors_in(folder / "out.ipynb") == errors, name
+        assert not (run / "DONE").exists(), name
+        assert (run / LOCK).exists() == (name == "SIGKILL to the kernel"), name
+        assert newest_whole(run) == checkpoints(run)[0], name
+        if saves:  # every iteration that has ended is in it, and the one at hand
+            assert not list((run / "checkpoints").glob("staging/checkpoint-*")), name
+            assert int(newest_whole(run).name.split("-")[1]) > int(before.name.split("-")[1]), name
+
+
+@pytest.mark.slow
+def test_a_cell_out_of_time(tmp_path):
+    process = start(tmp_path / "run", "--execution-timeout", "60")
+    assert process.wait(PATIENCE) == 1
+    run = run_of(tmp_path / "run")
+    assert errors_in(tmp_path / "run" / "out.ipynb") == ["KeyboardInterrupt"]
+    assert newest_whole(run) and not (run / "DONE").exists() and not (run / LOCK).exists()

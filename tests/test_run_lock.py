@@ -1,0 +1,129 @@
+"""A second process is refused within seconds and told whose folder it is; a dead process's lock holds nothing."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from multirole import locks
+from multirole.cells import Cell
+from multirole.evaluate import Evaluation, run_evaluation
+from multirole.locks import LOCK, claim
+from multirole.record import folder_of
+from multirole.run import run_cell
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from multirole.locks import claim
+
+with claim(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.3)
+
+
+@pytest.fixture
+def hold():
+    """hold(folder) -> a process that holds its lock."""
+    started = []
+
+    def start(folder: Path) -> subprocess.Popen:
+        folder.mkdir(parents=True, exist_ok=True)
+        started.append(subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE))
+        assert started[-1].stdout.readline() == b"held\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_second_run_and_a_second_evaluation_are_refused_and_told_by_whom(tmp_path, hold):
+    cell = Cell("single", "sp", iterations=1)
+    evaluation = Evaluation(cell, "base")
+    for folder, start in (
+        (folder_of(cell, tmp_path), lambda: run_cell(cell, tmp_path)),
+        (evaluation.folder(tmp_path), lambda: run_evaluation(evaluation, tmp_path)),
+    ):
+        first = hold(folder)
+        started = json.loads((folder / LOCK).read_text())["started"]
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="is in use by") as error:
+            start()
+        assert time.monotonic() - began < 5, "before anything is loaded"
+        for word in (f"process {first.pid} on {socket.gethostname()}", started, "another results_dir"):
+            assert word in str(error.value)
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+def test_a_killed_process_holds_nothing_and_is_named(tmp_path, hold, caplog):
+    first = hold(tmp_path)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert (tmp_path / LOCK).exists()
+    with claim(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert f"process {first.pid}" in caplog.text and "is stale" in caplog.text
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_who_waits_gets_it_when_the_holder_is_done(tmp_path, hold, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 60.0)
+    first = hold(tmp_path)
+    subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({first.pid}, 9)"])
+    with claim(tmp_path), pytest.raises(BlockingIOError):
+        fcntl.flock((tmp_path / LOCK).open(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_its_holder_deletes_meanwhile_is_not_taken_for_the_folders(tmp_path, monkeypatch):
+    real, opened = fcntl.flock, []
+
+    def flock(file, how) -> None:
+        if not opened:  # between our open and our lock the holder ends, and another process starts
+            (tmp_path / LOCK).unlink()
+            opened.append((tmp_path / LOCK).open("w"))
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claim(tmp_path):
+        assert os.path.samestat((tmp_path / LOCK).stat(), os.fstat(opened[0].fileno()))
+
+
+def test_an_error_lets_go(tmp_path):
+    with pytest.raises(KeyError), claim(tmp_path):
+        raise KeyError
+    with claim(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(("host", "pid", "is_refused"), [
+    (socket.gethostname(), os.getppid(), True), (socket.gethostname(), 2**22 + 1, False), ("elsewhere", 1, False),
+])  # fmt: skip
+def test_without_locks_a_live_process_of_this_machine_is_seen(tmp_path, monkeypatch, caplog, host, pid, is_refused):
+    def flock(file, how) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / LOCK).write_text(json.dumps({"host": host, "pid": pid, "started": "then"}))
+    if is_refused:
+        with pytest.raises(ValueError, match=f"process {pid} on {host}"), claim(tmp_path):
+            pass
+    else:
+        with claim(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert "start no second one" in caplog.text

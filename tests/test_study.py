@@ -1,0 +1,145 @@
+"""A study's runs are the grid's with one thing changed; its tables pair them by seed and problem, by hand."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from paper_results import make_results
+
+from multirole.cells import Cell
+from multirole.grid import Grid
+from multirole.paper.results import Key, Results
+from multirole.paper.study_tables import (
+    _vote,
+    controls,
+    findings,
+    matched_updates,
+    policies_at_matched_updates,
+    remedies,
+    study_tables,
+)
+from multirole.record import folder_of, write_done
+from multirole.study import Study
+
+ROOT = Path(__file__).parents[1]
+GIVEN = {
+    "seeds": [0, 1],
+    "variants": {
+        "one step": {
+            "question": "updates",
+            "parameters": {"updates": "one"},
+            "cells": ["voting ip math", "voting sp math"],
+        },
+        "KL anchor": {"question": "remedies", "parameters": {"kl_anchor": 0.1}, "cells": ["voting ip math"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Every variant ends all right on IP and as its twin on SP; else it is its twin."""
+    folder = make_results(tmp_path_factory.mktemp("results"))
+    results = Results(folder)
+    for _, where, cell in Study.of(results.grid, GIVEN).runs():
+        twin = folder_of(cell, folder.parent)
+        shutil.copytree(folder_of(results.grid.cell(*where.split(), cell.seed), folder.parent), twin)
+        table = pd.read_parquet(twin / "eval.parquet")
+        if cell.policy_name == "ip":
+            table.loc[table["step"] == table["step"].max(), "correct"] = True
+        table.to_parquet(twin / "eval.parquet")
+        write_done(twin)
+    return results
+
+
+@pytest.fixture(scope="module")
+def study(results):
+    return Study.of(results.grid, GIVEN)
+
+
+def ends(results, policy):
+    return [results.correct(Key("voting", policy, "math", seed)).iloc[:, -1].mean() for seed in (0, 1)]
+
+
+def test_gains_are_paired_by_seed_and_problem(results, study):
+    values = matched_updates(results, study).values.set_index(["policy", "measure"])["mean"]
+    assert values["ip", "end, one step"] == 1.0
+    assert values["ip", "gain at the end"] == pytest.approx(1 - sum(ends(results, "ip")) / 2)
+    assert values["sp", "gain at the end"] == 0
+
+
+def test_the_change_of_the_difference_between_policies(results, study):
+    values = policies_at_matched_updates(results, study).values.set_index(["at", "measure"])["mean"]
+    ip, sp = sum(ends(results, "ip")) / 2, sum(ends(results, "sp")) / 2
+    assert values["terminal", "as the paper steps"] == pytest.approx(ip - sp)
+    assert values["terminal", "one step each"] == pytest.approx(1 - sp)
+    assert values["terminal", "change"] == pytest.approx(1 - ip)
+
+
+def test_a_remedy_is_told_with_its_falls_and_its_verdict(results, study):
+    shown = remedies(results, study).shown.set_index("remedy")
+    row = shown.loc["KL anchor"]
+    assert row["falls, grid"] == "2 of 2" and row["the end is"] == "more"
+    assert "one step" in shown.index and "KL anchor" in findings(results, study)
+
+
+def test_controls_tell_what_was_spent(results, study):
+    given = GIVEN | {"variants": GIVEN["variants"] | {
+        "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
+    }}  # fmt: skip
+    shown = controls(results, Study.of(results.grid, given)).shown.set_index("run")
+    ledger = pd.read_parquet(results.runs[Key("voting", "sp", "math", 0)] / "ledger.parquet")
+    assert shown.loc["voting, SP", "optimizer steps"] == f"{len(ledger):,}"
+    assert "single agent, more" not in shown.index  # not trained here
+    assert not controls(results, study).shown.size  # asked of no task
+
+
+def test_a_vote_by_hand():
+    box = "\\boxed{%d}".__mod__
+    answers = pd.DataFrame(
+        [("a", 0, box(1), False), ("a", 1, box(2), True), ("a", 2, box(2), True),  # two against one
+         ("b", 0, box(3), True), ("b", 1, box(4), False), ("b", 2, "no box", False),  # a tie: the first
+         ("c", 0, "none", False), ("c", 1, "none", False), ("c", 2, box(5), True)],  # silence does not vote
+        columns=["problem", "rollout", "answer", "correct"],
+    )  # fmt: skip
+    assert _vote(answers, 3, "tiny_math").to_dict() == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert _vote(answers, 2, "tiny_math").to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
+
+
+def test_a_grid_without_a_study_has_none(results, study, tmp_path):
+    assert Study.read(results.grid, results.folder) is None
+    study.write(tmp_path)
+    assert Study.read(results.grid, tmp_path / "tiny-s") == study
+    assert [t.name for t in study_tables(results, study)] == [
+        "matched_updates", "policies_at_matched_updates", "remedies",
+    ]  # fmt: skip
+
+
+def test_the_shipped_study_changes_what_it_says_and_nothing_else():
+    grid = Grid.read(ROOT / "results/tiny-s")
+    study = Study.of(grid, yaml.safe_load((ROOT / "study.yaml").read_text()))
+    for name, where, cell in study.runs():
+        usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
+        changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
+        assert changed == set(parameters), name
+        assert Cell(**{k: v for k, v in study.parameters_of(cell).items()}) == cell
+    assert len({cell.id for cell in study.cells()} | {cell.id for cell in grid.cells()}) == len(study.cells()) + len(
+        grid.cells()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seeds": [0, 7]}, "no twins"),
+        ({"variants": {"x": {"question": "why", "parameters": {}, "cells": []}}}, "no questions"),
+        (
+            {"variants": {"x": {"question": "updates", "parameters": {"updates": "two"}, "cells": ["voting ip math"]}}},
+            "updates",
+        ),
+    ],
+)
+def test_bad_studies_are_refused(results, change, said):
+    with pytest.raises(ValueError, match=said):
+        Study.of(results.grid, GIVEN | change)
