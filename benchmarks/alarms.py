@@ -32,7 +32,8 @@ from multirole.alarm_rules import READ, THRESHOLDS, WATCHED
 from multirole.alarms import Alarms
 from multirole.paper.statistics import first_fall
 from multirole.presets import defaults
-from multirole.record import is_done, write_text
+from multirole.record import is_done
+from multirole.storage import write_text
 
 
 def find_runs(folders: list[Path]) -> list[Path]:

@@ -26,8 +26,8 @@ from multirole.cells import Cell
 from multirole.diagnostics import IterationDiagnostics
 from multirole.engine import Completion, Engine, Request
 from multirole.engine_torch import TransformersEngine
-from multirole.record import write_text
 from multirole.run import load_model, make_engine
+from multirole.storage import write_text
 from multirole.tasks import TASKS
 from multirole.trainer import MultiRoleGRPOTrainer
 

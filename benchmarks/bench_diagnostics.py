@@ -30,7 +30,7 @@ from multirole.diagnostics import IterationDiagnostics
 from multirole.episodes import Answer, Episode, Problem, Reward, Turn
 from multirole.gradients import Updates, by_part
 from multirole.presets import Shape
-from multirole.record import write_text
+from multirole.storage import write_text
 from multirole.trainer import MultiRoleGRPOTrainer
 
 SHAPE = Shape(layers=2, hidden=64, intermediate=192, heads=2, kv_heads=1, head_dim=32, vocab=512)

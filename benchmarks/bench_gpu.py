@@ -36,7 +36,7 @@ from multirole.episodes import Answer, Episode, Problem, Reward, Turn
 from multirole.models import locate
 from multirole.policies import adapter_names
 from multirole.presets import MODELS, Shape
-from multirole.record import write_text
+from multirole.storage import write_text
 from multirole.trainer import MultiRoleGRPOTrainer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

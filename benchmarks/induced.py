@@ -25,8 +25,9 @@ from multirole import rollout
 from multirole.alarms import Alarms
 from multirole.cells import Cell
 from multirole.launch import Launch
-from multirole.record import folder_of, is_done, write_text
+from multirole.record import folder_of, is_done
 from multirole.run import run_cell
+from multirole.storage import write_text
 
 COMMON = {"task": "math", "n_validation": 64, "lr_schedule": "constant"}
 PUSHED = COMMON | {"learning_rate": 6e-3}

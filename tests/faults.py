@@ -8,9 +8,11 @@ import torch
 from pytest import MonkeyPatch
 
 from multirole import engine_torch, judging, logprobs, rollout, trainer
+from multirole.batching import left_aligned
 from multirole.cells import Cell
 from multirole.engine_torch import TransformersEngine
 from multirole.episodes import Reward
+from multirole.gradients import weights_of
 from multirole.sandbox import selftest
 from multirole.tasks import tiny_math
 from multirole.trainer import MultiRoleGRPOTrainer
@@ -58,13 +60,15 @@ def train_on_pads(patch):
 
 @sees("mask ownership")
 def train_on_prompts(patch):
-    def long(row):
-        turn = row.turn
-        quoted = turn.prompt_ids[1:]
-        ids, logps = quoted + turn.completion_ids, [0.0] * len(quoted) + turn.logprobs
-        return replace(row, turn=replace(turn, prompt_ids=turn.prompt_ids[:1], completion_ids=ids, logprobs=logps))
+    def score(model, input_ids, attention_mask, n_completion):
+        ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion)
+        everything = ids.masked_fill((labels == -100) & (labels.ne(-100).cumsum(1) > 0), -100)  # but pads
+        out = model(input_ids=ids, labels=everything, fused_lm_head=True)
+        prompts = (out.log_probs * (labels == -100)[:, 1:]).sum(1, keepdim=True)  # (N, 1)
+        logps = out.log_probs.gather(1, at) + prompts - prompts.detach()  # the values stay as they are
+        return logps.masked_fill(~inside, 0.0), out.entropy.gather(1, at).masked_fill(~inside, 0.0)
 
-    around(patch, trainer, "collate", lambda collate, rows, *rest: collate([long(row) for row in rows], *rest))
+    patch.setattr(trainer, "score", score)
 
 
 @sees("mask ownership")
@@ -134,10 +138,14 @@ def one_step_in_place_of_three(patch):
 
 @sees("adapter isolation")
 def wrong_adapter_at_update(patch):
-    around(
-        patch, MultiRoleGRPOTrainer, "accumulate",
-        lambda accumulate, self, model, adapter, *rest: accumulate(self, model, other(adapter), *rest),
-    )  # fmt: skip
+    def moved(accumulate, self, model, adapter, *rest):
+        params, loss = accumulate(self, model, adapter, *rest)
+        theirs = weights_of(self.model, other(adapter))
+        for mine, its in zip(params, theirs, strict=True):
+            its.grad, mine.grad = mine.grad, None
+        return theirs, loss
+
+    around(patch, MultiRoleGRPOTrainer, "accumulate", moved)
 
 
 @sees("adapter isolation")
@@ -223,7 +231,7 @@ def trainer_forgets_the_temperature(patch):
 
 @sees("temperature")
 def sampled_at_another_temperature(patch):
-    around(patch, Cell, "sampling", lambda sampling, *args: replace(sampling(*args), temperature=1.0))
+    around(patch, Cell, "sampling", lambda sampling, *args, **named: replace(sampling(*args, **named), temperature=1.0))
 
 
 @sees("temperature")

@@ -17,8 +17,9 @@ from multirole.episodes import Answer, Episode, Problem, Reward, Turn
 from multirole.evaluate import Evaluation, solver_of, steps_of
 from multirole.grid import Grid
 from multirole.policies import adapter_names
-from multirole.record import folder_of, turn_row, write_done, write_table, write_text
+from multirole.record import folder_of, turn_row, write_done
 from multirole.signatures import Reply, of_role
+from multirole.storage import write_table, write_text
 
 ITERATIONS, EVAL_EVERY, N_PROBLEMS, N_EPISODES = 20, 5, 16, 8
 COLLAPSING = ("voting", "generator", "aggregator", "math")

@@ -14,7 +14,7 @@ from transformers import TrainerControl, TrainerState
 from multirole.alarm_rules import BASELINE, CAP, NEEDS, SMOOTH, TESTS, THRESHOLDS
 from multirole.alarms import REARM, AlarmCallback, Alarms
 from multirole.cells import Cell
-from multirole.record import write_table
+from multirole.storage import write_table
 
 ROOT = Path(__file__).parents[1]
 SHARED = {"worker": "shared", "judge": "shared"}
@@ -269,7 +269,12 @@ def test_an_unknown_action_is_refused():
 def test_every_threshold_is_used_and_explained():
     source = (ROOT / "src/multirole/alarm_rules.py").read_text()
     for name, threshold in THRESHOLDS.items():
-        assert f'_limit("{name}")' in source or name.removesuffix("_one") in ("chi2", "chi2_after", "unparsed", "lost_format")
+        assert f'_limit("{name}")' in source or name.removesuffix("_one") in (
+            "chi2",
+            "chi2_after",
+            "unparsed",
+            "lost_format",
+        )
         assert threshold.value > 0 and threshold.how and threshold.watches
 
 

@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from multirole import doctor
 from multirole.cells import Cell
+from multirole.checkpoints import staging
 from multirole.doctor import command
 from multirole.record import Recorder, open_folder
 from multirole.report import load
@@ -74,7 +75,7 @@ def test_a_run_is_the_same_with_the_doctor_at_its_start(tmp_path):
     for with_doctor in (False, True):
         cell = Cell("voting", "ip", **SMALL | {"learning_rate": 1e-2})
         folder = open_folder(cell, tmp_path / str(with_doctor))
-        trainer = build(cell, folder / "checkpoints", Recorder(folder))
+        trainer = build(cell, staging(folder), Recorder(folder))
         before = trainer.cell, sorted(vars(trainer)), trainer.task, trainer.rollout.engine, trainer.optimizer
         if with_doctor:
             generators = random.getstate(), torch.get_rng_state().tolist()

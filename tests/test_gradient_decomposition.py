@@ -159,7 +159,9 @@ def test_steps_add_up_to_their_role_and_start_at_the_sampling_policy(make_traine
     assert [s["step"] for s in steps] == sorted(s["step"] for s in steps) and {s["step"] for s in steps} == {0, 1}
     for role, values in roles.items():
         mine = [step for step in steps if step["role"] == role]
-        assert sum(step["tokens"] for step in mine) == values["tokens"] and sum(s["rows"] for s in mine) == values["rows"]
+        assert (
+            sum(step["tokens"] for step in mine) == values["tokens"] and sum(s["rows"] for s in mine) == values["rows"]
+        )
         weighted = sum(step["chi2"] * step["tokens"] for step in mine) / values["tokens"]
         assert weighted == pytest.approx(values["chi2"], rel=1e-9)
         assert abs(mine[0]["chi2"]) < 1e-5 < mine[1]["chi2"]

@@ -18,7 +18,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_every_block_is_what_the_committed_results_say():
     results = Results(ROOT / "results" / "tiny-s")
-    made = {table.name: table for table in [*tables(results), claims(results), *study_tables(results, Study.read(results.grid, results.folder))]}
+    made = {
+        table.name: table
+        for table in [
+            *tables(results),
+            claims(results),
+            *study_tables(results, Study.read(results.grid, results.folder)),
+        ]
+    }
     for name, block in blocks(results, made).items():
         assert replace_block(README, name, block) == README, f"{name}: run `make paper`"
 

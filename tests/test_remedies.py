@@ -299,6 +299,21 @@ def test_an_alarm_takes_the_run_back_to_its_best_step_also_across_a_kill(tmp_pat
         assert one.drop(columns=clocks).equals(other.drop(columns=clocks)), table
 
 
+def test_every_remedy_at_once_resumes_to_the_same_weights(tmp_path):
+    """The running means of gradients, the late role and the process rewards of a run that was ended at iteration 3 of 4."""
+    cell = Cell(
+        **SMALL | {"iterations": 4}, kl_anchor="generator=0.1", coherence_penalty=0.5, coherence_window=3, balance_roles=0.5,
+        slot_scaling=0.5, process_reward=0.5, train_after="aggregator=1", updates="tokens", step_tokens=100,
+        loss_aggregation="token", advantage_norm="leave_one_out",
+    )  # fmt: skip
+    whole = run_cell(cell, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, tmp_path / "broken", [Watch(stop_at=3)])
+    again = run_cell(cell, tmp_path / "broken")
+    assert adapters(whole, 4) == adapters(again, 4) and load(whole, "ledger").equals(load(again, "ledger"))
+    assert adapters(whole, 4) != adapters(run_cell(Cell(**SMALL | {"iterations": 4}), tmp_path / "plain"), 4)
+
+
 def test_sharded_weights_are_not_rolled_back():
     with pytest.raises(ValueError, match="on_alarm='rollback' stands beside sharding='fsdp2'"):
         refuse_sharded(Cell("voting", "sp", on_alarm="rollback"), Launch(sharding="fsdp2", n_processes=2))

@@ -1,7 +1,8 @@
 """`multirole train | plan | audit | doctor | inspect | paper | grade`: cells from a shell, by papermill's `-p NAME VALUE`.
 
 `train` is what several processes run, each (`torchrun`, `accelerate launch`, srun); one process does as well through
-papermill. Exit codes: 0 done, 1 does not fit or failed, 2 usage.
+papermill. Exit codes: 0 done, 1 does not fit or failed, 2 usage, 75 told to stop: the
+same command continues.
 """
 
 import argparse

@@ -349,6 +349,8 @@ class Cell:
         episodes = self.n_problems * self.n_episodes // n_processes
         fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
                 "cpu_ram_efficient_loading": False}  # fmt: skip
+        if self.model is None:  # a model of one's own says itself which of its layers are not split
+            fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
         return GRPOConfig(
             output_dir=output_dir,
             seed=self.seed,

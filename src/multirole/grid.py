@@ -11,7 +11,7 @@ from pathlib import Path
 from multirole.cells import Cell
 from multirole.evaluate import Evaluation
 from multirole.presets import SCALES, TASKS
-from multirole.record import write_text
+from multirole.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")

@@ -12,7 +12,7 @@ from pathlib import Path
 from multirole.cells import Cell
 from multirole.evaluate import Evaluation
 from multirole.grid import Grid
-from multirole.record import write_text
+from multirole.storage import write_text
 
 QUESTIONS = ("updates", "remedies", "controls")
 

@@ -202,6 +202,7 @@ class Bench:
     def gradient(self, adapter: str, rows: list[Row], **changes: object) -> Tensor:
         """The trainer's gradient (n,) of one mini-batch under the present weights, with fields of the cell changed."""
         self.trainer.cell, self.trial = replace(self.small, **changes), Trial([], steps=[Step(rows)])
+        self.trainer.prepare(self.trainer.model, list({id(row.episode): row.episode for row in rows}.values()))
         diagnostics = IterationDiagnostics(rows, self.small.clip_low, self.small.clip_high, self.small.temperature)
         self.trainer.accumulate(self.trainer.model, adapter, rows, len(rows), diagnostics)
         self.trainer.cell = self.small
@@ -248,8 +249,9 @@ class Bench:
         seen: list[tuple[Tensor, Tensor]] = []
 
         def hook(_: object, __: tuple, kwargs: dict, output: object) -> None:
-            ids = kwargs["input_ids"]
-            output.last_hidden_state.register_hook(lambda g: seen.append((ids.cpu(), (g != 0).any(-1).cpu())))
+            ids, hidden = kwargs["input_ids"], output.last_hidden_state
+            if hidden.requires_grad:
+                hidden.register_hook(lambda g: seen.append((ids.cpu(), (g != 0).any(-1).cpu())))
 
         handle = self.model.get_base_model().model.register_forward_hook(hook, with_kwargs=True)
         try:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from multirole.paper.results import Results
 from multirole.paper.write import Table, markdown
-from multirole.record import write_text
+from multirole.storage import write_text
 
 ARTEFACTS = (
     ("Table 1, accuracy matrix", "tables"),
