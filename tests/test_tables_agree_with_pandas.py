@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from math import comb
+from math import comb, isnan
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from scipy.stats import binomtest
 
 from multirole.grid import Grid
 from multirole.paper import statistics
+from multirole.paper.dynamics_table import amplitudes
 from multirole.paper.results import Results
 from multirole.paper.signature_tables import signature_table
 from multirole.paper.tables import tables
@@ -304,3 +305,13 @@ def test_split_half_peak_is_read_where_it_was_not_chosen():
     assert statistics.split_half_peak(correct).tolist() == [0.0] * 4 and correct[10].mean() == 0.5
     agreed = pd.DataFrame({0: [0.0] * 4, 10: [0.0] * 4, 20: [1.0, 1.0, 1.0, 0.0]})
     assert statistics.split_half_peak(agreed).tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_a_ratio_to_zero_is_undefined():
+    """An iteration whose episodes all earn the same has no gradient; it may be the first one."""
+    series = pd.DataFrame(
+        {"chi2": 0.0, "chi2_after": 0.0, "perplexity": [1.5, 3.0], "grad_norm": [0.0, 2.0], "optimizer_steps": 1},
+        index=[1, 2],
+    )
+    found = amplitudes(series)
+    assert isnan(found["grad_norm_ratio"]) and found["perplexity_ratio"] == 2

@@ -81,10 +81,15 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
         "chi2_peak": chi2.max(),
         "chi2_ratio": chi2.max() / first if first >= ROUNDING else np.nan,
         "chi2_iteration": chi2.idxmax() if chi2.max() >= ROUNDING else np.nan,
-        "perplexity_ratio": series["perplexity"].max() / series["perplexity"].iloc[0],
-        "grad_norm_ratio": series["grad_norm"].max() / series["grad_norm"].iloc[0],
+        "perplexity_ratio": _over_first(series["perplexity"]),
+        "grad_norm_ratio": _over_first(series["grad_norm"]),
         "chi2_after_peak": series["chi2_after"].max(),
     }
+
+
+def _over_first(values: pd.Series) -> float:
+    """NaN where the first value is 0, as the gradient of an iteration without any advantage is."""
+    return values.max() / values.iloc[0] if values.iloc[0] else np.nan
 
 
 def table_2(results: Results) -> Table:
@@ -147,7 +152,7 @@ def _caption(results: Results) -> str:
         f"is the peak itself. Ratio and iteration are undefined where χ² stays below {significant(ROUNDING)}: a role "
         "with one optimizer step per iteration is measured before that step moves it. χ² after the update is measured "
         "under the moved weights, on every 16th row, and shows those roles too. Perplexity and grad-norm are divided "
-        "by their value at iteration 1; grad-norm is that of a single optimizer step before clipping, averaged over "
+        "by their value at iteration 1, and undefined where that is 0; grad-norm is that of a single optimizer step before clipping, averaged over "
         "an iteration. χ² grows with the number of steps per iteration even at equal step size: compare rows with "
         f"equal steps. {not_published('Table 2')} {unfinished(results)}"
     )
