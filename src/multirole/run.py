@@ -21,6 +21,7 @@ from multirole import sandbox
 from multirole.cells import Cell
 from multirole.checkpoints import staging
 from multirole.distributed import gather_objects, processes
+from multirole.doctor import admit
 from multirole.engine import Engine
 from multirole.episodes import Problem
 from multirole.launch import ONE_PROCESS, Launch, is_launched, spawn
@@ -186,6 +187,8 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             recorder=recorder if is_main else None, launch=launch, callbacks=[stop, *(callbacks if is_main else [])],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
+        if not is_tiny(cell.scale) and launch.n_processes == 1:
+            admit(trainer)  # minutes of a GPU against a day of it; leaves no trace
         checkpoint = gather_objects(recorder.newest_checkpoint() if is_main else None)[0]
         if checkpoint and launch.n_processes > 1 and not launch.is_sharded and not torch.cuda.is_available():
             raise ValueError(
