@@ -46,7 +46,10 @@ def test_agreeing_voters_and_a_terse_aggregator():
     assert set(table["optimizer steps, sp"]) == {4} and found.maps.keys() == {"ip", "sp"}
     ip, sp = said(found, "ip"), said(found, "sp")
     assert "generator fills 3 slots" in ip and "3 optimizer steps per iteration; with one slot it would take 1" in ip
-    assert "cosine of 1.00: they agree (from 0.6 on)" in ip and "aggregator has one slot" in ip
+    assert (
+        f"cosine of 1.00: they agree (from {THRESHOLDS['coherence'].value:g} on)" in ip
+        and "aggregator has one slot" in ip
+    )
     assert "rows from the generator (75%)" in sp and "gradient from the generator and the aggregator (50% each)" in sp
     assert "Token-distribution surface of sp_role_capture: open" in sp and "the aggregator (6 tokens)" in sp
     assert "frequency surface of sp_role_capture: open" in sp and "3 slots, 75% of the rows" in sp

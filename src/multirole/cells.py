@@ -67,10 +67,10 @@ class Cell:
         malformed_reward: reward of a math answer without a box. The paper prints no value; -0.1 is our choice.
         advantage_group: rewards are compared within the n episodes of a problem, one value per "episode"; or within
             (problem, "role") or (problem, role, "slot") rows, as the released code does; or (problem, role, round):
-            "role_round".
+            "role_round". "role" is also Dr. MAS's agent-wise normalisation (arXiv 2602.08847), as we read it.
         advantage_norm: a reward minus its "group"'s mean, over the group's standard deviation; minus and over mean and
-            deviation of all the iteration's rows of the role, whatever the group ("agent": Dr. MAS, arXiv 2602.08847); minus
-            the group's mean alone ("none": Dr. GRPO); or minus the mean of the other members ("leave_one_out": RLOO).
+            deviation of all the iteration's rows of the role, whatever the problem ("agent"); minus the group's mean alone
+            ("none": Dr. GRPO); or minus the mean of the other members ("leave_one_out": RLOO).
         lr_clock: the schedule ticks once per "iteration", or once per "update_call" (one per adapter and iteration; with
             "cosine" a cell of k adapters then reaches 0 after 1/k of its iterations).
         lr_schedule: after warm-up: "cosine" over the run, "constant", or "cosine_wrap" (cosine that rises again
