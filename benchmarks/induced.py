@@ -7,7 +7,8 @@
 - capture: one long role and one terse role on one adapter. Eval-Opt-SP with one round; the evaluator's rows are never
   trained (`train_after`), so that the generator owns the whole gradient and carries the evaluator along. Announced by
   sp_role_capture_tokens.
-- control: Voting-IP and Eval-Opt-SP as they are, at the preset's own learning rate, not decayed. Announced by nothing.
+- control: Voting-IP and Eval-Opt-SP as they are, at the preset's own learning rate, not decayed. Announced by neither; other alarms
+  of theirs are listed.
 
 Runs that are there are not trained again. The alarms are replayed from the recorded rows, so that a changed threshold needs
 no training. The runs are short: what is asked is whether the cause is announced, not what it leads to.
@@ -71,8 +72,9 @@ def alarms_of(cell: Cell, folder: Path) -> list[list[object]]:
 
 
 def summarise(expected: str | None, runs: list[list[list[object]]]) -> dict[str, object]:
-    """How many seeds were announced, when, and what else rang."""
-    first = [next((i for i, alarm, _ in run if alarm == expected), None) for run in runs]
+    """In how many seeds the expected alarm rang (either of the two, for a control), when, and what else did."""
+    names = [expected] if expected else [alarm for _, alarm in CASES.values() if alarm]
+    first = [next((i for i, alarm, _ in run if alarm in names), None) for run in runs]
     return {
         "expected": expected,
         "seeds": len(runs),

@@ -4,13 +4,15 @@ Others act elsewhere: `process_reward` in `advantages`, `kl_anchor` in the train
 """
 
 import functools
+import json
 import logging
 import math
 from pathlib import Path
 
 import torch
 from peft import PeftModel
-from peft.utils import load_peft_weights, set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from safetensors import SafetensorError
 from torch import Tensor
 
 from multirole.cells import Cell
@@ -22,6 +24,7 @@ from multirole.record import Recorder
 logger = logging.getLogger(__name__)
 
 EPS = 1e-8
+WEIGHTS = "adapter_model.safetensors"
 
 
 def needs_parts(cell: Cell) -> bool:
@@ -129,6 +132,41 @@ def roll_back(model: PeftModel, optimizer: torch.optim.Optimizer, recorder: Reco
 
 
 def load_adapters(model: PeftModel, folder: Path) -> None:
-    """The weights of every adapter of `model`, from a run's `adapters/step_*`."""
-    for name in model.peft_config:
-        set_peft_model_state_dict(model, load_peft_weights(str(folder / name), device="cpu"), adapter_name=name)
+    """The weights of every adapter of `model`, from a run's `adapters/step_*`.
+
+    Raises ValueError, before any is loaded, where one is missing, damaged, or of another base or rank.
+    """
+    states = {name: _fitting(model, name, folder / name) for name in model.peft_config}
+    for name, state in states.items():
+        set_peft_model_state_dict(model, state, adapter_name=name)
+
+
+def _fitting(model: PeftModel, name: str, folder: Path) -> dict[str, Tensor]:
+    """A saved adapter's tensors; ValueError where they are not those of the adapter `name` of `model`."""
+    instead = "Put the adapters of this cell's own run there, or write the results_dir that holds them."
+    if missing := [file for file in ("adapter_config.json", WEIGHTS) if not (folder / file).is_file()]:
+        raise ValueError(f"{folder} lacks {missing}, so it is no saved adapter {name!r}. {instead}")
+    try:
+        held = json.loads((folder / "adapter_config.json").read_text())
+        state = load_peft_weights(str(folder), device="cpu")
+    except (ValueError, SafetensorError) as error:
+        raise ValueError(f"{folder} is cut off or damaged ({error}), so it cannot be loaded. {instead}") from error
+    own = model.peft_config[name]
+    for what, theirs, ours in (
+        (
+            "base model",
+            Path(held.get("base_model_name_or_path") or "").name,
+            Path(own.base_model_name_or_path or "").name,
+        ),
+        ("lora_rank", held.get("r"), own.r),
+        ("lora_alpha", held.get("lora_alpha"), own.lora_alpha),
+    ):
+        if theirs != ours:
+            raise ValueError(f"{folder} was trained with {what} {theirs}, and this cell has {ours}: its weights mean "
+                             f"nothing here. {instead}")  # fmt: skip
+    shapes = {key: tensor.shape for key, tensor in get_peft_model_state_dict(model, adapter_name=name).items()}
+    if wrong := sorted(key for key in shapes | state if key not in state or shapes.get(key) != state[key].shape):
+        raise ValueError(
+            f"{folder} was trained on a base of another shape: {len(wrong)} tensors differ, the first is {wrong[0]}. {instead}"
+        )
+    return state

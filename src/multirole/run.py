@@ -26,7 +26,8 @@ from multirole.engine import Engine
 from multirole.episodes import Problem
 from multirole.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.locks import claim
-from multirole.models import MissingModel, locate
+from multirole.machine import check_disk, check_vllm, engine_of
+from multirole.models import check_model, locate
 from multirole.plan import plan
 from multirole.policies import adapter_names
 from multirole.presets import is_tiny
@@ -42,13 +43,13 @@ logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
-    """Refuse, all at once, a run whose model, rows or device are not here (ValueError).
+def preflight(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = None) -> None:
+    """Refuse, all at once, a run whose model, rows or device are not here or cannot serve it (ValueError).
 
-    Downloads the pinned model and rows where they are missing and everything else is here; says so within seconds where
-    the Hub cannot be reached.
+    `folder` is where checkpoints will be saved; None saves none. Downloads the pinned model and rows where they are missing
+    and everything else is here; says so within seconds where the Hub cannot be reached.
     """
-    missing = []
+    missing, needs = [], []
     has_device = is_tiny(cell.scale) or cell.model is not None or torch.cuda.is_available()
     if not has_device:
         missing.append(
@@ -56,18 +57,23 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
             "code here, or model=FOLDER with a small model of yours."
         )
     try:
-        locate(cell, may_download=not missing)
-    except MissingModel as error:
+        check_model(cell, locate(cell, may_download=not missing), engine_of(cell))
+        needs.append(("memory", lambda: plan(cell, launch).check()))
+        if folder is not None:
+            needs.append(("disk space", lambda: check_disk(cell, folder)))
+    except ValueError as error:
         missing.append(f"the base model: {error}")
     try:
-        TASKS[cell.task_name].problems("validation", 1, **cell.data_options)
+        TASKS[cell.task_name].problems("validation", cell.n_validation, **cell.data_options)
     except (ValueError, OSError) as error:
         missing.append(f"the task's rows: {error}")
-    if has_device:
+    if engine_of(cell) == "vllm":
+        needs.append(("vLLM", lambda: check_vllm(cell)))
+    for what, check in needs if has_device else []:
         try:
-            plan(cell, launch).check()
+            check()
         except ValueError as error:
-            missing.append(f"memory: {error}")
+            missing.append(f"{what}: {error}")
     if missing:
         numbered = "\n".join(f"{i}. {what}" for i, what in enumerate(missing, start=1))
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. Missing:\n{numbered}")
@@ -94,13 +100,10 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
 
 
 def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS) -> Engine:
-    """The cell's rollout engine; "auto" is vLLM on a GPU and the transformers engine on a CPU."""
-    name = cell.engine
-    if name == "auto":
-        name = "vllm" if torch.cuda.is_available() else "transformers"
+    """The cell's rollout engine."""
     processes()  # torch.distributed belongs to accelerate: vLLM would otherwise set it up its own way
     max_length = cell.max_prompt_tokens + max(cell.sampling(is_evaluation=e).max_tokens for e in (False, True))
-    if name == "vllm":
+    if engine_of(cell) == "vllm":
         from multirole.engine_vllm import VLLMEngine
 
         return VLLMEngine(
@@ -161,7 +164,7 @@ def run_cell(
             return folder
         if is_launched():
             launch = replace(launch, n_processes=processes().num_processes)
-        preflight(cell, launch)
+        preflight(cell, launch, folder if is_main else None)
         if launch.n_processes > 1 and not is_launched():
             launch.check_processes(launch.n_processes, cell.n_problems)
             forget_rows()  # the processes to come read their own
@@ -175,11 +178,12 @@ def run_cell(
 def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
     """Everything between an open folder and its DONE, on each process."""
     is_main = processes().is_main_process
+    # before the model, since it may refuse the rows
+    problems, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
     model, tokenizer = load_model(cell)
     engine = make_engine(cell, tokenizer, launch)
     recorder = Recorder(folder)
     try:
-        problems, validation, counts = load_problems(cell, tokenizer)
         dataset = TASKS[cell.task_name].describe(**cell.data_options)
         forget_rows()
         trainer = MultiRoleGRPOTrainer(

@@ -31,11 +31,21 @@ def write_table(path: Path, rows: list[dict]) -> None:
 
 
 def read_table(path: Path) -> list[dict]:
-    """The rows of a Parquet file; OSError (pyarrow's errors too) where a byte of it is not as it was written."""
+    """The rows of a Parquet file; OSError (pyarrow's errors too) where a byte of it is not as it was written.
+
+    Raises ValueError where it was written with another version of the schema.
+    """
     try:
-        return pq.read_table(path, page_checksum_verification=True).to_pylist()
+        table = pq.read_table(path, page_checksum_verification=True)
     except pa.ArrowException as error:
         raise OSError(str(error)) from error
+    held = (table.schema.metadata or {}).get(b"multirole_schema", b"none").decode()
+    if held != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} is of schema version {held}, and this version of multirole continues tables of version {SCHEMA_VERSION} "
+            "alone. Use the version that wrote it (git_sha in provenance.json), or move that folder away to start afresh."
+        )
+    return table.to_pylist()
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -349,9 +349,18 @@ def findings(results: Results, study: Study) -> str:
         by = {row["measure"]: Interval(*(row[name] for name in Interval._fields)) for row in mine.to_dict("records")}
         lines.append(
             f"**IP against SP**, {workflow} {task}, {SHOWN[at]}: {points(by['as the paper steps'])} as the paper steps, "
-            f"{points(by['one step each'])} with one step each; the change is {verdict(by['change']).replace('undecided', 'undecided:')} "
-            f"{points(by['change'])}."
+            f"{points(by['one step each'])} with one step each; the change, {points(by['change'])}, is "
+            f"{'decided' if by['change'].excludes_zero else 'undecided'}."
         )
+    spent = controls(results, study).values
+    for task, mine in spent.groupby("task", sort=False) if len(spent) else ():
+        ends = mine[mine["measure"] == "end"].set_index("run")
+        for run in (run for run in ends.index if run.startswith("single agent")):
+            row = ends.loc[run]
+            lines.append(
+                f"**{run}**, {task}: {row['updates']:,.0f} optimizer steps on {row['tokens'] / 1e6:.2f}M sampled tokens end at "
+                f"{percent(Interval(*(row[name] for name in Interval._fields)))}."
+            )
     for row in remedies(results, study).shown.to_dict("records"):
         lines.append(
             f"**{row['remedy']}** on {row['cell']}: falls in {row['falls']} runs instead of {row['falls, grid']}; end {row['change at the end']} "

@@ -1,0 +1,274 @@
+"""Models, rows, machines and saved files that cannot serve a run are refused before a model is loaded or a file written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.parquet
+import pytest
+from paper_rows import DAPO, many, write
+from peft import LoraConfig, get_peft_model
+from refusals_in_three_parts import assert_in_three_parts, files_of
+from test_bad_input_is_refused import CELLS, LAUNCHES
+from test_checkpoints import CONFIG, iterate
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from multirole import machine
+from multirole.cells import Cell
+from multirole.checkpoints import newest_whole
+from multirole.launch import ONE_PROCESS
+from multirole.models import locate
+from multirole.plan import Device
+from multirole.record import Recorder, folder_of, open_folder
+from multirole.remedies import load_adapters
+from multirole.run import preflight, run_cell
+from multirole.storage import write_text
+
+TINY = locate(Cell("voting", "sp"))
+SMALL = {"n_problems": 2, "n_validation": 2, "max_prompt_tokens": 3000, "max_response_tokens": 24, "iterations": 2}
+
+
+def edit(name: str, **values: object) -> Callable[[Path], object]:
+    """Changes entries of a JSON file; None takes one out."""
+
+    def change(folder: Path) -> None:
+        held = json.loads((folder / name).read_text()) | values
+        (folder / name).write_text(json.dumps({key: value for key, value in held.items() if value is not None}))
+
+    return change
+
+
+def cut(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-50])
+
+
+def absent(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+INDEX = json.dumps({"weight_map": {"a": "model-2.safetensors"}})
+MODELS = {  # name -> change of the folder, fields of the cell, given, why, instead
+    "no chat template": (absent("chat_template.jinja"), {}, "/bad", "no chat template", "as chat_template.jinja"),
+    "template that refuses users": (text("chat_template.jinja", "{{ raise_exception('no users') }}"), {}, "/bad", "no users",
+                                    "chat_template.jinja there"),
+    "no end of sequence": (edit("tokenizer_config.json", eos_token=None), {}, "/bad", "no reply would end", '"eos_token"'),
+    "tokenizer of another model": (edit("config.json", vocab_size=100), {}, "ids up to 509", "embeds ids up to 99", "own tokenizer"),
+    "turn marks unknown": (lambda folder: None, {"renderer": "released_code"}, "'released_code'", "read it as letters",
+                           "renderer='chat_template'"),
+    "encoder and decoder": (edit("config.json", model_type="t5", architectures=["T5ForConditionalGeneration"]), {}, "'t5'",
+                            "no causal language model", "a Qwen3 or a Llama"),
+    "masked language model": (edit("config.json", model_type="bert", architectures=["BertForMaskedLM"]), {},
+                              "BertForMaskedLM", "no causal language model", "a Qwen3 or a Llama"),
+    "unknown architecture": (edit("config.json", model_type="qwen9", architectures=None), {}, "'qwen9'",
+                             "no causal language model", "a Qwen3 or a Llama"),
+    "not served on a CPU": (edit("config.json", model_type="gemma", architectures=["GemmaForCausalLM"]), {},
+                            "GemmaForCausalLM", "its forward pass is written for", 'engine="vllm"'),
+    "no dense decoder": (edit("config.json", intermediate_size=None), {}, "/bad", "no dense decoder", "a Qwen3 or a Llama"),
+    "weights cut off": (cut("model.safetensors"), {}, "model.safetensors", "no whole file of weights", "the whole file"),
+    "weights emptied": (text("model.safetensors", ""), {}, "of 0 bytes", "no whole file of weights", "the whole file"),
+    "no weights": (absent("model.safetensors"), {}, "/bad", "cannot be loaded as a model", "save_pretrained"),
+    "a shard is missing": (text("model.safetensors.index.json", INDEX), {}, "model-2.safetensors", "no weights",
+                           "Put these files"),
+    "config cut off": (cut("config.json"), {}, "config.json", "cut off or damaged", "Put the whole file"),
+    "tokenizer cut off": (cut("tokenizer.json"), {}, "tokenizer.json", "cut off or damaged", "Put the whole file"),
+    "no tokenizer": (absent("tokenizer_config.json"), {}, "tokenizer_config.json", "cannot be loaded", "Write a folder"),
+}  # fmt: skip
+ROWS = {  # name -> file, its rows or its text, given, why, instead
+    "missing columns": (
+        "a.jsonl",
+        [{"question": "1+1?"}],
+        "['question']",
+        "no problem can be made",
+        "rename your columns",
+    ),
+    "empty": ("a.jsonl", "", "a.jsonl", "no rows", "at least one training and one test row"),
+    "duplicate ids": ("a.jsonl", many(1) * 20, "19 duplicate", "an empty split", "at least 2 sound ones"),
+    "broken rows": ("a.jsonl", many(20, solution={3: ""}), "row 3", "More than 1%", "mend these rows"),
+    "cut off": ("a.jsonl", '{"prompt": "1+1?", "sol', "line 1", "not UTF-8 JSON", "one object per line"),
+    "cut off parquet": ("a.parquet", "PAR1 and no more", "a.parquet", "not a readable parquet", "write it again"),
+    "unknown kind": ("a.csv", "prompt,solution", "a.csv", "not a file that can be read", "write one of"),
+    "fewer than validation needs": ("a.jsonl", many(10), "count=2", "another experiment", "write 1 <= count <= 1"),
+}
+RUNS = {  # name -> fields of the cell, given, why, instead; refused by the rows' lengths and numbers
+    "over-long prompts": (
+        {"max_prompt_tokens": 5},
+        "max_prompt_tokens=5",
+        "leaves 0 of 21",
+        "a larger max_prompt_tokens",
+    ),
+    "fewer rows than n_train": ({"n_train": 500}, "count=500", "holds 21 problems", "write 1 <= count <= 21"),
+}
+MACHINES = {  # name -> what is patched, fields of the cell, given, why, instead
+    "no GPU": ({}, {"model": None}, "'0.6b'", "no work for a CPU", "scale='tiny-s'"),
+    "model not here": ({}, {"model": None}, "Qwen/Qwen3-0.6B", "not in this machine's cache", "write model=FOLDER"),
+    "vLLM too old": ({"multirole.machine.version": lambda name: "0.11.0"}, {"engine": "vllm"}, "0.11.0", "TRL 1.16 does not",
+                     "Install 0.22 to 0.31"),
+    "vLLM too new": ({"multirole.machine.version": lambda name: "1.0.0+cu130"}, {"engine": "vllm"}, "1.0.0+cu130",
+                     "TRL 1.16 does not", "engine='transformers'"),
+    "no vLLM": ({"multirole.machine.is_installed": lambda name: False}, {"engine": "vllm"}, "'vllm'", "not installed",
+                "Install 0.22 to 0.31"),
+    "too little memory": ({"multirole.plan.this_device": lambda: Device("CPU", 2**28)}, {}, "0.25 GiB", "does not fit",
+                          "Write a micro_batch_tokens below"),
+    "too little disk": ({"shutil.disk_usage": lambda folder: SimpleNamespace(free=2**20)}, {}, "1 MB free",
+                        "checkpoints and adapters", "on a larger disk"),
+}  # fmt: skip
+ADAPTERS = {  # name -> change of the saved adapter, given, why, instead
+    "another rank": (edit("adapter_config.json", r=8), "lora_rank 8", "this cell has 4", "this cell's own run"),
+    "another alpha": (edit("adapter_config.json", lora_alpha=99), "lora_alpha 99", "this cell has 4", "this cell's own run"),
+    "another base": (edit("adapter_config.json", base_model_name_or_path="/x/other-base"), "other-base", "mean nothing here",
+                     "this cell's own run"),
+    "another width": (lambda folder: adapted(64).save_pretrained(folder.parent), "/shared", "a base of another shape",
+                      "this cell's own run"),
+    "cut off": (cut("adapter_model.safetensors"), "/shared", "cut off or damaged", "Put the adapters"),
+    "missing": (absent("adapter_model.safetensors"), "adapter_model.safetensors", "no saved adapter", "Put the adapters"),
+}  # fmt: skip
+TABLES = {  # name -> change of a run's folder, given, why, instead
+    "another schema": (lambda folder: relabel(folder / "metrics.parquet", b"0"), "schema version 0", "alone", "git_sha"),
+    "no schema": (lambda folder: relabel(folder / "metrics.parquet", None), "schema version none", "alone", "git_sha"),
+    "table cut off": (cut("metrics.parquet"), "metrics.parquet", "cannot be continued", "from a copy"),
+    "turns of another run": (text("turns/step_00001.parquet", "x"), "step_00001", "not as it was written", "from a copy"),
+    "checksums wrong": (text("checkpoints/checkpoint-1/optimizer.pt", "optimizer.pt of 2"), "optimizer.pt",
+                        "another sha256", "from a copy"),
+    "results of another cell": (edit("config.json", seed=7), "seed=0", "another configuration", "move that folder away"),
+}  # fmt: skip
+
+
+def adapted(width: int):
+    """A PEFT model with one adapter of rank 4."""
+    config = Qwen3Config(vocab_size=32, hidden_size=width, intermediate_size=32, num_hidden_layers=1, head_dim=8,
+                         num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    lora = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(Qwen3ForCausalLM(config), lora, adapter_name="shared")
+
+
+def relabel(path: Path, version: bytes | None) -> None:
+    table = pyarrow.parquet.read_table(path)
+    held = {} if version is None else {b"multirole_schema": version}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(held), path)
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu_without_a_model(monkeypatch, tmp_path):
+    """No GPU, no network, an empty cache; loading a model fails the test."""
+
+    def load(*_: object, **__: object) -> None:
+        pytest.fail("a model was loaded")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", load)
+
+
+def refused(tmp_path: Path, fields: dict, parts: tuple[str, str, str]) -> None:
+    """The preflight of a paper's cell on a small model refuses, and leaves the results folder empty."""
+    results = tmp_path / "results"
+    results.mkdir()
+    cell = Cell("voting", "sp", "math", "0.6b", **{"model": str(TINY), "data": str(DAPO)} | SMALL | fields)
+    with pytest.raises(ValueError) as error:
+        preflight(cell, ONE_PROCESS, results)
+    assert_in_three_parts(str(error.value), *parts)
+    assert files_of(results) == {}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_cannot_serve_is_refused(name, tmp_path):
+    change, fields, *parts = MODELS[name]
+    shutil.copytree(TINY, tmp_path / "bad")
+    change(tmp_path / "bad")
+    refused(tmp_path, {"model": str(tmp_path / "bad")} | fields, parts)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_are_no_dataset_are_refused(name, tmp_path):
+    file, rows, *parts = ROWS[name]
+    path = tmp_path / file
+    path.write_text(rows) if isinstance(rows, str) else write(path, rows)
+    refused(tmp_path, {"data": str(path)}, parts)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_that_cannot_run_it_is_refused(name, tmp_path, monkeypatch):
+    patched, fields, *parts = MACHINES[name]
+    for what, value in patched.items():
+        monkeypatch.setattr(what, value)
+    refused(tmp_path, fields, parts)
+
+
+def test_what_those_cases_spoil_is_accepted_as_it_was(tmp_path):
+    preflight(Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL), ONE_PROCESS, tmp_path)
+
+
+def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):
+    cell = Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL)
+    one = 4 * 64 * 3 * (96 + 96 + 2 * (96 + 32) + 96 + 96 + 3 * (96 + 256))  # rank 64 on 3 layers of tiny-s, float32
+    assert machine.disk_need(cell) == 3 * 3 * one + one
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=9 * one))
+    with pytest.raises(ValueError, match="on a larger disk"):
+        machine.check_disk(cell, tmp_path)
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "saved").write_bytes(bytes(one))
+    machine.check_disk(cell, tmp_path)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_whose_rows_do_not_suffice_is_refused(name, tmp_path):
+    fields, *parts = RUNS[name]
+    cell = Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL | fields)
+    with pytest.raises(ValueError) as error:
+        run_cell(cell, tmp_path)
+    assert_in_three_parts(str(error.value), *parts)
+    assert {Path(path).name for path in files_of(folder_of(cell, tmp_path))} <= {"config.json", "run.lock"}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_of_something_else_is_refused(name, tmp_path):
+    change, *parts = ADAPTERS[name]
+    model = adapted(16)
+    model.save_pretrained(tmp_path)
+    load_adapters(model, tmp_path)
+    change(tmp_path / "shared")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError) as error:
+        load_adapters(model, tmp_path)
+    assert_in_three_parts(str(error.value), *parts)
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_saved_files_that_are_not_this_runs_are_refused(name, tmp_path):
+    change, *parts = TABLES[name]
+    (tmp_path / "turns").mkdir()
+    write_text(tmp_path / "config.json", json.dumps(CONFIG))
+    iterate(Recorder(tmp_path), 1)
+    change(tmp_path)
+    before = files_of(tmp_path)
+    with pytest.raises(ValueError) as error:
+        Recorder(tmp_path).rewind(newest_whole(tmp_path))
+    assert_in_three_parts(str(error.value), *parts)
+    assert files_of(tmp_path) == before
+
+
+def test_a_folder_that_is_a_file_or_another_cells_is_refused_and_stays(tmp_path):
+    cell = Cell("voting", "sp")
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ValueError) as error:
+        run_cell(cell, tmp_path / "file")
+    assert_in_three_parts(str(error.value), "/file'", "cannot hold the results", "Write a folder")
+    edit("config.json", seed=9)(open_folder(cell, tmp_path))
+    before = files_of(tmp_path)
+    with pytest.raises(ValueError) as error:
+        open_folder(cell, tmp_path)
+    assert_in_three_parts(str(error.value), cell.id, "another configuration", "Write another results_dir")
+    assert files_of(tmp_path) == before
+
+
+def test_at_least_forty_cases():
+    tables = (CELLS, LAUNCHES, MODELS, ROWS, RUNS, MACHINES, ADAPTERS, TABLES)
+    assert sum(map(len, tables)) >= 40
