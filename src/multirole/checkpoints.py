@@ -123,6 +123,11 @@ def publish(folder: Path, step: int) -> None:
         if target.exists():
             remove(target)
         move(source, target)
+    prune(folder)
+
+
+def prune(folder: Path) -> None:
+    """Keep the newest checkpoints. The end of a run does so too: the last save may have been killed before it did."""
     for old in checkpoints(folder)[KEPT:]:
         remove(old)
 

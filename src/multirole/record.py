@@ -35,7 +35,7 @@ import torch
 
 from multirole import sandbox
 from multirole.cells import Cell
-from multirole.checkpoints import newest_whole, publish, read_manifest, seal, staging, step_of
+from multirole.checkpoints import newest_whole, prune, publish, read_manifest, seal, staging, step_of
 from multirole.diagnostics import IterationDiagnostics
 from multirole.distributed import processes
 from multirole.episodes import Episode, Turn
@@ -333,4 +333,5 @@ class Recorder:
         """Flush, then write DONE with the checksum of every table."""
         self.flush()
         remove(staging(self.folder))
+        prune(self.folder)
         write_done(self.folder)
