@@ -17,8 +17,8 @@ from multirole.locks import LOCK
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {
-    "workflow": "voting", "policy": "ip", "iterations": 400, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
-    "save_every": 2, "eval_every": 400, "max_response_tokens": 24,
+    "workflow": "voting", "policy": "ip", "iterations": 9000, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
+    "save_every": 2, "eval_every": 9000, "max_response_tokens": 24,
 }  # fmt: skip
 ENDS = {  # what is done -> papermill's exit code, the errors in its notebook, whether a checkpoint is saved at the end
     "SIGTERM": (-15, [], True),
