@@ -61,6 +61,7 @@ def start(folder: Path, *options: str, in_container: bool = False) -> subprocess
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
         env=os.environ | env, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in a shell's background job
     )  # fmt: skip
 
 
