@@ -58,10 +58,11 @@ def start(folder: Path, *options: str, in_container: bool = False) -> subprocess
         command = ["bash", str(entrypoint), *[word.replace(sys.executable, "python") for word in command]]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder), "PATH": path}
+    # a shell's background job ignores it, and so would its children
+    command = ["env", "--default-signal=INT", *command]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
         env=os.environ | env, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in a shell's background job
     )  # fmt: skip
 
 
