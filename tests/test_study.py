@@ -81,7 +81,7 @@ def test_a_remedy_is_told_with_its_falls_and_its_verdict(results, study):
     shown = remedies(results, study).shown.set_index("remedy")
     row = shown.loc["KL anchor"]
     assert row["falls, grid"] == "2 of 2" and row["the end is"] == "more"
-    assert "one step" in shown.index and "KL anchor" in findings(results, study)
+    assert "one step" in shown.index and "KL anchor" in findings(study_tables(results, study))
 
 
 def test_controls_tell_what_was_spent(results, study):

@@ -25,9 +25,10 @@ def build(folder: str | Path, readme: str | Path | None = None) -> Results:
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
     study = Study.read(results.grid, folder)
-    made = [*tables(results), claims(results), *(study_tables(results, study) if study else ())]
+    studied = study_tables(results, study) if study else []
+    made = [*tables(results), claims(results), *studied]
     write_tables(made, results.folder / "tables")
-    plates = [*figures(results), *(study_figures(results, study) if study else ())]
+    plates = [*figures(results), *(study_figures(results, study, studied) if study else ())]
     for plate in plates:
         write_figure(plate.figure, plate.caption, plate.name, results.folder / "figures")
     if readme is not None:

@@ -86,7 +86,8 @@ class Results:
     @cache  # noqa: B019
     def correct(self, key: Key) -> pd.DataFrame:
         """One run's validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
-        return _pivot(self.table("eval"), key)
+        table = self.table("eval")
+        return outcomes(table[(table[list(Key._fields)] == list(key)).all(axis=1)])
 
     def outcomes(self, workflow: str, policy: str, task: str, at: str) -> np.ndarray | None:
         """(S, P): each seed's validation outcomes at "base", "early", "best" or "terminal"; None without a finished run.
@@ -106,9 +107,9 @@ class Results:
         return by_problem.to_numpy(float) if len(by_problem) else None
 
 
-def _pivot(table: pd.DataFrame, key: Key) -> pd.DataFrame:
-    mine = table[(table[list(Key._fields)] == list(key)).all(axis=1)]
-    return mine.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
+def outcomes(table: pd.DataFrame) -> pd.DataFrame:
+    """Problems x evaluated steps, 1.0 where right, of one run's `eval.parquet`."""
+    return table.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
 
 
 def _stack(paths: dict[Key, Path]) -> pd.DataFrame:

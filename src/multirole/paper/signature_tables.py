@@ -63,12 +63,18 @@ def _solving(role: str, task: str = "math") -> tuple[Signature, ...]:
     )
 
 
+def _lengths(role: str) -> tuple[Signature, ...]:
+    return (
+        Signature(role, "length_p50", "length p50 (tokens)", TOKENS),
+        Signature(role, "length_p95", "length p95 (tokens)", TOKENS),
+    )
+
+
 def _orch_workers(task: str) -> tuple[Signature, ...]:
     return (
         *_solving("worker", task),
         Signature("orchestrator", "unique_openers", "unique 3-word openers", TOKENS),
-        Signature("synthesizer", "length_p50", "length p50 (tokens)", TOKENS),
-        Signature("synthesizer", "length_p95", "length p95 (tokens)", TOKENS),
+        *_lengths("synthesizer"),
     )
 
 
@@ -82,18 +88,15 @@ A1 = (
     Signature("generator", "first_truncated_rate", "first turn: truncated (%)", RATE),
 )
 A2 = (
-    Signature("evaluator", "length_p50", "length p50 (tokens)", TOKENS),
-    Signature("evaluator", "length_p95", "length p95 (tokens)", TOKENS),
+    *_lengths("evaluator"),
     Signature("evaluator", "truncated_rate", "truncated (%)", RATE),
     Signature("evaluator", "verdict_rate", "verdict retention (%)", RATE),
-    Signature("generator", "length_p50", "length p50 (tokens)", TOKENS),
-    Signature("generator", "length_p95", "length p95 (tokens)", TOKENS),
+    *_lengths("generator"),
     Signature("generator", "truncated_rate", "truncated (%)", RATE),
     Signature("generator", "box_retention", "first turn: boxed (%)", RATE),
 )
 A3 = (
-    Signature("aggregator", "length_p50", "length p50 (tokens)", TOKENS),
-    Signature("aggregator", "length_p95", "length p95 (tokens)", TOKENS),
+    *_lengths("aggregator"),
     Signature("aggregator", "terse_rate", "terse (%)", RATE),
     Signature("generator", "slots_p50", "length p50, mean of slots (tokens)", TOKENS),
     Signature("generator", "slots_p95", "length p95, mean of slots (tokens)", TOKENS),

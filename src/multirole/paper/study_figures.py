@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from multirole.paper.figures import Plate
 from multirole.paper.results import Results
-from multirole.paper.study_tables import matched_updates, remedies, twins
-from multirole.paper.write import STYLE
+from multirole.paper.study_tables import twins
+from multirole.paper.write import STYLE, Table
 from multirole.study import Study
 
 COLOURS = ("#b2182b", "#2166ac")
@@ -43,10 +43,9 @@ def plot_matched_updates(results: Results, study: Study) -> Figure:
     return figure
 
 
-def plot_remedies(results: Results, study: Study) -> Figure:
+def plot_remedies(remedies: Table) -> Figure:
     """What each remedy changes at the peak and at the end, with intervals, a panel per cell."""
-    values = remedies(results, study).values
-    cells = list(values.groupby(["workflow", "policy", "task"], sort=False))
+    cells = list(remedies.values.groupby(["workflow", "policy", "task"], sort=False))
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
             1, len(cells), figsize=(4.2 * len(cells) + 1.2, 3.4), layout="constrained", squeeze=False
@@ -68,11 +67,10 @@ def plot_remedies(results: Results, study: Study) -> Figure:
     return figure
 
 
-def study_figures(results: Results, study: Study) -> list[Plate]:
-    """Every figure of the study that has a finished run."""
-    made = []
-    for table, plot in ((matched_updates, plot_matched_updates), (remedies, plot_remedies)):
-        drawn = table(results, study)
-        if len(drawn.shown):
-            made.append(Plate(drawn.name, plot(results, study), drawn.caption))
-    return made
+def study_figures(results: Results, study: Study, made: list[Table]) -> list[Plate]:
+    """The figures of those of the study's tables that have one, under the table's name and caption."""
+    drawn = {
+        "matched_updates": lambda _: plot_matched_updates(results, study),
+        "remedies": plot_remedies,
+    }
+    return [Plate(table.name, drawn[table.name](table), table.caption) for table in made if table.name in drawn]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from multirole.evaluate import named_steps
 from multirole.paper.numbers import MISSING, percent, points
-from multirole.paper.results import Key, Results, key_of
+from multirole.paper.results import Key, Results, key_of, outcomes
 from multirole.paper.statistics import Interval, bootstrap, difference, first_fall, method
 from multirole.paper.write import Table
 from multirole.record import folder_of, is_done
@@ -45,11 +45,6 @@ class Twins(NamedTuple):
     def seeds(self) -> int:
         """How many seeds both have."""
         return len(self.usual_curves)
-
-
-def outcomes(table: pd.DataFrame) -> pd.DataFrame:
-    """Problems x evaluated steps, 1.0 where right, of one run's `eval.parquet`."""
-    return table.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
 
 
 def twins(results: Results, study: Study, question: str) -> Iterator[Twins]:
@@ -332,41 +327,42 @@ def ledger_example(results: Results, task: str = "math") -> pd.DataFrame:
     ).round(4)
 
 
-def findings(results: Results, study: Study) -> str:
-    """What the tables say, in sentences (Markdown); every verdict is its interval's."""
-    lines = []
-    updates, policies = matched_updates(results, study), policies_at_matched_updates(results, study)
-    if len(updates.values):
+def findings(made: list[Table]) -> str:
+    """What the study's tables say, in sentences (Markdown); every verdict is its interval's."""
+    by_name, lines = {table.name: table for table in made}, []
+    if updates := by_name.get("matched_updates"):
         ends = updates.values[updates.values["measure"] == "gain at the end"]
-        up = int((ends["low"] > 0).sum())
+        up, down = int((ends["low"] > 0).sum()), int((ends["high"] < 0).sum())
         lines.append(
             f"**Steps.** With one step per adapter and iteration the end is higher in {up} of {len(ends)} cells, lower in "
-            f"{int((ends['high'] < 0).sum())}, undecided in {len(ends) - up - int((ends['high'] < 0).sum())}."
+            f"{down}, undecided in {len(ends) - up - down}."
         )
-    for (workflow, task, at), mine in (
-        policies.values.groupby(["workflow", "task", "at"], sort=False) if len(policies.values) else ()
-    ):
-        by = {row["measure"]: Interval(*(row[name] for name in Interval._fields)) for row in mine.to_dict("records")}
-        lines.append(
-            f"**IP against SP**, {workflow} {task}, {SHOWN[at]}: {points(by['as the paper steps'])} as the paper steps, "
-            f"{points(by['one step each'])} with one step each; the change, {points(by['change'])}, is "
-            f"{'decided' if by['change'].excludes_zero else 'undecided'}."
-        )
-    spent = controls(results, study).values
-    for task, mine in spent.groupby("task", sort=False) if len(spent) else ():
-        ends = mine[mine["measure"] == "end"].set_index("run")
-        for run in (run for run in ends.index if run.startswith("single agent")):
-            row = ends.loc[run]
+    if policies := by_name.get("policies_at_matched_updates"):
+        for (workflow, task, at), mine in policies.values.groupby(["workflow", "task", "at"], sort=False):
+            by = {row["measure"]: _interval(row) for row in mine.to_dict("records")}
             lines.append(
-                f"**{run}**, {task}: {row['updates']:,.0f} optimizer steps on {row['tokens'] / 1e6:.2f}M sampled tokens end at "
-                f"{percent(Interval(*(row[name] for name in Interval._fields)))}."
+                f"**IP against SP**, {workflow} {task}, {SHOWN[at]}: {points(by['as the paper steps'])} as the paper steps, "
+                f"{points(by['one step each'])} with one step each; the change, {points(by['change'])}, is "
+                f"{'decided' if by['change'].excludes_zero else 'undecided'}."
             )
-    for row in remedies(results, study).shown.to_dict("records"):
-        lines.append(
-            f"**{row['remedy']}** on {row['cell']}: falls in {row['falls']} runs instead of {row['falls, grid']}; end {row['change at the end']} "
-            f"({row['the end is']}), peak {row['change at the peak']} ({row['the peak is']})."
-        )
+    if spent := by_name.get("controls"):
+        for row in spent.values.to_dict("records"):
+            if row["measure"] == "end" and row["run"].startswith("single agent"):
+                lines.append(
+                    f"**{row['run']}**, {row['task']}: {row['updates']:,.0f} optimizer steps on {row['tokens'] / 1e6:.2f}M sampled "
+                    f"tokens end at {percent(_interval(row))}."
+                )
+    if tried := by_name.get("remedies"):
+        for row in tried.shown.to_dict("records"):
+            lines.append(
+                f"**{row['remedy']}** on {row['cell']}: falls in {row['falls']} runs instead of {row['falls, grid']}; end "
+                f"{row['change at the end']} ({row['the end is']}), peak {row['change at the peak']} ({row['the peak is']})."
+            )
     return "\n".join(f"- {line}" for line in lines) or "No finished runs yet."
+
+
+def _interval(row: dict[str, object]) -> Interval:
+    return Interval(*(row[name] for name in Interval._fields))
 
 
 def study_tables(results: Results, study: Study) -> list[Table]:
