@@ -275,8 +275,9 @@ def test_an_alarm_takes_the_run_back_to_its_best_step_also_across_a_kill(tmp_pat
 
     monkeypatch.setattr(alarms_module, "TESTS", {f"at_{at}": test(f"at_{at}", at) for at in (6, 8, 9)})
     cell = Cell(
-        **SMALL | {"iterations": 10, "eval_every": 7, "save_every": 7}, lr_schedule="constant", on_alarm="rollback"
-    )
+        **SMALL | {"iterations": 10, "eval_every": 7, "save_every": 7}, lr_schedule="constant", on_alarm="rollback",
+        rollback_rate=0.25,
+    )  # fmt: skip
     watch = Watch()
     folder = run_cell(cell, tmp_path / "whole", [watch])
     best = {name.removeprefix("base_model.model."): value for name, value in load_file(
@@ -288,7 +289,7 @@ def test_an_alarm_takes_the_run_back_to_its_best_step_also_across_a_kill(tmp_pat
         assert mine.keys() == best.keys() and all(mine[name].equal(best[name]) for name in best)
     assert watch.moments[6] > 0 and watch.moments[7] > 0 and watch.moments[8] == watch.moments[9] == 0
     rates = load(folder, "ledger").groupby("iteration")["lr"].unique().map(list)
-    assert [rates[i] for i in range(1, 11)] == [[5e-3]] * 8 + [[2.5e-3], [1.25e-3]]
+    assert [rates[i] for i in range(1, 11)] == [[5e-3]] * 8 + [[5e-3 / 4], [5e-3 / 16]]
     with pytest.raises(KeyboardInterrupt):
         run_cell(cell, tmp_path / "broken", [Watch(stop_at=9)])
     again = run_cell(cell, tmp_path / "broken")

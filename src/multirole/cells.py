@@ -97,7 +97,8 @@ class Cell:
             those metrics NaN (METRICS.md) and changes no weight.
         on_alarm: what a training alarm does besides being recorded: "log" it, save a "checkpoint", "stop" the run, or "rollback":
             the adapters return to the best evaluated and saved step, AdamW's moments are cleared, and the learning rate is
-            halved from there on. Where nothing has been evaluated and saved yet, it is only logged.
+            multiplied by `rollback_rate`. Where nothing has been evaluated and saved yet, it is only logged.
+        rollback_rate: what each rollback leaves of the learning rate; 1 keeps it.
         kl_anchor: weight of a penalty KL(policy || frozen base) in the loss, aggregated as the loss is: one number, or one per
             role, such as "generator=0.01,aggregator=0.1". The estimate is k3, without importance weights.
         coherence_penalty: how much of an adapter's gradient is taken away where it repeats its own running mean: it is
@@ -165,6 +166,7 @@ class Cell:
     eval_response_tokens: int | None = None
     diagnostics: bool = True
     on_alarm: str = "log"
+    rollback_rate: float = 0.5
     advantage_norm: str = "group"
     loss_aggregation: str = "grpo"
     kl_anchor: float | str = 0.0

@@ -177,6 +177,7 @@ LEAST = {
 MOST = {
     "seed": 2**32 - 1,  # NumPy's
     "coherence_penalty": 1.0, "coherence_floor": 1.0, "balance_roles": 1.0, "slot_scaling": 1.0,
+    "rollback_rate": 1.0,
 }  # fmt: skip
 
 

@@ -112,11 +112,11 @@ def _restorable(recorder: Recorder | None, cell: Cell) -> dict[int, tuple[float,
 
 
 def rate_factor(alarms: list[dict], recorder: Recorder | None, cell: Cell) -> float:
-    """What rollbacks have left of the learning rate: half for each iteration of the alarm log that had a step to return to."""
+    """What rollbacks have left of the learning rate: `rollback_rate` for each iteration with an alarm and a step to return to."""
     if cell.on_alarm != "rollback" or not alarms:
         return 1.0
     first = min(_restorable(recorder, cell), default=math.inf)
-    return 0.5 ** len({alarm["iteration"] for alarm in alarms if alarm["iteration"] > first})
+    return cell.rollback_rate ** len({alarm["iteration"] for alarm in alarms if alarm["iteration"] > first})
 
 
 def roll_back(model: PeftModel, optimizer: torch.optim.Optimizer, recorder: Recorder | None, cell: Cell) -> None:
@@ -128,7 +128,7 @@ def roll_back(model: PeftModel, optimizer: torch.optim.Optimizer, recorder: Reco
         best = max(steps, key=lambda step: (steps[step][0], -step))
         load_adapters(model, steps[best][1])
         optimizer.state.clear()
-        logger.warning("rolled back to the adapters of iteration %d; the learning rate is halved", best)
+        logger.warning("rolled back to the adapters of iteration %d; rate times %g", best, cell.rollback_rate)
 
 
 def load_adapters(model: PeftModel, folder: Path) -> None:
