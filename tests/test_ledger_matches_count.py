@@ -50,6 +50,7 @@ def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy, update
         assert len(entries) == expected == cell.n_steps(n_rows, n_tokens)
         assert sum(entry["rows"] for entry in entries) == n_rows
         assert sum(entry["tokens"] for entry in entries) == n_tokens
+        assert not any(entry["duplicated_rows"] for entry in entries)
         if updates == "tokens":  # within a row of each end
             assert all(abs(entry["tokens"] - n_tokens / expected) <= 20 for entry in entries)
 
@@ -74,6 +75,24 @@ def test_wrapping_cosine_rises_again_past_its_horizon():
     assert lr_factor(cell, 9, 1, 2) > 0.9
 
 
+CLOSED = {  # k: tick, w: warm-up, t: horizon, all in ticks
+    "constant": lambda k, w, t: min(1.0, k / w),
+    "cosine": lambda k, w, t: k / w if k < w else 0.5 + 0.5 * math.cos(math.pi * min(1.0, (k - w) / (t - w))),
+    "cosine_wrap": lambda k, w, t: k / w if k < w else 0.5 + 0.5 * math.cos(math.pi * (k - w) / (t - w)),
+}
+
+
+@pytest.mark.parametrize("schedule", CLOSED)
+@pytest.mark.parametrize("clock", ["iteration", "update_call"])
+def test_every_trace_is_its_closed_form(schedule, clock):
+    """The released code's is "constant" per update call (facts sec 5.5): Orch-Workers-IP is warm after a third of its iterations."""
+    cell = Cell("orch_workers", "ip", iterations=40, warmup_iterations=15, lr_schedule=schedule, lr_clock=clock)
+    for iteration in range(40):
+        for call in range(3):
+            tick = iteration if clock == "iteration" else 3 * iteration + call
+            assert abs(lr_factor(cell, iteration, call, 3) - CLOSED[schedule](tick, 15, 40)) <= 1e-12
+
+
 def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int) -> list[tuple]:
     """(adapter, rows, tokens, lr) of every optimizer step of one iteration whose replies all have `reply` tokens.
 
@@ -90,7 +109,7 @@ def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int
             "tokens": min(n, math.ceil(n * reply / (cell.step_tokens or 1))),
         }[cell.updates]  # fmt: skip
         lr = cell.learning_rate * lr_factor(cell, iteration, call, len(adapters))
-        found += [(adapter, n // steps, n // steps * reply, pytest.approx(lr)) for _ in range(steps)]
+        found += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
     return found
 
 

@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+
+from multirole.cells import Cell
+from multirole.launch import LAUNCH_OPTIONS
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +25,26 @@ def papermill(tmp_path, **parameters):
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("notebook", "besides"),
+    [
+        ("train_cell", {*LAUNCH_OPTIONS}),
+        ("eval_cell", {"adapters", "checkpoints", "n_rollouts", "results_dir", "vllm_memory", "vllm_tensor_parallel"}),
+    ],
+)
+def test_every_field_of_a_cell_is_a_parameter_with_its_default(notebook, besides):
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    source = next(cell["source"] for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    assert not [line for line in source if "=" in line.partition("#")[2]]  # papermill would not know the parameter
+    given = {}
+    exec("".join(source), given)
+    given.pop("__builtins__")
+    given.pop("__annotations__", None)
+    assert given.keys() == {field.name for field in fields(Cell)} | besides
+    for field in fields(Cell):
+        assert given[field.name] == ("" if field.default is MISSING else field.default), field.name
 
 
 def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):

@@ -10,16 +10,12 @@ from paper_results import make_results
 
 from multirole.cells import Cell
 from multirole.grid import Grid
-from multirole.paper.results import Key, Results
-from multirole.paper.study_tables import (
-    _vote,
-    controls,
-    findings,
-    matched_updates,
-    policies_at_matched_updates,
-    remedies,
-    study_tables,
-)
+from multirole.paper.budget_tables import _vote, controls
+from multirole.paper.conclusions import conclusions
+from multirole.paper.ledger_table import TOLERANCE, compared, ledger, predicted
+from multirole.paper.results import Key, Results, key_of
+from multirole.paper.study_tables import matched_updates, policies, remedies, setup, study_tables
+from multirole.paper.twins import run_of
 from multirole.record import folder_of, write_done
 from multirole.study import Study
 
@@ -32,6 +28,11 @@ GIVEN = {
             "parameters": {"updates": "one"},
             "cells": ["voting ip math", "voting sp math"],
         },
+        "clock": {
+            "question": "setup",
+            "parameters": {"lr_clock": "update_call"},
+            "cells": ["voting ip math", "voting sp math"],
+        },
         "KL anchor": {"question": "remedies", "parameters": {"kl_anchor": 0.1}, "cells": ["voting ip math"]},
     },
 }
@@ -42,9 +43,9 @@ def results(tmp_path_factory):
     """Every variant ends all right on IP and as its twin on SP; else it is its twin."""
     folder = make_results(tmp_path_factory.mktemp("results"))
     results = Results(folder)
-    for _, where, cell in Study.of(results.grid, GIVEN).runs():
+    for cell in Study.of(results.grid, GIVEN).cells():
         twin = folder_of(cell, folder.parent)
-        shutil.copytree(folder_of(results.grid.cell(*where.split(), cell.seed), folder.parent), twin)
+        shutil.copytree(results.runs[key_of(cell)], twin)
         table = pd.read_parquet(twin / "eval.parquet")
         if cell.policy_name == "ip":
             table.loc[table["step"] == table["step"].max(), "correct"] = True
@@ -64,24 +65,24 @@ def ends(results, policy):
 
 def test_gains_are_paired_by_seed_and_problem(results, study):
     values = matched_updates(results, study).values.set_index(["policy", "measure"])["mean"]
-    assert values["ip", "end, one step"] == 1.0
-    assert values["ip", "gain at the end"] == pytest.approx(1 - sum(ends(results, "ip")) / 2)
-    assert values["sp", "gain at the end"] == 0
+    assert values["ip", "end"] == 1.0 and values["ip", "end, grid"] == pytest.approx(sum(ends(results, "ip")) / 2)
+    assert values["ip", "change at the end"] == pytest.approx(1 - sum(ends(results, "ip")) / 2)
+    assert values["sp", "change at the end"] == 0
 
 
 def test_the_change_of_the_difference_between_policies(results, study):
-    values = policies_at_matched_updates(results, study).values.set_index(["at", "measure"])["mean"]
+    values = policies(results, study).values.set_index(["variant", "at", "measure"])["mean"]["one step"]
     ip, sp = sum(ends(results, "ip")) / 2, sum(ends(results, "sp")) / 2
-    assert values["terminal", "as the paper steps"] == pytest.approx(ip - sp)
-    assert values["terminal", "one step each"] == pytest.approx(1 - sp)
-    assert values["terminal", "change"] == pytest.approx(1 - ip)
+    assert values["end", "grid"] == pytest.approx(ip - sp)
+    assert values["end", "variant"] == pytest.approx(1 - sp)
+    assert values["end", "change"] == pytest.approx(1 - ip)
 
 
 def test_a_remedy_is_told_with_its_falls_and_its_verdict(results, study):
     shown = remedies(results, study).shown.set_index("remedy")
     row = shown.loc["KL anchor"]
-    assert row["falls, grid"] == "2 of 2" and row["the end is"] == "more"
-    assert "one step" in shown.index and "KL anchor" in findings(study_tables(results, study))
+    assert row["falls"].startswith("2 → ") and row["the end is"] == "more"
+    assert "one step" in shown.index and "the end is higher with KL anchor" in conclusions(study_tables(results, study))
 
 
 def test_controls_tell_what_was_spent(results, study):
@@ -112,7 +113,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-s") == study
     assert [t.name for t in study_tables(results, study)] == [
-        "matched_updates", "policies_at_matched_updates", "remedies",
+        "ledger", "matched_updates", "setup", "policies", "remedies",
     ]  # fmt: skip
 
 
@@ -120,10 +121,12 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
     grid = Grid.read(ROOT / "results/tiny-s")
     study = Study.of(grid, yaml.safe_load((ROOT / "study.yaml").read_text()))
     for name, where, cell in study.runs():
-        usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
+        usual, parameters = grid.cell(*where.split(), cell.seed), dict(study.variants[name].parameters)
+        if where.split()[1] == "sp":
+            parameters.pop("lr_clock", None)
         changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
         assert changed == set(parameters), name
-        assert Cell(**{k: v for k, v in study.parameters_of(cell).items()}) == cell
+        assert Cell(**study.parameters_of(cell)) == cell
     assert len({cell.id for cell in study.cells()} | {cell.id for cell in grid.cells()}) == len(study.cells()) + len(
         grid.cells()
     )
@@ -143,3 +146,40 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 def test_bad_studies_are_refused(results, change, said):
     with pytest.raises(ValueError, match=said):
         Study.of(results.grid, GIVEN | change)
+
+
+def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_all_roles(results, study):
+    cells = {where: cell for name, where, cell in study.runs("setup") if cell.seed == 0}
+    assert cells["voting sp math"] == study.grid.cell("voting", "sp", "math", 0)
+    assert cells["voting sp math"].id not in {cell.id for cell in study.cells()}
+    assert setup(results, study).shown["cell"].tolist() == ["voting, IP, math"]
+    assert "clock" in set(policies(results, study).values["variant"])
+
+
+def test_a_ledger_of_other_steps_than_the_options_ask_for_is_told(results, study):
+    """The variant's files are its twin's, which took three steps."""
+    run = run_of(study.cell("one step", "voting ip math", 0), results.folder.parent)
+    both = compared(run)[lambda table: table["adapter"] == "generator"]
+    assert set(both["steps"]) == {1} and set(both["steps recorded"]) == {3}
+    values = ledger(results, study).values.set_index(["variant", "workflow", "policy"])["differ"]
+    assert values["one step", "voting", "ip"] >= len(both) and values["as the grid", "single", "sp"] == 0
+
+
+def test_a_prediction_by_hand():
+    cell = Cell(
+        "voting", "ip", n_problems=2, n_episodes=4, updates="tokens", step_tokens=100, learning_rate=8e-3, warmup_iterations=4,
+        lr_clock="update_call", lr_schedule="constant", train_after="aggregator=1", on_alarm="rollback", rollback_rate=0.5,
+    )  # fmt: skip
+    rows = [(1, "generator", 24, 240), (1, "aggregator", 8, 90), (3, "generator", 24, 200), (3, "aggregator", 8, 901)]
+    found = predicted(cell, pd.DataFrame(rows, columns=["iteration", "role", "rows", "tokens"]), rollbacks=[2, 3])
+    assert found.values.tolist() == [
+        [1, "generator", 3, 24, 240, 0.0],  # call 0 of 4 warm-up ticks; the aggregator waits an iteration
+        [3, "generator", 2, 24, 200, 4e-3],  # call 4, after one rollback
+        [3, "aggregator", 8, 8, 901, 4e-3],  # ten steps of 100 tokens, but eight rows
+    ]
+
+
+def test_the_committed_ledgers_are_as_predicted():
+    grid = Grid.read(ROOT / "results/tiny-s")
+    values = ledger(Results(ROOT / "results/tiny-s"), Study.read(grid, ROOT / "results/tiny-s")).values
+    assert len(values) and not values["differ"].any() and values["lr_off"].max() <= TOLERANCE

@@ -221,6 +221,7 @@ class IterationDiagnostics:
                 "step": self._step(adapter),
                 "rows": len(rows),
                 "tokens": tokens,
+                "duplicated_rows": len(rows) - len({id(row.turn) for row in rows}),
                 "lr": lr,
                 "grad_norm": grad_norm,
                 "grad_norm_clipped": grad_norm_clipped,

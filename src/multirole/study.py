@@ -1,4 +1,4 @@
-"""Runs that differ from a grid's in one thing: matched numbers of updates, remedies, single-agent controls.
+"""Runs that differ from a grid's in one thing: updates, schedules and rows, remedies, single-agent controls.
 
 A *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid it is tried on.
 Its runs lie beside the grid's, in `<results_dir>/<scale>/<cell id>/`, and `study.json` says which they are.
@@ -14,7 +14,8 @@ from multirole.evaluate import Evaluation
 from multirole.grid import Grid
 from multirole.storage import write_text
 
-QUESTIONS = ("updates", "remedies", "controls")
+QUESTIONS = ("updates", "setup", "remedies", "controls")
+"""Of the number of optimizer steps; of the schedule and the order of rows; of what helps; of the single agent."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,13 @@ class Study:
     def cell(self, name: str, where: str, seed: int) -> Cell:
         """A variant of the grid's cell "workflow policy task"."""
         workflow, policy, task = where.split()
-        parameters = self.grid.parameters | self.variants[name].parameters
+        parameters = self.grid.parameters | self._own(name, policy)
         return Cell(workflow, policy, task, self.grid.scale, seed, **parameters)
+
+    def _own(self, name: str, policy: str) -> dict[str, object]:
+        """A variant's parameters; where one adapter has all roles, both clocks of the schedule are one, and one run is enough."""
+        own = self.variants[name].parameters
+        return {field: value for field, value in own.items() if (policy, field) != ("sp", "lr_clock")}
 
     def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
         """(variant, "workflow policy task", cell) of every run, seeds inmost."""
@@ -64,8 +70,9 @@ class Study:
                     yield name, where, self.cell(name, where, seed)
 
     def cells(self) -> list[Cell]:
-        """Every run that the study trains."""
-        return [cell for _, _, cell in self.runs()]
+        """Every run that the study trains besides the grid's."""
+        usual = {cell.id for cell in self.grid.cells()}
+        return list({cell.id: cell for _, _, cell in self.runs() if cell.id not in usual}.values())
 
     def draws(self) -> list[Evaluation]:
         """Several answers per problem of the grid's single agents at their best checkpoint, for votes and best of k."""
@@ -78,7 +85,7 @@ class Study:
 
     def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
         """The notebook parameters of a run or of an evaluation."""
-        own = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == what), {})
+        own = next((self._own(name, where.split()[1]) for name, where, cell in self.runs() if cell == what), {})
         return self.grid.parameters_of(what) | own
 
     def write(self, results_dir: str | Path) -> None:

@@ -67,7 +67,8 @@ def settings(make: Callable[[str, str, str], Cell]) -> dict[str, str]:
     """Every setting of a matrix as `Cell` and its translation to TRL hold it; `make(workflow, policy, task)` is a cell."""
     cells = {(w, t): make(w, "ip" if w in WORKFLOWS else "sp", t) for t in TASKS for w in (*WORKFLOWS, "single")}
     cell = cells["voting", "math"]
-    args = cell.grpo_config("unused")
+    args, is_lora = cell.grpo_config("unused"), cell.lora_rank > 0
+    adapter = "LoRA adapter" if is_lora else "copy of all linear modules"
     return (
         {
             "Optimizer": f"AdamW ({args.optim.value})",
@@ -76,10 +77,10 @@ def settings(make: Callable[[str, str, str], Cell]) -> dict[str, str]:
             "Warmup steps": f"{cell.warmup_iterations}",
             "Gradient clipping": f"{args.max_grad_norm:g}",
             "PPO clip ratio (high)": f"{args.epsilon_high:g}",
-            "LoRA rank": f"{cell.lora_rank}",
-            "LoRA alpha": f"{cell.lora_alpha}",
-            "LoRA dropout": "0",
-            "LoRA target modules": "all linear modules",
+            "LoRA rank": f"{cell.lora_rank}" if is_lora else "0: full-parameter training",
+            "LoRA alpha": f"{cell.lora_alpha}" if is_lora else "unused",
+            "LoRA dropout": "0" if is_lora else "unused",
+            "LoRA target modules": "all linear modules" if is_lora else "all linear modules, trained whole",
             "Algorithm": f"GRPO, KL coefficient {args.beta:g}",
             "Group size n": f"{args.num_generations}",
             "Advantage normalization": f"relative to the n attempts, per {cell.advantage_group}",
@@ -99,8 +100,8 @@ def settings(make: Callable[[str, str, str], Cell]) -> dict[str, str]:
             "Training steps (iterations)": f"{cell.iterations}",
             "Validation interval": f"{cell.eval_every}",
             "Checkpoint interval": f"{cell.save_every}",
-            "Isolated-Policy": "one LoRA adapter per role type",
-            "Shared-Policy": "one LoRA adapter for all roles",
+            "Isolated-Policy": f"one {adapter} per role type",
+            "Shared-Policy": f"one {adapter} for all roles",
             "PPO clip ratio (low)": f"{args.epsilon:g}",
             "Weight decay": f"{cell.weight_decay:g}",
             "Top-p; top-k": f"{args.top_p:g}; none",

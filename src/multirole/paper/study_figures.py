@@ -1,12 +1,13 @@
-"""Figures of a study: curves with and without a change of the number of steps, and what each remedy costs and gains."""
+"""Figures of a study: curves with one step per iteration, IP against SP under each setup, what each remedy costs and gains."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from multirole.paper.figures import Plate
+from multirole.paper.ledger_table import plot_ledger
 from multirole.paper.results import Results
-from multirole.paper.study_tables import twins
+from multirole.paper.twins import twins
 from multirole.paper.write import STYLE, Table
 from multirole.study import Study
 
@@ -25,7 +26,8 @@ def plot_matched_updates(results: Results, study: Study) -> Figure:
             rows, columns, figsize=(3.5 * columns, 2.7 * rows + 0.4), layout="constrained", sharey=True, squeeze=False
         )
         for axes, twin in zip(grid.flat, found, strict=False):
-            for curves, colour, label in zip((twin.usual_curves, twin.changed_curves), COLOURS, LABELS, strict=True):
+            for runs, colour, label in zip((twin.usual, twin.changed), COLOURS, LABELS, strict=True):
+                curves = [run.correct.mean() for run in runs]
                 for curve in curves:
                     axes.plot(curve.index, 100 * curve, color=colour, lw=0.8, alpha=0.4)
                 mean = pd.concat(curves, axis=1).mean(axis=1)
@@ -67,10 +69,45 @@ def plot_remedies(remedies: Table) -> Figure:
     return figure
 
 
+def plot_policies(policies: Table) -> Figure:
+    """IP minus SP in the grid and under each variant, with intervals, a panel per place."""
+    places = list(dict.fromkeys(policies.values["at"]))
+    with plt.rc_context(STYLE):
+        cells = policies.values.groupby(["workflow", "task"], sort=False).ngroups
+        variants = list(dict.fromkeys(policies.values["variant"]))
+        figure, grid = plt.subplots(
+            1, len(places), figsize=(4.4 * len(places), 0.9 + 0.2 * cells * (len(variants) + 1)),
+            layout="constrained", sharey=True, squeeze=False,
+        )  # fmt: skip
+        for axes, place in zip(grid[0], places, strict=True):
+            at, ticks = 0, {}
+            for (workflow, task), mine in policies.values[policies.values["at"] == place].groupby(
+                ["workflow", "task"], sort=False
+            ):
+                first = mine["variant"].iloc[0]
+                rows = [("grid", mine[(mine["measure"] == "grid") & (mine["variant"] == first)])]
+                rows += [(name, one) for name, one in mine[mine["measure"] == "variant"].groupby("variant", sort=False)]
+                for name, one in rows:
+                    mean, low, high = (100 * float(one[column].iloc[0]) for column in ("mean", "low", "high"))
+                    colour = COLOURS[0] if name == "grid" else COLOURS[1]
+                    axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], fmt="o", ms=4, lw=1.4, color=colour)
+                    ticks[at] = f"{workflow.replace('_', '-')} {task}: {name}"
+                    at -= 1
+                at -= 0.6
+            axes.axvline(0, color="0.6", lw=0.8)
+            axes.set(
+                yticks=list(ticks), yticklabels=list(ticks.values()), title=f"at the {place}", xlabel="IP − SP (points)"
+            )
+    plt.close(figure)
+    return figure
+
+
 def study_figures(results: Results, study: Study, made: list[Table]) -> list[Plate]:
     """The figures of those of the study's tables that have one, under the table's name and caption."""
     drawn = {
+        "ledger": lambda _: plot_ledger(results, study),
         "matched_updates": lambda _: plot_matched_updates(results, study),
+        "policies": plot_policies,
         "remedies": plot_remedies,
     }
     return [Plate(table.name, drawn[table.name](table), table.caption) for table in made if table.name in drawn]
