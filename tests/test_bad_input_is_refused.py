@@ -106,6 +106,8 @@ def test_ids_tell_every_difference_apart():
     ]
     assert len(set(ids)) == len(ids)
     assert Cell("voting", {"generator": "shared", "aggregator": "shared"}).id == Cell("voting", "sp").id
+    whole, decimal = (Cell("voting", "sp", kl_anchor=one, dual_clip=one, slot_scaling=one) for one in (1, 1.0))
+    assert whole.id == decimal.id  # a run is not trained twice for how a number is written
 
 
 def test_the_translation_to_trl_loses_nothing(tmp_path):

@@ -344,7 +344,7 @@ def test_sharded_weights_are_not_rolled_back():
         ({"coherence_window": 0}, "0", "at least 1"),
         ({"advantage_norm": "z"}, "'z'", "leave_one_out"),
         ({"loss_aggregation": "mean"}, "'mean'", "dr_grpo"),
-        ({"lora_rank": 0}, "0", "rank of at least 1"),
+        ({"lora_rank": -1}, "-1", "at least 0"),
     ],
 )
 def test_impossible_values_are_refused(fields, given, instead):

@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import CodeType
+from typing import get_args
 
 import torch
 from trl import GRPOConfig
@@ -60,6 +61,9 @@ class Cell:
             released code counts them; reading them as revisions after the first draft is one more).
         n_voters, n_workers: generators of Voting; strategies, and so workers, of Orch-Workers at most.
         learning_rate: peak AdamW learning rate.
+        lora_rank: 0 trains every linear layer of the decoder whole, a float32 copy per adapter, on the transformers engine
+            alone; embeddings, norms and head stay frozen, `lora_alpha` is unused, and weight decay pulls copies towards 0 and
+            not towards the base. Write a lower learning_rate than LoRA's: half of it was best of a few short tiny-s runs.
         dtype: of the frozen base; adapters are always float32.
         micro_batch_tokens: padded tokens of one forward pass; changes memory and speed, not the gradient.
         old_logprobs: pi_old in the PPO ratio: the engine's "sampled" log-probs, or "recomputed" by the trainer.
@@ -188,6 +192,9 @@ class Cell:
         for name, value in defaults(self.workflow_name, self.task, self.scale, self.preset).items():
             if vars(self)[name] is None:
                 object.__setattr__(self, name, value)
+        for field in fields(self):  # 1 and 1.0 are one cell with one id
+            if float in (field.type, *get_args(field.type)) and type(vars(self)[field.name]) is int:
+                object.__setattr__(self, field.name, float(vars(self)[field.name]))
         check_cell(self)
         roles = list(self.make_workflow().roles)
         object.__setattr__(self, "policy", parse_policy(self.policy, roles))
@@ -242,9 +249,7 @@ class Cell:
         """
         policy = self.policy_name.replace("=", "-").replace(",", "_")
         changed = self.changed()
-        own = [
-            f"-{Path(path).name[:40]}" for path in (self.model, self.data) if path
-        ]  # where it lies is no part of what it is
+        own = [f"-{Path(path).name[:40]}" for path in (self.model, self.data) if path]  # wherever it lies
         shown = {name: value for name, value in changed.items() if name not in ("model", "data")}
         suffix = "".join(f"-{name}-{value}" for name, value in shown.items()).replace("=", "-").replace(",", "_")
         preset = "" if self.preset == "paper" else f"-{self.preset}"

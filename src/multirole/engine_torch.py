@@ -89,7 +89,7 @@ def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
 
 class TransformersEngine:
-    """`multirole.engine.Engine` on the weights of a live `transformers` Qwen3 or Llama, with or without PEFT LoRA adapters.
+    """`multirole.engine.Engine` on the weights of a live `transformers` Qwen3 or Llama, with or without PEFT adapters.
 
     `publish` copies merged float32 weights, so the live model is never modified and may train between steps.
     `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens.

@@ -25,6 +25,7 @@ from multirole.models import shape_of
 from multirole.plan_memory import GIB
 from multirole.policies import adapter_names
 from multirole.presets import Shape
+from multirole.refusals import check_served
 from multirole.workflows import EvalOpt, OrchWorkers, Voting
 
 QUESTION_TOKENS = {"math": 160, "code": 640, "tiny_math": 48, "tiny_code": 64}
@@ -125,14 +126,14 @@ class Plan:
         """Floating-point operations of one iteration per phase, over all devices, at the expected lengths.
 
         A pass through the linear modules is 2 per weight and token. The frozen base needs no gradient of its weights, so
-        its backward is 2 and not 4; adapters' is 4; checkpointing computes the layers once more. Causal attention over n
-        tokens is 2 q n^2 per layer forward and 2.5 times that backward (its kernel recomputes). The head's backward
-        recomputes the logits (4), on sampled positions alone on a GPU. Sampled prompts count in full: prefix sharing
-        saves some of it.
+        its backward is 2 and not 4; adapters' is 4, and those of rank 0 stand in for the base; checkpointing computes the
+        layers once more. Causal attention over n tokens is 2 q n^2 per layer forward and 2.5 times that backward (its
+        kernel recomputes). The head's backward recomputes the logits (4), on sampled positions alone on a GPU. Sampled
+        prompts count in full: prefix sharing saves some of it.
         """
         s, cell = self.shape, self.cell
-        linear = s.layers * sum(a * b for a, b in s.linear_sizes)
-        lora, head = s.adapter_parameters(cell.lora_rank), s.vocab * s.hidden
+        frozen = s.adapter_parameters(0) if cell.lora_rank else 0
+        trained, head = s.adapter_parameters(cell.lora_rank), s.vocab * s.hidden
         again = 1 if memory.is_checkpointed(cell) else 0
         recomputed, anchors = cell.old_logprobs == "recomputed", cell.anchors  # one more pass forward each
         rollout = update = 0.0
@@ -141,9 +142,9 @@ class Plan:
             n, extra = stage.prompt + self.reply, recomputed + (anchors[stage.role] > 0)
             attention = 2 * s.layers * s.heads * s.head_dim * n**2
             scored = self.reply if self.device.kind == "GPU" else n
-            forward = 2 * (linear + lora) * n + attention
+            forward = 2 * (frozen + trained) * n + attention
             rollout += rows * (forward + 2 * head * self.reply)
-            backward = (2 * linear + 4 * lora) * n + 2.5 * attention
+            backward = (2 * frozen + 4 * trained) * n + 2.5 * attention
             update += rows * ((1 + again + extra) * forward + backward + (6 + 2 * extra) * head * scored)
         return {"rollout": rollout, "update": update}
 
@@ -168,12 +169,8 @@ class Plan:
         rows.append((f"all of it ({memory_unit})", *(x / size for x in self.peaks.values())))
         rows.append((f"operations per iteration ({work_unit})", *(x / work for x in self.operations.values())))
         rows.append((f"time per iteration, assumed ({brief})", *(x / seconds for x in self.seconds.values())))
-        rows.append(
-            (
-                f"operations of {n} iterations ({run_unit})",
-                *(x * n / work / 1e3 for x in self.operations.values()),
-            )
-        )
+        whole_run = (x * n / work / 1e3 for x in self.operations.values())
+        rows.append((f"operations of {n} iterations ({run_unit})", *whole_run))
         rows.append((f"time of {n} iterations, assumed ({lasting})", *(x * n / longer for x in self.seconds.values())))
         return pd.DataFrame(rows, columns=["per process", "rollout", "update"]).set_index("per process").round(2)
 
@@ -234,9 +231,10 @@ class Plan:
             if self.peaks["rollout"] > self.device.size:
                 ideas.append(f"a vllm_memory below {launch.vllm_memory}")
         if self.engine == "transformers" and self.peaks["rollout"] >= self.peaks["update"]:
+            other = ", or a GPU with engine='vllm'" if cell.lora_rank else ""
             ideas.append(
                 "a smaller max_prompt_tokens or max_response_tokens (its cache is reserved in full), n_problems or "
-                "n_episodes, or a GPU with engine='vllm'"
+                f"n_episodes{other}"
             )
         if self.peaks["update"] >= self.peaks["rollout"] or self.peaks["update"] > self.device.size:
             if cell.micro_batch_tokens > memory.longest_row(cell):
@@ -245,6 +243,8 @@ class Plan:
                 ideas.append("a smaller max_prompt_tokens or max_response_tokens, since one row is a micro-batch")
         if self.device.kind == "GPU" and launch.sharding == "none":
             ideas.append("sharding='fsdp2' with n_processes=2 or more, which divides the frozen base")
+        if cell.lora_rank == 0:
+            ideas.append("a lora_rank of at least 1, such as 64")
         if self.device.kind == "CPU" and launch.n_processes > 1:
             ideas.append(f"fewer processes than {launch.n_processes}, which share the RAM")
         return ideas or ["a device with more memory"]
@@ -275,6 +275,7 @@ def plan(
     device = Device("GPU", device_bytes) if device_bytes is not None else this_device()
     on_gpu, s = device.kind == "GPU", shape_of(cell)
     engine = ("vllm" if on_gpu else "transformers") if cell.engine == "auto" else cell.engine
+    check_served(cell, engine)
     reply = mean_response or -(-cell.max_response_tokens // 4)
     turns = stages(cell, reply)
     shards = launch.n_processes if launch.is_sharded else 1
@@ -285,8 +286,12 @@ def plan(
         "adapters, float32": (own, own),
         "AdamW moments, float32": (2 * own, 2 * own),
         "gradients, float32": (0, memory.gradients(cell, s) // shards),
-        f"activations of {memory.micro_batch(cell)} tokens": (0, memory.activations(cell, s, on_gpu)),
     }
+    batch = f"activations of {memory.micro_batch(cell)} tokens", memory.activations(cell, s, on_gpu)
+    name, size = max(batch, ("sums of gradients, float32", memory.sums(cell, s) // shards), key=lambda part: part[1])
+    parts[name] = (0, size)  # never both at once
+    if cell.diagnostics and not on_gpu:  # a GPU's host keeps them
+        parts["changes of two iterations, float32"] = (own, 2 * own)
     if cell.coherence_penalty:
         parts["running means of gradients, float32"] = (own, own)
     if shards > 1:

@@ -2,7 +2,7 @@
 
 The counts were derived from the code of the trainer, TRL's fused LM head and the engine, and checked tensor by tensor
 against a run on a CPU (`tests/test_plan.py` repeats the comparison with the resident set). What is no count is a named
-constant. h, q, kv, I, r below: hidden, heads x head_dim, kv_heads x head_dim, intermediate, LoRA rank.
+constant. h, q, kv, I, r below: hidden, heads x head_dim, kv_heads x head_dim, intermediate, LoRA rank (0: whole layers).
 """
 
 from multirole.cells import Cell
@@ -10,6 +10,7 @@ from multirole.engine_torch import PREFILL_TOKENS, SHARED_ROWS, SHARED_TOKENS, S
 from multirole.engine_vllm import LORA_RANKS
 from multirole.policies import adapter_names
 from multirole.presets import Shape, is_tiny
+from multirole.remedies import needs_parts
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -48,13 +49,15 @@ def kept_by_layer(s: Shape, rank: int, dtype: str) -> int:
 
     float32: both norms' inputs and outputs (4h), q before and after its norm and the attention's output (3q), k twice and
     v (3kv), gate, up, silu(gate) and their product (4I), each adapter's inner product (7r). Under autocast the norms
-    keep float32 inputs (8h + 4q + 4kv bytes), and each adapter casts its own bfloat16 copy of its input.
-    Both: reciprocal norms and the attention's log-sum-exp, float32.
+    keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA casts its own bfloat16 copy of its input, where layers that are
+    trained whole keep the input itself. All: reciprocal norms and the attention's log-sum-exp, float32.
     """
     h, q, kv, inter = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate
     statistics = 4 * (2 + 2 * s.heads + s.kv_heads)
     if dtype == "float32":
         return 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank) + statistics
+    if rank == 0:
+        return 12 * h + 8 * q + 8 * kv + 8 * inter + statistics
     return 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank + statistics
 
 
@@ -83,20 +86,41 @@ def activations(cell: Cell, s: Shape, on_gpu: bool) -> int:
     """Bytes of one micro-batch, forward and backward, at the worst moment."""
     tokens, b = micro_batch(cell), BYTES[cell.dtype]
     kept, passing = kept_by_layer(s, cell.lora_rank, cell.dtype), passing_in_layer(s, cell.dtype)
-    head = lm_head(s, cell.dtype, tokens, on_gpu)
+    head, casts = lm_head(s, cell.dtype, tokens, on_gpu), cast_weights(cell, s)
     if is_checkpointed(cell):  # every layer's input, and one layer at a time
-        return tokens * s.layers * s.hidden * b + max(head, tokens * (kept - s.hidden * b + passing))
-    return tokens * s.layers * kept + max(head, tokens * passing)
+        one = tokens * (kept - s.hidden * b + passing) + casts // s.layers
+        return tokens * s.layers * s.hidden * b + max(head, casts, one)
+    return tokens * s.layers * kept + casts + max(head, tokens * passing)
+
+
+def cast_weights(cell: Cell, s: Shape) -> int:
+    """Bytes of the bfloat16 copies that autocast makes of float32 layers and keeps for a pass; those of LoRA are small."""
+    is_cast = cell.lora_rank == 0 and cell.dtype == "bfloat16"
+    return 2 * s.adapter_parameters(0) if is_cast else 0
+
+
+def n_parts(cell: Cell) -> int:
+    """Parts of the gradient of the adapter that has most: one for each role and slot; one in all where nobody asks for them."""
+    if not (cell.diagnostics or needs_parts(cell)):
+        return 1
+    slots = cell.make_workflow().roles
+    return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
 
 
 def gradients(cell: Cell, s: Shape) -> int:
     """Bytes of one adapter's gradients in `optimizer_step` while a micro-batch runs, float32.
 
-    A row for each role and slot of the adapter, and what the present one has accumulated so far.
+    A row for each part, and what the present one has accumulated so far.
     """
-    slots = cell.make_workflow().roles
-    n_parts = max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
-    return (n_parts + 1) * 4 * s.adapter_parameters(cell.lora_rank)
+    return (n_parts(cell) + 1) * 4 * s.adapter_parameters(cell.lora_rank)
+
+
+def sums(cell: Cell, s: Shape) -> int:
+    """Bytes that adding up the parts takes beside `gradients`, when no micro-batch runs, float32.
+
+    The last part's flat copy, and two sums; for two parts one, and a single part is its own.
+    """
+    return (1 + min(2, n_parts(cell) - 1)) * 4 * s.adapter_parameters(cell.lora_rank)
 
 
 def adapters(cell: Cell, s: Shape) -> int:

@@ -46,8 +46,8 @@ class Shape:
         return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (linear + norms) + self.hidden
 
     def adapter_parameters(self, rank: int) -> int:
-        """Weights of one LoRA adapter on every linear module."""
-        return self.layers * rank * sum(a + b for a, b in self.linear_sizes)
+        """Weights of one adapter on every linear module: LoRA of a rank, or at rank 0 a whole copy."""
+        return self.layers * sum(rank * (a + b) if rank else a * b for a, b in self.linear_sizes)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ CHOICES = {
     "on_alarm": ("log", "checkpoint", "stop", "rollback"),
 }
 LEAST = {
-    "seed": 0, "warmup_iterations": 0, "n_episodes": 2, "temperature": 0.01, "malformed_reward": -1.0,
+    "seed": 0, "warmup_iterations": 0, "lora_rank": 0, "n_episodes": 2, "temperature": 0.01, "malformed_reward": -1.0,
     "max_grad_norm": 1e-6, "dual_clip": 1.0,
 }  # fmt: skip
 MOST = {

@@ -1,4 +1,4 @@
-"""The forward pass of Qwen3 and of Llama as a function of plain tensors, and the merging of LoRA adapters into such tensors.
+"""The forward pass of Qwen3 and of Llama as a function of plain tensors, and the merging of adapters into such tensors.
 
 Llama is Qwen3 without q and k norms. Norm weights are folded: the layer norms into the projection that follows, the q and k
 norms (and the 1 / sqrt(d) of attention) into the RoPE table. Logits agree with `transformers` to float32 rounding: 2e-6 on
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
+from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
@@ -117,7 +118,7 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
 
 
 def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
-    """Float32 copies of the base (None) and of every LoRA adapter merged into it; `model` is only read."""
+    """Float32 copies of the base (None) and of every adapter merged into it; `model` is only read."""
     inner = _inner(model)
     _check(model, inner)
     embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
@@ -136,7 +137,10 @@ def _layer(layer: nn.Module, adapter: str | None) -> tuple[Tensor, Tensor, Tenso
 
 
 def _merged(module: nn.Module, adapter: str | None) -> Tensor:
-    """A float32 copy of W + scaling * B @ A, or of W where `adapter` has no part in this module."""
+    """A float32 copy of W + scaling * B @ A, of the adapter's own W, or of W where `adapter` has no part in this module."""
+    if isinstance(module, LNTuningLayer):
+        copies = module.ln_tuning_layers
+        module = copies[adapter] if adapter in copies else module.get_base_layer()
     if not isinstance(module, LoraLayer):
         return full(module.weight.detach()).float().clone()
     weight = full(module.get_base_layer().weight.detach()).float()
@@ -164,15 +168,15 @@ def _problems(model: PeftModel | Served, inner: nn.Module) -> Iterator[str]:
         yield "its linear layers have biases"
     targets = {id(module) for name, module in inner.named_modules() if name.rsplit(".", 1)[-1] in PROJECTIONS}
     for name, module in inner.named_modules():
-        if isinstance(module, LoraLayer):
+        if isinstance(module, (LoraLayer, LNTuningLayer)):
             if id(module) not in targets:
                 yield f"an adapter targets {name}, which is none of {PROJECTIONS}"
-            if (
-                module.merged
-                or len(module.lora_magnitude_vector)
-                or any(b.bias is not None for b in module.lora_B.values())
-            ):
-                yield f"{name} is merged, uses DoRA or has a LoRA bias"
+            if module.merged:
+                yield f"{name} is merged"
+        if isinstance(module, LoraLayer) and (
+            len(module.lora_magnitude_vector) or any(b.bias is not None for b in module.lora_B.values())
+        ):
+            yield f"{name} uses DoRA or has a LoRA bias"
     if isinstance(model, PeftModel) and any(config.modules_to_save for config in model.peft_config.values()):
         yield "an adapter has modules_to_save"
 
@@ -181,6 +185,6 @@ def _check(model: PeftModel | Served, inner: nn.Module) -> None:
     """Refuse what would be served wrongly."""
     for problem in _problems(model, inner):
         raise ValueError(
-            f"TransformersEngine got a model it does not implement: {problem}; it computes plain Qwen3 and Llama with LoRA on the "
-            'linear layers and would return wrong tokens; use engine="vllm" for this model'
+            f"TransformersEngine got a model it does not implement: {problem}; it computes plain Qwen3 and Llama with LoRA on, "
+            'or copies of, the linear layers and would return wrong tokens; use engine="vllm" for this model'
         )

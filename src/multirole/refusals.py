@@ -44,9 +44,6 @@ def check_number(field: Field, value: object) -> None:
     name = field.name
     if value is None and field.default is None:  # left open by the scale, too
         return
-    if name == "lora_rank" and value == 0:
-        refuse(name, value, "would train every weight of the base, and rollouts, checkpoints and the policy map are made for "
-               "adapters", "Write a rank of at least 1; 256, say, is close to full-parameter training.")  # fmt: skip
     if field.type is bool and not isinstance(value, bool):
         refuse(name, value, "is neither True nor False", f"Write {name}=False, say.")
     is_int, is_float = field.type in (int, int | None), field.type in (float, float | None)
@@ -73,6 +70,7 @@ def check_together(cell: "Cell") -> None:
     if cell.updates == "tokens" and cell.minibatch_split == "sequential":
         refuse("minibatch_split", cell.minibatch_split, "divides a partial step by the rows of a full one, and steps of "
                "updates='tokens' have no such number", "Write minibatch_split='even', or updates='per_batch'.")  # fmt: skip
+    check_served(cell, cell.engine)
     if is_tiny(cell.scale):
         for name in ("model", "data"):
             if vars(cell)[name] is not None:
@@ -85,6 +83,13 @@ def check_together(cell: "Cell") -> None:
         path = vars(cell)[name]
         if path is not None and not Path(path).expanduser().exists():
             refuse(name, path, "does not exist", "Write a local folder, or leave it out for the pinned download.")
+
+
+def check_served(cell: "Cell", engine: str) -> None:
+    """Adapters that an engine can serve; `engine` is what the cell's resolves to, where that is known."""
+    if cell.lora_rank == 0 and engine == "vllm":
+        refuse("lora_rank", 0, "trains copies of the base's layers, and vLLM serves LoRA adapters of one base",
+               "Write engine='transformers' beside it, or a rank of 1 to 512.")  # fmt: skip
 
 
 def check_cell(cell: "Cell") -> None:

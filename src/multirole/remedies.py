@@ -151,15 +151,11 @@ def _fitting(model: PeftModel, name: str, folder: Path) -> dict[str, Tensor]:
         state = load_peft_weights(str(folder), device="cpu")
     except (ValueError, SafetensorError) as error:
         raise ValueError(f"{folder} is cut off or damaged ({error}), so it cannot be loaded. {instead}") from error
-    own = model.peft_config[name]
+    own = model.peft_config[name].to_dict()
     for what, theirs, ours in (
-        (
-            "base model",
-            Path(held.get("base_model_name_or_path") or "").name,
-            Path(own.base_model_name_or_path or "").name,
-        ),
-        ("lora_rank", held.get("r"), own.r),
-        ("lora_alpha", held.get("lora_alpha"), own.lora_alpha),
+        ("base model", *(Path(config.get("base_model_name_or_path") or "").name for config in (held, own))),
+        ("lora_rank", held.get("r", 0), own.get("r", 0)),  # full copies have none
+        ("lora_alpha", held.get("lora_alpha"), own.get("lora_alpha")),
     ):
         if theirs != ours:
             raise ValueError(f"{folder} was trained with {what} {theirs}, and this cell has {ours}: its weights mean "

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LNTuningConfig, LoraConfig, PeftModel, get_peft_model
+from peft.tuners.ln_tuning.layer import LNTuningLayer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,6 +33,7 @@ from multirole.plan import plan
 from multirole.policies import adapter_names
 from multirole.presets import is_tiny
 from multirole.record import Recorder, add_session, folder_of, is_done, make_writable, open_folder
+from multirole.refusals import check_served
 from multirole.renderers import RENDERERS
 from multirole.rollout import first_prompts
 from multirole.stops import Stop, heeding
@@ -49,6 +51,7 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = No
     `folder` is where checkpoints will be saved; None saves none. Downloads the pinned model and rows where they are missing
     and everything else is here; says so within seconds where the Hub cannot be reached.
     """
+    check_served(cell, engine_of(cell))
     missing, needs = [], []
     has_device = is_tiny(cell.scale) or cell.model is not None or torch.cuda.is_available()
     if not has_device:
@@ -82,20 +85,28 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = No
 
 
 def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    """The frozen base with one fresh float32 LoRA adapter per name of the policy map (paper Table 7), and its tokenizer."""
+    """The frozen base with one fresh float32 adapter per name of the policy map, and its tokenizer.
+
+    An adapter is a LoRA (paper Table 7); at rank 0 a copy of every linear layer, which PEFT's LN tuning makes of any layer.
+    """
     set_seed(cell.seed)  # adapters are initialised at random
     disable_progress_bar()  # it would stay in the executed notebook
     path = locate(cell)
     base = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[cell.dtype])
     tokenizer = AutoTokenizer.from_pretrained(path)
-    lora = LoraConfig(
-        r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, target_modules="all-linear", bias="none",
-        task_type="CAUSAL_LM",
-    )  # fmt: skip
+    which = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    adapter = (
+        LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", **which)
+        if cell.lora_rank
+        else LNTuningConfig(**which)
+    )
     first, *others = adapter_names(cell.policy)
-    model = get_peft_model(base, lora, adapter_name=first)
+    model = get_peft_model(base, adapter, adapter_name=first)
     for name in others:
-        model.add_adapter(name, lora)
+        model.add_adapter(name, adapter)
+    for module in model.modules():
+        if isinstance(module, LNTuningLayer):
+            module.ln_tuning_layers.float()  # PEFT leaves copies in the base's dtype
     return model, tokenizer
 
 

@@ -54,8 +54,8 @@ class Study:
     def cell(self, name: str, where: str, seed: int) -> Cell:
         """A variant of the grid's cell "workflow policy task"."""
         workflow, policy, task = where.split()
-        parameters = self.grid.parameters | self._own(name, policy)
-        return Cell(workflow, policy, task, self.grid.scale, seed, **parameters)
+        parameters = {"policy": policy} | self.grid.parameters | self._own(name, policy)
+        return Cell(workflow=workflow, task=task, scale=self.grid.scale, seed=seed, **parameters)
 
     def _own(self, name: str, policy: str) -> dict[str, object]:
         """A variant's parameters; where one adapter has all roles, both clocks of the schedule are one, and one run is enough."""

@@ -1,4 +1,4 @@
-"""`MultiRoleGRPOTrainer`: stock TRL GRPO, with several roles per episode and several LoRA adapters per model.
+"""`MultiRoleGRPOTrainer`: stock TRL GRPO, with several roles per episode and several adapters per model.
 
 TRL 1.16 samples one completion per prompt and takes one optimizer step per HF step. Here one HF step is one
 *iteration*: TRL scores the episode (reward functions, group baseline, metrics), every turn of the episode becomes a
@@ -387,7 +387,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         peft_model, step, staged = self.accelerator.unwrap_model(self.model), self.state.global_step, self.saving.staged
-        weights = {name: full(p.detach()) for name, p in peft_model.named_parameters() if "lora_" in name}
+        own, named = peft_model.base_model.prefix, peft_model.named_parameters()
+        weights = {name: full(p.detach()) for name, p in named if own in name}
         phases = [
             lambda: super(MultiRoleGRPOTrainer, self)._save_checkpoint(model, trial),
             lambda: self.updates.save(staged / f"checkpoint-{step}"),

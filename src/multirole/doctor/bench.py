@@ -33,7 +33,9 @@ N_PROBLEMS, N_EPISODES, N_TOKENS = 2, 4, 48
 """At most so many problems, episodes of each and tokens of a reply."""
 NOISES = tuple(0.01 * 2**i for i in range(8))
 APART = 0.2
-"""An adapter's B factors get the first standard deviation that moves log-probs by so much on average."""
+"""An adapter's B factors, or its copies of layers, get the first noise that moves log-probs by so much on average.
+
+It is a standard deviation for a factor, which starts at zero, and a part of a copy's own."""
 RATE = 1e-2
 """At least this peak learning rate, so that a step changes log-probs by far more than rounding does."""
 NEUTRAL = {
@@ -149,12 +151,13 @@ class Bench:
         ids = self.trainer.processing_class(self.inputs[0]["prompt"]).input_ids[:64]
         text = Turn("", 0, 0, ids[:1], ids[1:], [], "", "stop")
         for i, name in enumerate(self.adapters):
-            factors = [p for key, p in self.model.named_parameters() if f"lora_B.{name}." in key]
-            base = None
+            own = (f"lora_B.{name}.", f"ln_tuning_layers.{name}.")
+            noisy = [p for key, p in self.model.named_parameters() if any(part in key for part in own)]
+            fresh, base = [(p.clone(), p.std().item() or 1.0) for p in noisy], None
             for noise in (0.0, *NOISES):
                 generator = torch.Generator().manual_seed(i)
-                for parameter in factors:
-                    parameter.copy_(noise * torch.randn(parameter.shape, generator=generator))
+                for parameter, (first, size) in zip(noisy, fresh, strict=True):
+                    parameter.copy_(first.cpu() + noise * size * torch.randn(parameter.shape, generator=generator))
                 now = self.plain(text, name, self.cell.temperature)
                 base = now if base is None else base
                 if (now - base).abs().mean() >= APART:
@@ -163,7 +166,8 @@ class Bench:
     def checksum(self) -> dict[str, int]:
         """Of every tensor of the base: the sum of its bit patterns."""
         kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        base = {name: p.detach() for name, p in self.model.named_parameters() if "lora_" not in name}
+        prefix = self.model.base_model.prefix
+        base = {name: p.detach() for name, p in self.model.named_parameters() if prefix not in name}
         return {name: int(p.view(kinds[p.element_size()]).sum(dtype=torch.int64)) for name, p in base.items()}
 
     # ---- training
@@ -328,7 +332,7 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     """
     model, cell, engine = trainer.accelerator.unwrap_model(trainer.model), trainer.cell, trainer.engine
     attributes, base = dict(vars(trainer)), model.get_base_model()
-    lora = {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
+    held = {name: p.detach().clone() for name, p in model.named_parameters() if model.base_model.prefix in name}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     modes, active = [(module, module.training) for module in model.modules()], model.active_adapter
     generators = (random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all())
@@ -358,8 +362,8 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
         model.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name in lora:
-                    parameter.copy_(lora[name])
+                if name in held:
+                    parameter.copy_(held[name])
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
         for module, mode in modes:

@@ -143,6 +143,7 @@ def plot_ledger(results: Results, study: Study, where: str = "voting ip math") -
                 steps = pd.read_parquet(run.folder / "ledger.parquet").groupby("iteration").size().cumsum()
                 last.plot(steps, lw=1, label=f"{cell.workflow_name} {cell.policy_name.upper()}")
         last.set(title="optimizer steps so far", xlabel="iteration")
-        last.legend(fontsize=7)
+        last.margins(y=0.35)
+        last.legend(fontsize=7, ncols=2, loc="upper left")
     plt.close(figure)
     return figure

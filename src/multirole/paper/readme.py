@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole.paper.conclusions import in_short
 from multirole.paper.results import Results
+from multirole.paper.twins import run_of
 from multirole.paper.write import Table, markdown
 from multirole.storage import write_text
+from multirole.study import Study
 
 ARTEFACTS = (
     ("Table 1, accuracy matrix", "tables"),
@@ -36,6 +39,18 @@ EVALUATION = (
     "papermill notebooks/eval_cell.ipynb OUT.ipynb -p workflow voting -p policy ip",
 )
 
+STUDY = ("past the paper: matched setups, remedies, budgets", "study", "make study")
+
+
+def _studied(results: Results) -> float:
+    """Hours that the finished runs of a study took besides the grid's."""
+    study, seconds = Study.read(results.grid, results.folder), 0.0
+    for cell in study.cells() if study else ():
+        if run := run_of(cell, results.folder.parent):
+            metrics = pd.read_parquet(run.folder / "metrics.parquet")
+            seconds += (metrics["rollout_seconds"] + metrics["update_seconds"]).sum()
+    return seconds / 3600
+
 
 def artefacts(results: Results) -> str:
     """Paper artefact, notebook, command, cost and status as a Markdown table; costs are the recorded medians of this scale."""
@@ -55,6 +70,7 @@ def artefacts(results: Results) -> str:
             status,
         ),
         *((name, notebook, "make paper", "seconds, from committed results", status) for name, notebook in ARTEFACTS),
+        (*STUDY, f"{_studied(results):.1f} such hours", f"ours, not in the paper; run at {scale}"),
     ]
     shown = [(name, _link(notebook), f"`{command}`", cost, state) for name, notebook, command, cost, state in rows]
     return markdown(pd.DataFrame(shown, columns=["paper artefact", "notebook", "command", "cost", "status"]))
@@ -110,6 +126,7 @@ def blocks(results: Results, tables: dict[str, Table]) -> dict[str, str]:
     short = found.shown[["the paper's claim", "sec", "here", "evidence"]]
     return {
         **{name: _with_caption(tables[name.replace(" ", "_")]) for name in ("table 1", "matched updates", "remedies")},
+        "study in short": in_short(list(tables.values())),
         "claims": f"{markdown(short)}\n\n{found.caption}",
         "artefacts": artefacts(results),
         "setup": markdown(setup.shown),

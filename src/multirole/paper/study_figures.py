@@ -48,10 +48,9 @@ def plot_matched_updates(results: Results, study: Study) -> Figure:
 def plot_remedies(remedies: Table) -> Figure:
     """What each remedy changes at the peak and at the end, with intervals, a panel per cell."""
     cells = list(remedies.values.groupby(["workflow", "policy", "task"], sort=False))
+    size = 4.2 * len(cells) + 1.2, 1.2 + 0.34 * max(mine["variant"].nunique() for _, mine in cells)
     with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            1, len(cells), figsize=(4.2 * len(cells) + 1.2, 3.4), layout="constrained", squeeze=False
-        )
+        figure, grid = plt.subplots(1, len(cells), figsize=size, layout="constrained", squeeze=False)
         for axes, ((workflow, policy, task), mine) in zip(grid[0], cells, strict=True):
             names = list(dict.fromkeys(mine["variant"]))[::-1]
             for shift, (measure, (colour, label)) in zip((0.12, -0.12), MEASURES.items(), strict=True):
