@@ -148,7 +148,8 @@ def _about_policies(table: Table) -> str:
     )
     return (
         f"At the end IP and SP differ decidedly in {_decided(usual)} cells of the grid and in {_decided(by['variant'])} comparisons "
-        f"under other setups; the 95 % intervals of the difference in points reach {reached}, cells in brackets."
+        f"under other setups, and what a setup changes of the difference is decided in {_decided(by['change'])}. "
+        f"The 95 % intervals of the difference in points reach {reached}, cells in brackets."
     )
 
 
