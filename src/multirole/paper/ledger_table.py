@@ -67,9 +67,10 @@ def compared(run: Run) -> pd.DataFrame:
 
 def _runs(results: Results, study: Study) -> Iterator[tuple[str, Run]]:
     """(variant, run) of every finished run of the grid and of the study."""
-    usual = {cell.id: (USUAL, cell) for cell in results.grid.cells()}
-    studied = {cell.id: (name, cell) for name, _, cell in study.runs()}
-    for name, cell in (usual | {key: one for key, one in studied.items() if key not in usual}).values():
+    asked = {cell.id: (USUAL, cell) for cell in results.grid.cells()}
+    for name, _, cell in study.runs():
+        asked.setdefault(cell.id, (name, cell))
+    for name, cell in asked.values():
         if run := run_of(cell, results.folder.parent):
             yield name, run
 
@@ -91,7 +92,13 @@ def ledger(results: Results, study: Study) -> Table:
         norms = [steps[c].median() if c in steps else np.nan for c in ("grad_norm", "grad_norm_clipped")]
         duplicated = int(steps["duplicated_rows"].sum()) if "duplicated_rows" in steps else 0
         shown.append(
-            {"workflow": workflow, "policy": policy.upper(), "variant": name, "runs": len(found), "calls": len(both)}
+            {
+                "workflow": workflow,
+                "policy": policy if "=" in policy else policy.upper(),
+                "variant": name,
+                "runs": len(found),
+                "calls": len(both),
+            }
             | {"steps per call, predicted": _ranges(per[0]), "recorded": _ranges(per[1])}
             | {"counts that differ": int(differ), "duplicated rows": duplicated}
             | {"learning rate off by": f"{off.max():.0e}" if off.max() > TOLERANCE else "0"}
@@ -143,7 +150,7 @@ def plot_ledger(results: Results, study: Study, where: str = "voting ip math") -
                 steps = pd.read_parquet(run.folder / "ledger.parquet").groupby("iteration").size().cumsum()
                 last.plot(steps, lw=1, label=f"{cell.workflow_name} {cell.policy_name.upper()}")
         last.set(title="optimizer steps so far", xlabel="iteration")
-        last.margins(y=0.35)
+        last.set_ylim(0, 1.35 * last.get_ylim()[1])
         last.legend(fontsize=7, ncols=2, loc="upper left")
     plt.close(figure)
     return figure
