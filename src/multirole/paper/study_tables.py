@@ -110,7 +110,8 @@ def remedies(results: Results, study: Study) -> Table:
     shown, values, method_of = _changes(found, falls="falls", alarms="is_announced")
     caption = (
         f"Each remedy is one field of Cell. {method_of} Alarms are the runs in which the present thresholds announce gradient amplification "
-        "or capture of a shared adapter."
+        "or capture of a shared adapter. The cells were chosen because their runs fall, so that part of any gain is chance: a run that "
+        "differs in anything may fall elsewhere or not at all. A remedy with which no run falls says more than a higher end."
     )
     return Table(
         "remedies", "Remedies on cells that fall", caption, shown.rename(columns={"variant": "remedy"}), values
