@@ -1,5 +1,6 @@
 """A study's runs are the grid's with one thing changed; its tables pair them by seed and problem, by hand."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from multirole.cells import Cell
 from multirole.grid import Grid
 from multirole.paper.budget_tables import _vote, controls
 from multirole.paper.conclusions import conclusions
-from multirole.paper.ledger_table import TOLERANCE, compared, ledger, predicted
+from multirole.paper.ledger_table import TOLERANCE, compared, ledger, predicted, rate_error
 from multirole.paper.results import Key, Results, key_of
 from multirole.paper.study_tables import matched_updates, policies, remedies, setup, study_tables
 from multirole.paper.twins import run_of
@@ -159,10 +160,20 @@ def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_
 def test_a_ledger_of_other_steps_than_the_options_ask_for_is_told(results, study):
     """The variant's files are its twin's, which took three steps."""
     run = run_of(study.cell("one step", "voting ip math", 0), results.folder.parent)
-    both = compared(run)[lambda table: table["adapter"] == "generator"]
+    both = compared(run, run.table("ledger"))[lambda table: table["adapter"] == "generator"]
     assert set(both["steps"]) == {1} and set(both["steps recorded"]) == {3}
     values = ledger(results, study).values.set_index(["variant", "workflow", "policy"])["differ"]
     assert values["one step", "voting", "ip"] >= len(both) and values["as the grid", "single", "sp"] == 0
+
+
+def test_steps_of_one_call_at_other_rates_and_calls_that_are_missing_are_told():
+    grid = Grid.read(ROOT / "results/tiny-s")
+    run = run_of(grid.cell("voting", "ip", "math", 0), ROOT / "results")
+    steps = run.table("ledger")
+    assert rate_error(compared(run, steps)) <= TOLERANCE
+    several = steps.index[steps["step"] == 1][-1]
+    assert rate_error(compared(run, steps.assign(lr=steps["lr"].mask(steps.index == several, 1e-3)))) == math.inf
+    assert rate_error(compared(run, steps[steps["iteration"] < 60])) == math.inf
 
 
 def test_a_prediction_by_hand():

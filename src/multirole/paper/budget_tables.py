@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ from multirole.cells import Cell
 from multirole.paper.numbers import MISSING, percent
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import bootstrap, method
-from multirole.paper.twins import SHOWN, Run, at, run_of
+from multirole.paper.twins import SHOWN, Run, at, named, run_of
 from multirole.paper.write import Table
 from multirole.record import is_done
 from multirole.study import Study
@@ -20,16 +19,9 @@ from multirole.tasks import TASKS
 SINGLE = "single"
 
 
-def _named(cell: Cell) -> str:
-    """A workflow's cell as the tables name it."""
-    return f"{cell.workflow_name}, {cell.policy_name.upper()}"
-
-
-def _cost(folder: Path) -> tuple[int, int]:
+def _cost(run: Run) -> tuple[int, int]:
     """Sampled tokens and optimizer steps of a whole run."""
-    ledger = pd.read_parquet(folder / "ledger.parquet", columns=["tokens"])
-    roles = pd.read_parquet(folder / "roles.parquet", columns=["tokens"])
-    return int(roles["tokens"].sum()), len(ledger)
+    return int(run.table("roles")["tokens"].sum()), len(run.table("ledger"))
 
 
 def controls(results: Results, study: Study) -> Table:
@@ -43,15 +35,15 @@ def controls(results: Results, study: Study) -> Table:
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
         usual = [cell for cell in results.grid.cells() if cell.task == task]
         for cell in sorted(usual, key=lambda cell: (cell.workflow_name != SINGLE, cell.workflow_name)):
-            add("single agent, as many iterations" if cell.workflow_name == SINGLE else _named(cell), cell)
+            add("single agent, as many iterations" if cell.workflow_name == SINGLE else named(cell), cell)
         for question in ("controls", "updates"):
             for name, _, cell in study.runs(question):
                 if cell.task == task:
-                    add(f"{'single agent' if cell.workflow_name == SINGLE else _named(cell)}, {name}", cell)
+                    add(f"{'single agent' if cell.workflow_name == SINGLE else named(cell)}, {name}", cell)
     shown, values = [], []
     for (task, name), found in runs.items():
         numbers = {shown_as: bootstrap(at(found, x)) for x, shown_as in SHOWN.items()}
-        tokens, updates = np.mean([_cost(run.folder) for run in found], axis=0)
+        tokens, updates = np.mean([_cost(run) for run in found], axis=0)
         shown.append(
             {"task": task, "run": name, "seeds": len(found)}
             | {"tokens sampled": f"{tokens / 1e6:.2f}M", "optimizer steps": f"{updates:,.0f}"}
@@ -112,7 +104,7 @@ def _peaks(results: Results, task: str) -> Iterator[Row]:
             mine = own[(own[list(Key._fields)] == list(key)).all(axis=1)]
             spent.append(mine.loc[mine["step"] == results.steps(key)["best"], "completion_tokens"].mean())
         peaks = results.outcomes(workflow, policy, task, "best")
-        yield f"{_named(cell)}, peak", float(np.mean(spent)) if spent else np.nan, peaks
+        yield f"{named(cell)}, peak", float(np.mean(spent)) if spent else np.nan, peaks
 
 
 def inference(results: Results, study: Study) -> Table:

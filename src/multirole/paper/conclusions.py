@@ -27,12 +27,27 @@ def _tally(rows: pd.DataFrame) -> str:
     return f"higher in {up} of {len(rows)} cells, lower in {down}, undecided in {len(rows) - up - down}"
 
 
+def _is_decided(rows: pd.DataFrame) -> pd.Series:
+    """Whether each interval lies on one side of zero."""
+    return (rows["low"] > 0) | (rows["high"] < 0)
+
+
 def _decided(rows: pd.DataFrame) -> str:
-    return f"{int(((rows['low'] > 0) | (rows['high'] < 0)).sum())} of {len(rows)}"
+    return f"{_is_decided(rows).sum()} of {len(rows)}"
+
+
+def _highest(rows: pd.DataFrame) -> dict[str, object] | None:
+    """The row of the highest mean, if there is one."""
+    return max(rows.to_dict("records"), key=lambda row: row["mean"], default=None)
 
 
 def _listed(found: Iterable[str]) -> str:
     return ", ".join(found) or "none"
+
+
+def _pairs(rows: pd.DataFrame) -> str:
+    """IP minus SP, cell by cell."""
+    return _listed(f"{row['workflow']} {row['task']} {points(_interval(row))}" for row in rows.to_dict("records"))
 
 
 def _falls(by: dict[str, pd.DataFrame]) -> tuple[int, int, int]:
@@ -58,11 +73,8 @@ def differences(table: Table) -> list[str]:
     said = []
     for (variant, place), mine in table.values.groupby(["variant", "at"], sort=False):
         by = _measures(mine)
-        cells = [
-            f"{row['workflow']} {row['task']} {points(_interval(row))}" for row in by["variant"].to_dict("records")
-        ]
         said.append(
-            f"**IP − SP at the {place}, {variant}**: {_listed(cells)}. Decided in {_decided(by['variant'])} cells, in the grid in "
+            f"**IP − SP at the {place}, {variant}**: {_pairs(by['variant'])}. Decided in {_decided(by['variant'])} cells, in the grid in "
             f"{_decided(by['grid'])}; the change is decided in {_decided(by['change'])}."
         )
     return said
@@ -100,8 +112,7 @@ def budgets(table: Table) -> list[str]:
                 f"**{row['run'].capitalize()}**, {task}: {row['updates']:,.0f} optimizer steps on {row['tokens'] / 1e6:.2f}M sampled "
                 f"tokens end at {percent(_interval(row))}."
             )
-        if not is_single.all():
-            best = max(mine[~is_single].to_dict("records"), key=lambda row: row["mean"])
+        if best := _highest(mine[~is_single]):
             said.append(
                 f"The highest end of a workflow on {task} is that of {best['run']}: {percent(_interval(best))}, with "
                 f"{best['updates']:,.0f} steps on {best['tokens'] / 1e6:.2f}M tokens."
@@ -118,8 +129,7 @@ def answers(table: Table) -> list[str]:
             f"{row['run'].removeprefix('single agent, ')}, {percent(_interval(row))} at {row['tokens']:.0f} tokens"
             for row in mine[is_vote].to_dict("records")
         )
-        workflows = mine[~mine["run"].str.startswith("single agent")]
-        best = max(workflows.to_dict("records"), key=lambda row: row["mean"], default=None)
+        best = _highest(mine[~mine["run"].str.startswith("single agent")])
         rest = f" The highest peak of a workflow: {best['run']} {percent(_interval(best))}." if best else ""
         said.append(f"**At inference**, {task}, the single agent: {'; '.join(votes)}.{rest}")
     return said
@@ -146,14 +156,10 @@ def _about_policies(table: Table) -> str:
     reached = _listed(
         f"from {form(mine['low'].min())} to {form(mine['high'].max())} {name} ({len(mine)})" for name, mine in reach
     )
-
-    def decided(rows: pd.DataFrame) -> str:
-        found = rows[(rows["low"] > 0) | (rows["high"] < 0)].to_dict("records")
-        return _listed(f"{row['workflow']} {row['task']} {points(_interval(row))}" for row in found)
-
+    told, told_elsewhere = (_pairs(rows[_is_decided(rows)]) for rows in (usual, by["variant"]))
     return (
-        f"At the end IP and SP differ decidedly in {_decided(usual)} cells of the grid (IP − SP: {decided(usual)}) and in "
-        f"{_decided(by['variant'])} comparisons under other setups ({decided(by['variant'])}); what a setup changes of the difference is "
+        f"At the end IP and SP differ decidedly in {_decided(usual)} cells of the grid (IP − SP: {told}) and in "
+        f"{_decided(by['variant'])} comparisons under other setups ({told_elsewhere}); what a setup changes of the difference is "
         f"decided in {_decided(by['change'])}. The 95 % intervals of the difference in points reach {reached}, cells in brackets."
     )
 
@@ -173,10 +179,7 @@ def _about_remedies(table: Table) -> str:
 def _about_budgets(table: Table) -> str:
     ends = table.values[table.values["measure"] == "end"]
     is_single = ends["run"].str.startswith("single agent")
-    best = [
-        max(mine.to_dict("records"), key=lambda row: row["mean"], default=None)
-        for mine in (ends[is_single], ends[~is_single])
-    ]
+    best = [_highest(mine) for mine in (ends[is_single], ends[~is_single])]
     told = [f"{row['run']} ({percent(_interval(row))}, {row['tokens'] / 1e6:.2f}M tokens)" for row in best if row]
     return f"The highest ends of the single agent and of the workflows: {' against '.join(told)}."
 

@@ -51,18 +51,26 @@ def recorded(ledger: pd.DataFrame) -> pd.DataFrame:
 
 def _rollbacks(run: Run) -> list[int]:
     """The iterations after which a run went back: those with an alarm once something was evaluated and saved."""
-    path = run.folder / "alarms.parquet"
-    if run.cell.on_alarm != "rollback" or not path.exists():
+    alarms = run.table("alarms")
+    if run.cell.on_alarm != "rollback" or alarms.empty:
         return []
     first = min(step for step in run.correct.columns if step and step % run.cell.save_every == 0)
-    return sorted({int(one) for one in pd.read_parquet(path)["iteration"] if one > first})
+    return sorted({int(one) for one in alarms["iteration"] if one > first})
 
 
-def compared(run: Run) -> pd.DataFrame:
-    """Predicted and recorded, a row per adapter and iteration: columns end in "" (predicted) and " recorded"."""
-    ledger = recorded(pd.read_parquet(run.folder / "ledger.parquet"))
-    ours = predicted(run.cell, pd.read_parquet(run.folder / "roles.parquet"), _rollbacks(run))
-    return ours.merge(ledger, on=["iteration", "adapter"], how="outer", suffixes=("", " recorded"))
+def compared(run: Run, steps: pd.DataFrame) -> pd.DataFrame:
+    """Predicted and recorded, a row per adapter and iteration: columns end in "" (predicted) and " recorded".
+
+    `steps` is the run's `ledger.parquet`.
+    """
+    ours = predicted(run.cell, run.table("roles"), _rollbacks(run))
+    return ours.merge(recorded(steps), on=["iteration", "adapter"], how="outer", suffixes=("", " recorded"))
+
+
+def rate_error(both: pd.DataFrame) -> float:
+    """The largest relative error of a rate in `compared`; infinite where one side lacks a call or its steps differ in rate."""
+    error = (both["lr"] - both["lr recorded"]).abs() / both["lr"].where(both["lr"] > 0, 1.0)
+    return float(error.fillna(np.inf).max())
 
 
 def _runs(results: Results, study: Study) -> Iterator[tuple[str, Run]]:
@@ -79,15 +87,15 @@ def ledger(results: Results, study: Study) -> Table:
     """In how many update calls the ledger differs from the prediction, by variant, workflow and policy."""
     groups: dict[tuple[str, str, str], list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
     for name, run in _runs(results, study):
-        steps = pd.read_parquet(run.folder / "ledger.parquet")
+        steps = run.table("ledger")
         coordinates = (name, run.cell.workflow_name, run.cell.policy_name)
-        groups.setdefault(coordinates, []).append((compared(run), steps))
+        groups.setdefault(coordinates, []).append((compared(run, steps), steps))
     shown, values = [], []
     for (name, workflow, policy), found in groups.items():
         both = pd.concat([one for one, _ in found])
         steps = pd.concat([two for _, two in found])
         differ = sum((both[column] != both[f"{column} recorded"]).sum() for column in ("steps", "rows", "tokens"))
-        off = (both["lr"] - both["lr recorded"]).abs() / both["lr"].where(both["lr"] > 0, 1.0)
+        off = rate_error(both)
         per = [both.groupby("adapter", sort=False)[f"steps{end}"].agg(["min", "max"]) for end in ("", " recorded")]
         norms = [steps[c].median() if c in steps else np.nan for c in ("grad_norm", "grad_norm_clipped")]
         duplicated = int(steps["duplicated_rows"].sum()) if "duplicated_rows" in steps else 0
@@ -101,12 +109,12 @@ def ledger(results: Results, study: Study) -> Table:
             }
             | {"steps per call, predicted": _ranges(per[0]), "recorded": _ranges(per[1])}
             | {"counts that differ": int(differ), "duplicated rows": duplicated}
-            | {"learning rate off by": f"{off.max():.0e}" if off.max() > TOLERANCE else "0"}
+            | {"learning rate off by": f"{off:.0e}" if off > TOLERANCE else "0"}
             | {"gradient norm": f"{norms[0]:.3f}", "clipped": "–" if np.isnan(norms[1]) else f"{norms[1]:.3f}"}
         )
         values.append(
             {"workflow": workflow, "policy": policy, "variant": name, "runs": len(found), "calls": len(both)}
-            | {"differ": differ, "lr_off": off.max(), "grad_norm": norms[0], "grad_norm_clipped": norms[1]}
+            | {"differ": differ, "lr_off": off, "grad_norm": norms[0], "grad_norm_clipped": norms[1]}
         )
     caption = (
         "An update call is one adapter in one iteration. Its steps follow from the rows and tokens that its roles sampled and from the "
@@ -136,7 +144,7 @@ def plot_ledger(results: Results, study: Study, where: str = "voting ip math") -
             1, len(runs) + 1, figsize=(2.7 * (len(runs) + 1), 2.8), layout="constrained", squeeze=False
         )
         for panel, (name, run) in zip(axes[0], runs.items(), strict=False):
-            for adapter, mine in compared(run).groupby("adapter", sort=False):
+            for adapter, mine in compared(run, run.table("ledger")).groupby("adapter", sort=False):
                 line = panel.plot(mine["iteration"], mine["lr"], lw=1, label=adapter)[0]
                 panel.plot(mine["iteration"], mine["lr recorded"], ".", ms=4, color=line.get_color())
             panel.set(title=name, xlabel="iteration")
@@ -147,7 +155,7 @@ def plot_ledger(results: Results, study: Study, where: str = "voting ip math") -
         for cell in results.grid.cells():
             run = run_of(cell, results.folder.parent) if (cell.task, cell.seed) == (task, seed) else None
             if run:
-                steps = pd.read_parquet(run.folder / "ledger.parquet").groupby("iteration").size().cumsum()
+                steps = run.table("ledger").groupby("iteration").size().cumsum()
                 last.plot(steps, lw=1, label=f"{cell.workflow_name} {cell.policy_name.upper()}")
         last.set(title="optimizer steps so far", xlabel="iteration")
         last.set_ylim(0, 1.35 * last.get_ylim()[1])

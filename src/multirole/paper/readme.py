@@ -47,7 +47,7 @@ def _studied(results: Results) -> float:
     study, seconds = Study.read(results.grid, results.folder), 0.0
     for cell in study.cells() if study else ():
         if run := run_of(cell, results.folder.parent):
-            metrics = pd.read_parquet(run.folder / "metrics.parquet")
+            metrics = run.table("metrics")
             seconds += (metrics["rollout_seconds"] + metrics["update_seconds"]).sum()
     return seconds / 3600
 

@@ -29,6 +29,11 @@ class Run(NamedTuple):
     correct: pd.DataFrame
     steps: dict[str, int]
 
+    def table(self, name: str) -> pd.DataFrame:
+        """A table of `record.TABLES`; empty where it was never written, such as alarms that never rang."""
+        path = self.folder / f"{name}.parquet"
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+
     @property
     def falls(self) -> bool:
         """Whether an evaluation lies 5 points below the best one before it."""
@@ -38,7 +43,7 @@ class Run(NamedTuple):
     def is_announced(self) -> bool:
         """Whether the present thresholds announce one of the paper's two mechanisms in it."""
         alarms = Alarms(self.cell.policy, self.cell.make_workflow().roles)
-        alarms.replay(pd.read_parquet(self.folder / "roles.parquet").to_dict("records"))
+        alarms.replay(self.table("roles").to_dict("records"))
         return any(row["alarm"] in NAMED for row in alarms.log)
 
 
@@ -54,6 +59,12 @@ def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, int]] | None:
     if not is_done(folder):
         return None
     return outcomes(pd.read_parquet(folder / "eval.parquet")), named_steps(folder)
+
+
+def named(cell: Cell) -> str:
+    """A cell's workflow and policy as the tables name them; a map stays as it is."""
+    policy = cell.policy_name
+    return f"{cell.workflow_name}, {policy if '=' in policy else policy.upper()}"
 
 
 def at(runs: list[Run], name: str) -> np.ndarray:
@@ -74,7 +85,7 @@ class Twins(NamedTuple):
     @property
     def label(self) -> str:
         """The cell as the tables name it."""
-        return f"{self.workflow}, {self.policy.upper()}, {self.task}"
+        return f"{named(self.usual[0].cell)}, {self.task}"
 
 
 def twins(results: Results, study: Study, *questions: str) -> Iterator[Twins]:
