@@ -7,10 +7,10 @@ import os, sys
 from pathlib import Path
 from shlex import quote
 import yaml
-from multirole.grid import Grid
-from multirole.launch import value
-from multirole.record import folder_of
-from multirole.study import Study
+from multirole.paper.grid import Grid
+from multirole.experiment.launch import value
+from multirole.experiment.record import folder_of
+from multirole.paper.study import Study
 
 configfile: "grid.yaml"
 

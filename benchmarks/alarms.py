@@ -28,12 +28,12 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 
-from multirole.alarm_rules import READ, THRESHOLDS, WATCHED
-from multirole.alarms import Alarms
+from multirole.diagnostics.alarm_rules import READ, THRESHOLDS, WATCHED
+from multirole.diagnostics.alarms import Alarms
+from multirole.experiment.presets import defaults
+from multirole.experiment.record import is_done
+from multirole.experiment.storage import write_text
 from multirole.paper.statistics import first_fall
-from multirole.presets import defaults
-from multirole.record import is_done
-from multirole.storage import write_text
 
 
 def find_runs(folders: list[Path]) -> list[Path]:

@@ -21,15 +21,15 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from multirole.batching import collate
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.engine import Completion, Engine, Request
-from multirole.engine_torch import TransformersEngine
-from multirole.run import load_model, make_engine
-from multirole.storage import write_text
+from multirole.core.engine import Completion, Engine, Request
+from multirole.core.rows import collate
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import load_model, make_engine
+from multirole.experiment.storage import write_text
 from multirole.tasks import TASKS
-from multirole.trainer import MultiRoleGRPOTrainer
 
 GOALS = {
     "rollout/voting": (">=", 0.85), "rollout/eval_opt": (">=", 0.75), "rollout/orch_workers": (">=", 0.75),

@@ -25,13 +25,13 @@ import torch
 from bench_gpu import make_trainer, random_model
 
 from multirole import diagnostics as diagnostics_module
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.episodes import Answer, Episode, Problem, Reward, Turn
-from multirole.gradients import Updates, by_part
-from multirole.presets import Shape
-from multirole.storage import write_text
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.core.gradients import Updates, by_part
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
+from multirole.experiment.presets import Shape
+from multirole.experiment.storage import write_text
 
 SHAPE = Shape(layers=2, hidden=64, intermediate=192, heads=2, kv_heads=1, head_dim=32, vocab=512)
 GOAL = 1.05
@@ -117,7 +117,7 @@ def bench_grouping(repeats: int, folder: str) -> float:
     """Median of the seconds by role and slot over those with all rows mixed, without diagnostics, on a mini-batch."""
     trainer, ratios = trainer_of(SETTINGS["tiny"] | {"diagnostics": False}, folder), []
     for _ in range(repeats):
-        one_part = mock.patch("multirole.trainer.by_part", lambda rows: {next(iter(by_part(rows))): rows})
+        one_part = mock.patch("multirole.core.trainer.by_part", lambda rows: {next(iter(by_part(rows))): rows})
         mixed = half(trainer, 20, during=one_part)
         ratios.append(half(trainer, 20) / mixed)
     return statistics.median(ratios)

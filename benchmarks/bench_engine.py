@@ -23,10 +23,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.cells import Cell
-from multirole.engine import Engine, Request
-from multirole.engine_torch import TransformersEngine
-from multirole.models import locate
+from multirole.core.engine import Engine, Request
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
+from multirole.experiment.models import locate
 
 EOS, PAD, VOCAB = 1, 0, 510
 Rows = list[tuple[list[int], int]]
@@ -95,7 +95,7 @@ def run_engine(engine: Engine, rows: Rows, adapters: list[str | None]) -> int:
 
 def start_vllm(model: PeftModel) -> Engine:
     """VLLMEngine on the same base (through a temporary folder) and the same adapters."""
-    from multirole.engine_vllm import VLLMEngine
+    from multirole.engines.vllm_engine import VLLMEngine
 
     with tempfile.TemporaryDirectory() as folder:
         model.unload().save_pretrained(folder)

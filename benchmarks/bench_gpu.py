@@ -27,17 +27,17 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.batching import mini_batches
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.engine import Engine, Request
-from multirole.engine_torch import TransformersEngine
-from multirole.episodes import Answer, Episode, Problem, Reward, Turn
-from multirole.models import locate
-from multirole.policies import adapter_names
-from multirole.presets import MODELS, Shape
-from multirole.storage import write_text
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.core.engine import Engine, Request
+from multirole.core.policy import adapter_names
+from multirole.core.rows import mini_batches
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
+from multirole.experiment.models import locate
+from multirole.experiment.presets import MODELS, Shape
+from multirole.experiment.storage import write_text
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOY = Shape(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
@@ -185,7 +185,7 @@ def bench_scale(scale: str, shape: Shape, n_problems: int, lengths: dict[str, in
         report["rollout/transformers"] = bench_engine(torch_engine, cell, shape, model)
         torch_engine.close()
         if DEVICE.type == "cuda" and find_spec("vllm"):
-            from multirole.engine_vllm import VLLMEngine
+            from multirole.engines.vllm_engine import VLLMEngine
 
             model.get_base_model().save_pretrained(folder)
             AutoTokenizer.from_pretrained(locate(Cell("voting", "sp"))).save_pretrained(folder)

@@ -22,13 +22,13 @@ from unittest import mock
 
 import pyarrow.parquet as pq
 
-from multirole import rollout
-from multirole.alarms import Alarms
-from multirole.cells import Cell
-from multirole.launch import Launch
-from multirole.record import folder_of, is_done
-from multirole.run import run_cell
-from multirole.storage import write_text
+from multirole.core import rollout
+from multirole.diagnostics.alarms import Alarms
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
+from multirole.experiment.record import folder_of, is_done
+from multirole.experiment.run import run_cell
+from multirole.experiment.storage import write_text
 
 COMMON = {"task": "math", "n_validation": 64, "lr_schedule": "constant"}
 PUSHED = COMMON | {"learning_rate": 6e-3}

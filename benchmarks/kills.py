@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from multirole.storage import write_text
+from multirole.experiment.storage import write_text
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "kill_run.py"
 SMALL = {

@@ -7,11 +7,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.cells import Cell
-from multirole.episodes import Answer, Episode, Problem, Reward, Turn
-from multirole.models import locate
-from multirole.policies import adapter_names
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.core.policy import adapter_names
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.experiment.cell import Cell
+from multirole.experiment.models import locate
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start: their sums must round as ours do

@@ -7,15 +7,17 @@ from dataclasses import replace
 import torch
 from pytest import MonkeyPatch
 
-from multirole import engine_torch, judging, logprobs, rollout, trainer
-from multirole.batching import left_aligned
-from multirole.cells import Cell
-from multirole.engine_torch import TransformersEngine
-from multirole.episodes import Reward
-from multirole.gradients import weights_of
+from multirole.core import logprobs, rollout, trainer
+from multirole.core.gradients import weights_of
+from multirole.core.rows import left_aligned
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Reward
+from multirole.diagnostics import judging
+from multirole.engines import transformers_engine as engine_torch
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
 from multirole.sandbox import selftest
 from multirole.tasks import tiny_math
-from multirole.trainer import MultiRoleGRPOTrainer
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}

@@ -12,9 +12,9 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
-from multirole.cells import Cell
-from multirole.run import run_cell
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import run_cell
 
 plain_init = PartialState.__init__
 plain_step = MultiRoleGRPOTrainer.optimizer_step

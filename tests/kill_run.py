@@ -25,9 +25,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from multirole.cells import Cell
-from multirole.record import TABLES, folder_of, is_done
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.record import TABLES, folder_of, is_done
+from multirole.experiment.run import run_cell
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

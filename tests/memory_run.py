@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from multirole.batching import Row
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.engine import Request
-from multirole.episodes import Answer, Episode, Problem, Reward, Turn
-from multirole.run import load_model, make_engine
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.core.engine import Request
+from multirole.core.rows import Row
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import load_model, make_engine
 
 
 def resident(name: str = "VmRSS") -> int:

@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 import numpy as np
 
-from multirole.cells import Cell
-from multirole.episodes import Answer, Episode, Problem, Reward, Turn
-from multirole.evaluate import Evaluation, solver_of, steps_of
-from multirole.grid import Grid
-from multirole.policies import adapter_names
-from multirole.record import folder_of, turn_row, write_done
-from multirole.signatures import Reply, of_role
-from multirole.storage import write_table, write_text
+from multirole.core.policy import adapter_names
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.diagnostics.signatures import Reply, of_role
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluate import Evaluation, solver_of, steps_of
+from multirole.experiment.record import folder_of, turn_row, write_done
+from multirole.experiment.storage import write_table, write_text
+from multirole.paper.grid import Grid
 
 ITERATIONS, EVAL_EVERY, N_PROBLEMS, N_EPISODES = 20, 5, 16, 8
 COLLAPSING = ("voting", "generator", "aggregator", "math")

@@ -5,8 +5,8 @@ import statistics
 import pytest
 from conftest import make_episodes
 
-from multirole.advantages import group_advantages, row_advantages
-from multirole.cells import Cell
+from multirole.core.advantages import group_advantages, row_advantages
+from multirole.experiment.cell import Cell
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25]
 GROUPS = ["a", "a", "a", "a", "b", "b", "c"]  # means 1/4, 3/4 and 1/4; std 1/2 and sqrt(1/8); c has one member
@@ -77,7 +77,7 @@ def test_an_episode_without_turns_is_compared_too():
     object.__setattr__(one.reward, "value", 1.0)
     object.__setattr__(silent.reward, "value", 0.0)
     silent.turns = []
-    from multirole.batching import Row
+    from multirole.core.rows import Row
 
     rows = [Row(one, turn, cell.policy[turn.role], 0.0) for turn in one.turns]
     assert row_advantages(rows, [one, silent], cell) == [0.5] * 4
@@ -85,8 +85,8 @@ def test_an_episode_without_turns_is_compared_too():
 
 def test_a_real_iteration_trains_on_what_was_chosen(make_trainer, tokenizer):
     """Through TRL's scoring: rewards 1 and 0 of two episodes are +-1/sqrt(2) in TRL's group, +-1 when each leaves itself out."""
-    from multirole.engine import ScriptedEngine
-    from multirole.episodes import Reward
+    from multirole.core.engine import ScriptedEngine
+    from multirole.core.types import Reward
 
     found = {}
     for norm in ("group", "leave_one_out"):

@@ -3,8 +3,8 @@
 import pytest
 from conftest import make_episodes
 
-from multirole.advantages import group_advantages
-from multirole.cells import Cell
+from multirole.core.advantages import group_advantages
+from multirole.experiment.cell import Cell
 
 
 def test_two_groups_by_hand():

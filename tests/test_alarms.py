@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from multirole.alarm_rules import BASELINE, CAP, NEEDS, SMOOTH, TESTS, THRESHOLDS
-from multirole.alarms import REARM, AlarmCallback, Alarms
-from multirole.cells import Cell
-from multirole.storage import write_table
+from multirole.diagnostics.alarm_rules import BASELINE, CAP, NEEDS, SMOOTH, TESTS, THRESHOLDS
+from multirole.diagnostics.alarms import REARM, AlarmCallback, Alarms
+from multirole.experiment.cell import Cell
+from multirole.experiment.storage import write_table
 
 ROOT = Path(__file__).parents[1]
 SHARED = {"worker": "shared", "judge": "shared"}
@@ -250,7 +250,7 @@ def test_the_callback_acts_once(caplog, action, saves, stops):
     for i in range(1, 21):
         alarms.update(i, rows(TROUBLE["length_inflation"][2] if i > 10 else None))
         control, state.global_step = TrainerControl(), i
-        with caplog.at_level(logging.WARNING, logger="multirole.alarms"):
+        with caplog.at_level(logging.WARNING, logger="multirole.diagnostics.alarms"):
             callback.on_step_end(None, state, control)
         if caplog.records:
             acted.append((i, control.should_save, control.should_training_stop, caplog.text))

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from multirole.cells import Cell
-from multirole.report import load
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load
 
 SMALL = {"iterations": 1, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 16, "warmup_iterations": 0,
          "lora_rank": 4}  # fmt: skip

@@ -15,16 +15,16 @@ from test_bad_input_is_refused import CELLS, LAUNCHES
 from test_checkpoints import CONFIG, iterate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from multirole import machine
-from multirole.cells import Cell
-from multirole.checkpoints import newest_whole
-from multirole.launch import ONE_PROCESS
-from multirole.models import locate
+from multirole.diagnostics.remedies import load_adapters
+from multirole.experiment import machine
+from multirole.experiment.cell import Cell
+from multirole.experiment.checkpoints import newest_whole
+from multirole.experiment.launch import ONE_PROCESS
+from multirole.experiment.models import locate
+from multirole.experiment.record import Recorder, folder_of, open_folder
+from multirole.experiment.run import preflight, run_cell
+from multirole.experiment.storage import write_text
 from multirole.plan import Device
-from multirole.record import Recorder, folder_of, open_folder
-from multirole.remedies import load_adapters
-from multirole.run import preflight, run_cell
-from multirole.storage import write_text
 
 TINY = locate(Cell("voting", "sp"))
 SMALL = {"n_problems": 2, "n_validation": 2, "max_prompt_tokens": 3000, "max_response_tokens": 24, "iterations": 2}
@@ -107,11 +107,11 @@ RUNS = {  # name -> fields of the cell, given, why, instead; refused by the rows
 MACHINES = {  # name -> what is patched, fields of the cell, given, why, instead
     "no GPU": ({}, {"model": None}, "'0.6b'", "no work for a CPU", "scale='tiny-s'"),
     "model not here": ({}, {"model": None}, "Qwen/Qwen3-0.6B", "not in this machine's cache", "write model=FOLDER"),
-    "vLLM too old": ({"multirole.machine.version": lambda name: "0.11.0"}, {"engine": "vllm"}, "0.11.0", "TRL 1.16 does not",
+    "vLLM too old": ({"multirole.experiment.machine.version": lambda name: "0.11.0"}, {"engine": "vllm"}, "0.11.0", "TRL 1.16 does not",
                      "Install 0.22 to 0.31"),
-    "vLLM too new": ({"multirole.machine.version": lambda name: "1.0.0+cu130"}, {"engine": "vllm"}, "1.0.0+cu130",
+    "vLLM too new": ({"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}, {"engine": "vllm"}, "1.0.0+cu130",
                      "TRL 1.16 does not", "engine='transformers'"),
-    "no vLLM": ({"multirole.machine.is_installed": lambda name: False}, {"engine": "vllm"}, "'vllm'", "not installed",
+    "no vLLM": ({"multirole.experiment.machine.is_installed": lambda name: False}, {"engine": "vllm"}, "'vllm'", "not installed",
                 "Install 0.22 to 0.31"),
     "too little memory": ({"multirole.plan.this_device": lambda: Device("CPU", 2**28)}, {}, "0.25 GiB", "does not fit",
                           "Write a micro_batch_tokens below"),

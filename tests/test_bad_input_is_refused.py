@@ -5,10 +5,10 @@ import os
 import pytest
 from refusals_in_three_parts import assert_in_three_parts
 
-from multirole.cells import Cell
-from multirole.launch import Launch
-from multirole.presets import CHOICES
-from multirole.record import open_folder
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
+from multirole.experiment.presets import CHOICES
+from multirole.experiment.record import open_folder
 
 CELLS = [
     ({"workflow": "votin"}, "'votin'", "voting"),

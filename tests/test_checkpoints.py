@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from multirole.checkpoints import checkpoints, damage, newest_whole, publish, seal, staging
-from multirole.record import Recorder
-from multirole.storage import read_table, remove, write_table, write_text
+from multirole.experiment.checkpoints import checkpoints, damage, newest_whole, publish, seal, staging
+from multirole.experiment.record import Recorder
+from multirole.experiment.storage import read_table, remove, write_table, write_text
 
 CONFIG = {"seed": 0, "learning_rate": 1e-3}
 FILES = ("optimizer.pt", "a/adapter_model.safetensors", "rng_state.pth", "manifest.json")
@@ -172,7 +172,7 @@ def test_a_checkpoint_has_its_name_only_when_its_content_is_on_the_disk(folder, 
         source.rename(target)
 
     monkeypatch.setattr("os.fsync", fsync)
-    monkeypatch.setattr("multirole.checkpoints.move", move)
+    monkeypatch.setattr("multirole.experiment.checkpoints.move", move)
     iterate(Recorder(folder), 4)
     assert moved == ["step_00004", "checkpoint-4"]
     assert any(path.name == "manifest.json.tmp" for path in synced)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import make_episodes
 
-from multirole.batching import Row, collate
-from multirole.cells import Cell
-from multirole.diagnostics import CLAMP, IterationDiagnostics, sample_rows
+from multirole.core.rows import Row, collate
+from multirole.diagnostics.metrics import CLAMP, IterationDiagnostics, sample_rows
+from multirole.experiment.cell import Cell
 
 
 @torch.no_grad()

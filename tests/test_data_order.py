@@ -1,6 +1,6 @@
 """Problems of an iteration come in groups of n; every pass is a fresh permutation; a resume sees the same order."""
 
-from multirole.trainer import ProblemSampler
+from multirole.core.trainer import ProblemSampler
 
 
 def test_groups_and_passes():

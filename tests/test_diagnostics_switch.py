@@ -7,11 +7,11 @@ import torch
 from conftest import make_episodes
 from safetensors.torch import load_file
 
-from multirole.alarms import Alarms
-from multirole.cells import Cell
-from multirole.report import load, plot_roles
-from multirole.run import run_cell
-from multirole.signatures import SIGNATURES
+from multirole.diagnostics.alarms import Alarms
+from multirole.diagnostics.signatures import SIGNATURES
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load, plot_roles
 
 UNKNOWN = {*SIGNATURES, "grad_norm", "chi2_after", "grad_share", "coherence", "amplification", "cosine_previous"}
 
@@ -60,7 +60,7 @@ def test_off_measures_nothing_apart(make_trainer, monkeypatch):
     trainer = make_trainer(cell)
     for owner, name in ((trainer, "_logprobs_of"), (trainer.updates, "_compare")):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("measured although switched off"))
-    monkeypatch.setattr("multirole.diagnostics.signatures", lambda *_: pytest.fail("texts were read"))
+    monkeypatch.setattr("multirole.diagnostics.metrics.signatures", lambda *_: pytest.fail("texts were read"))
     diagnostics, _ = trainer.update(trainer.model, trainer.prepare(trainer.model, make_episodes(cell)))
     diagnostics.per_role()
     assert not diagnostics.gradients and not trainer.updates.before

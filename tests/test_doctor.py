@@ -11,13 +11,13 @@ from toy_qwen3 import toy_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from multirole import doctor
-from multirole.cells import Cell
-from multirole.checkpoints import staging
+from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor import command
-from multirole.record import Recorder, open_folder
-from multirole.report import load
-from multirole.run import load_model, load_problems, make_engine
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.experiment.cell import Cell
+from multirole.experiment.checkpoints import staging
+from multirole.experiment.record import Recorder, open_folder
+from multirole.experiment.run import load_model, load_problems, make_engine
+from multirole.inspector.report import load
 from multirole.workflows import WORKFLOWS
 
 SMALL = {

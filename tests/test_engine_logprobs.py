@@ -5,9 +5,9 @@ import torch
 from engine_checks import POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
 from transformers import GemmaConfig, GemmaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.engine import Request
-from multirole.engine_torch import TransformersEngine
-from multirole.qwen3 import Span, forward, merge_adapters, rope_table
+from multirole.core.engine import Request
+from multirole.engines.qwen3 import Span, forward, merge_adapters, rope_table
+from multirole.engines.transformers_engine import TransformersEngine
 
 
 def test_logprobs_match_before_and_after_every_publish(make_model, tokenizer):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from multirole.batching import collate
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.engine_torch import TransformersEngine
-from multirole.run import load_model, make_engine
+from multirole.core.rows import collate
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import load_model, make_engine
 from multirole.tasks import TASKS
-from multirole.trainer import MultiRoleGRPOTrainer
 
 
 def gaps(trainer, rows):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from engine_checks import POLICY, make_requests, run_all
 
-from multirole.engine import Request
-from multirole.engine_torch import TransformersEngine, sample, uniform
+from multirole.core.engine import Request
+from multirole.engines.transformers_engine import TransformersEngine, sample, uniform
 
 
 @pytest.fixture

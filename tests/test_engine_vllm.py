@@ -14,9 +14,9 @@ from engine_checks import ADAPTERS, POLICY, TOLERANCE, change_adapters, make_req
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.engine import Request
-from multirole.engine_torch import TransformersEngine
-from multirole.engine_vllm import SHARED_MEMORY, VLLMEngine
+from multirole.core.engine import Request
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.vllm_engine import SHARED_MEMORY, VLLMEngine
 
 
 @pytest.fixture(scope="module")

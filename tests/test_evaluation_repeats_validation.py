@@ -6,12 +6,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from multirole.cells import Cell
-from multirole.evaluate import Evaluation, named_steps, run_evaluation, solver_of
-from multirole.grid import Grid
-from multirole.outcomes import accuracy, judging, slot_pass_at_k
-from multirole.record import folder_of, is_done
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluate import Evaluation, named_steps, run_evaluation, solver_of
+from multirole.experiment.record import folder_of, is_done
+from multirole.experiment.run import run_cell
+from multirole.paper.grid import Grid
+from multirole.paper.outcomes import accuracy, judging, slot_pass_at_k
 
 SMALL = {"iterations": 4, "n_problems": 2, "n_validation": 12, "eval_every": 2, "save_every": 2, "learning_rate": 2e-2,
          "warmup_iterations": 0}  # fmt: skip

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from multirole.checkpoints import checkpoints, newest_whole
-from multirole.locks import LOCK
+from multirole.experiment.checkpoints import checkpoints, newest_whole
+from multirole.experiment.locks import LOCK
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.collections import PathCollection
 from paper_results import make_results
 
-from multirole.cells import Cell
-from multirole.episodes import Problem, Turn
-from multirole.grid import POLICIES, WORKFLOWS
+from multirole.core.types import Problem, Turn
+from multirole.experiment.cell import Cell
 from multirole.paper.figures import Plate, figures
+from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, amplitudes, base, falls, matched, over_first, smoothed, typical
 from multirole.paper.results import Key, Results
 from multirole.paper.topology import MESSAGES

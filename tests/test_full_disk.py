@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from kill_run import same
 
-from multirole import checkpoints as module
-from multirole.cells import Cell
-from multirole.checkpoints import NotSaved, Saving, checkpoints, newest_whole
-from multirole.record import folder_of, is_done
-from multirole.run import run_cell
-from multirole.storage import NotWritten, write_table, write_text
+from multirole.experiment import checkpoints as module
+from multirole.experiment.cell import Cell
+from multirole.experiment.checkpoints import NotSaved, Saving, checkpoints, newest_whole
+from multirole.experiment.record import folder_of, is_done
+from multirole.experiment.run import run_cell
+from multirole.experiment.storage import NotWritten, write_table, write_text
 
 FIELDS = {
     "workflow": "voting", "policy": "ip", "iterations": 5, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
@@ -37,7 +37,7 @@ def fail_at(monkeypatch, name: str, *steps: int) -> None:
     """Let a function of `checkpoints` find the disk full when it saves one of these iterations."""
     real = getattr(module, name)
     monkeypatch.setattr(
-        f"multirole.record.{name}", lambda folder, step, *rest: (full if step in steps else real)(folder, step, *rest)
+        f"multirole.experiment.record.{name}", lambda folder, step, *rest: (full if step in steps else real)(folder, step, *rest)
     )
 
 
@@ -113,7 +113,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_is_really_full(small_disk, unbroken, tmp_path, caplog, monkeypatch):
     folder = folder_of(CELL, small_disk)
-    monkeypatch.setattr("multirole.run.check_disk", lambda *_: None)  # it would not let the run begin
+    monkeypatch.setattr("multirole.experiment.run.check_disk", lambda *_: None)  # it would not let the run begin
     try:  # 8 MB hold the record, and two checkpoints but not their successor
         run_cell(CELL, small_disk)
     except (NotSaved, NotWritten) as error:

@@ -16,18 +16,18 @@ from test_updates_stay_in_their_adapter import moved, snapshot
 from transformers import TrainerCallback
 
 from multirole import doctor
-from multirole.batching import Row
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.evaluate import Evaluation, run_evaluation
-from multirole.models import shape_of
+from multirole.core.policy import adapter_names
+from multirole.core.rows import Row
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.diagnostics.remedies import load_adapters
+from multirole.engines.qwen3 import PROJECTIONS
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluate import Evaluation, run_evaluation
+from multirole.experiment.models import shape_of
+from multirole.experiment.run import load_model, load_problems, make_engine, preflight, run_cell
 from multirole.plan import plan
 from multirole.plan_memory import GIB
-from multirole.policies import adapter_names
-from multirole.qwen3 import PROJECTIONS
-from multirole.remedies import load_adapters
-from multirole.run import load_model, load_problems, make_engine, preflight, run_cell
-from multirole.trainer import MultiRoleGRPOTrainer
 
 MIXED = "orchestrator=x,worker=y,synthesizer=x"
 SMALL = {"n_problems": 2, "n_episodes": 4, "n_train": 16, "n_validation": 4, "warmup_iterations": 0}

@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import make_episodes
 
-from multirole import trainer as trainer_module
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics, sample_rows
-from multirole.gradients import GradientParts, Updates, weights_of
+from multirole.core import trainer as trainer_module
+from multirole.core.gradients import GradientParts, Updates, weights_of
+from multirole.diagnostics.metrics import IterationDiagnostics, sample_rows
+from multirole.experiment.cell import Cell
 
 
 def parts_of(**vectors: list[list[float]]) -> GradientParts:

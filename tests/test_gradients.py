@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import make_episodes
 
-from multirole.batching import Row, collate
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
+from multirole.core.rows import Row, collate
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
 
 TOLERANCE = 1e-6
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from papermill.cli import _resolve_type as papermill_value
 
-from multirole.grid import Grid
-from multirole.presets import SCALES
-from multirole.record import folder_of
+from multirole.experiment.presets import SCALES
+from multirole.experiment.record import folder_of
+from multirole.paper.grid import Grid
 
 ROOT = Path(__file__).parents[1]
 GRID = Grid("tiny-s", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)

@@ -11,12 +11,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from multirole.batching import mini_batches
-from multirole.cells import Cell
-from multirole.policies import adapter_names
-from multirole.presets import LENGTHS, MODELS
-from multirole.run import load_model
-from multirole.schedule import lr_factor
+from multirole.core.policy import adapter_names
+from multirole.core.rows import mini_batches
+from multirole.core.schedule import lr_factor
+from multirole.experiment.cell import Cell
+from multirole.experiment.presets import LENGTHS, MODELS
+from multirole.experiment.run import load_model
 
 WORKFLOWS, TASKS, SCALES, POLICIES = (
     ("eval_opt", "voting", "orch_workers"), ("math", "code"), ("0.6b", "1.7b", "4b"), ("sp", "ip")

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from conftest import make_episodes
 
-from multirole.cells import Cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.record import sha256
+from multirole.experiment.storage import write_table
 from multirole.inspector import findings, inspect_run, main, turns
+from multirole.inspector.report import validation
 from multirole.inspector.tables import PANELS
-from multirole.record import sha256
-from multirole.report import validation
-from multirole.storage import write_table
 
 ROOT = Path(__file__).parents[1]
 COLLAPSED = "voting-ip-code-s{}-iterations-40-learning_rate-0.01-n_validation-512-lr_schedule-constant"

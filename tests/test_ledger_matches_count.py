@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from conftest import make_episodes
 
-from multirole.batching import steps_by_adapter
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.engine import ScriptedEngine
-from multirole.record import Recorder
-from multirole.schedule import lr_factor
+from multirole.core.engine import ScriptedEngine
+from multirole.core.rows import steps_by_adapter
+from multirole.core.schedule import lr_factor
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
+from multirole.experiment.record import Recorder
 
 STEPS = {  # optimizer steps per iteration when every role fills its slots once (facts sec 5.1), adapter by adapter
     ("single", "sp"): {"shared": 1},

@@ -7,11 +7,11 @@ import torch
 from conftest import make_episodes
 from test_gradients import gradient
 
-from multirole.batching import Row, token_batches
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
+from multirole.core.rows import Row, token_batches
+from multirole.core.schedule import lr_factor
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
 from multirole.plan import plan
-from multirole.schedule import lr_factor
 
 
 def rows_of(*tokens: int) -> list[Row]:

@@ -8,13 +8,13 @@ from engine_checks import run_all
 from toy_qwen3 import toy_tokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.cells import Cell
-from multirole.engine import Request
-from multirole.engine_torch import TransformersEngine
-from multirole.models import shape_of
-from multirole.record import is_done
-from multirole.report import load
-from multirole.run import run_cell
+from multirole.core.engine import Request
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
+from multirole.experiment.models import shape_of
+from multirole.experiment.record import is_done
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load
 
 ROWS = Path(__file__).parent / "data" / "dapo_rows.jsonl"
 SMALL = {

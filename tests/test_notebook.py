@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from multirole.cells import Cell
-from multirole.launch import LAUNCH_OPTIONS
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import LAUNCH_OPTIONS
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,9 +6,9 @@ from conftest import make_episodes
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from multirole.batching import collate
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
+from multirole.core.rows import collate
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
 
 
 def stock_step(cell, model, tokenizer, rows, tmp_path):

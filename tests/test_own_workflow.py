@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from multirole.report import load
-from multirole.run import run_cell
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -12,12 +12,12 @@ import torch
 from toy_qwen3 import toy_tokenizer
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.cells import Cell
-from multirole.models import MissingModel, locate
-from multirole.presets import MODELS
-from multirole.record import is_done
-from multirole.report import load
-from multirole.run import preflight, run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.models import MissingModel, locate
+from multirole.experiment.presets import MODELS
+from multirole.experiment.record import is_done
+from multirole.experiment.run import preflight, run_cell
+from multirole.inspector.report import load
 
 DATA = Path(__file__).parent / "data"
 ROWS = {"math": DATA / "dapo_rows.jsonl", "code": DATA / "deepcoder_rows.jsonl"}
@@ -69,7 +69,7 @@ def test_the_whole_cell_runs_from_local_files(workflow, policy, task, changes, m
 
 
 def test_adapters_are_float32_over_a_bfloat16_base(model_folder):
-    from multirole.run import load_model
+    from multirole.experiment.run import load_model
 
     model, _ = load_model(Cell("voting", "ip", "math", "0.6b", model=str(model_folder)))
     kinds = {("lora_" in name, parameter.dtype) for name, parameter in model.named_parameters()}
@@ -117,7 +117,7 @@ def test_a_run_is_not_continued_on_other_rows(model_folder, tmp_path):
 
 
 def test_prompts_over_the_cap_are_left_out_of_training_and_counted(model_folder, tmp_path):
-    from multirole.run import load_problems
+    from multirole.experiment.run import load_problems
 
     cell = Cell("single", "sp", "math", "0.6b", model=str(model_folder), data=str(ROWS["math"]), n_problems=2,
                 max_prompt_tokens=300)  # fmt: skip

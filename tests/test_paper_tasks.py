@@ -6,7 +6,7 @@ import datasets
 import pytest
 from paper_rows import DAPO, DEEPCODER, rows_of, write
 
-from multirole.episodes import Problem
+from multirole.core.types import Problem
 from multirole.sandbox import Limits, Verdict
 from multirole.tasks import code, math, sources
 from multirole.tasks.sources import DataError

@@ -16,9 +16,9 @@ from trl.trainer import utils as trl_utils
 
 import multirole.plan as planner
 from multirole import plan_memory
-from multirole.cells import Cell
-from multirole.engine_torch import TransformersEngine
-from multirole.launch import Launch
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
 from multirole.plan import Device, Stage, _group_limits, main, plan, stages, this_device
 from multirole.plan_memory import GIB
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from multirole.cells import Cell
-from multirole.launch import Launch, spawn
-from multirole.record import TABLES, is_done
-from multirole.report import load
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch, spawn
+from multirole.experiment.record import TABLES, is_done
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load
 
 FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
     "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 3, "n_problems": 2, "n_episodes": 5,

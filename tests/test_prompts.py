@@ -7,8 +7,8 @@ from string import Template
 
 import pytest
 
-from multirole.cells import Cell
-from multirole.episodes import Problem, Turn
+from multirole.core.types import Problem, Turn
+from multirole.experiment.cell import Cell
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 TASKS = ("math", "code")
@@ -26,7 +26,7 @@ TOKENS = {
 
 
 def template(task: str, role: str) -> str:
-    return files("multirole.prompts").joinpath(task, f"{role}.md").read_text(encoding="utf-8")
+    return files("multirole.workflows.prompts").joinpath(task, f"{role}.md").read_text(encoding="utf-8")
 
 
 class Script:

@@ -8,9 +8,9 @@ import pytest
 from multirole.paper.claims import claims
 from multirole.paper.readme import blocks, replace_block
 from multirole.paper.results import Results
+from multirole.paper.study import Study
 from multirole.paper.study_tables import study_tables
 from multirole.paper.tables import tables
-from multirole.study import Study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,19 +10,19 @@ from test_gradients import gradient
 from test_matching_switches import plain_logprobs
 from transformers import TrainerCallback
 
-from multirole import alarms as alarms_module
-from multirole.advantages import process_advantages
-from multirole.alarm_rules import Reading
-from multirole.batching import Row
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.gradients import Updates
-from multirole.judging import judge
-from multirole.launch import Launch
-from multirole.record import TABLES, is_done
-from multirole.remedies import damped, refuse_sharded
-from multirole.report import load, plot_roles
-from multirole.run import run_cell
+from multirole.core.advantages import process_advantages
+from multirole.core.gradients import Updates
+from multirole.core.rows import Row
+from multirole.diagnostics import alarms as alarms_module
+from multirole.diagnostics.alarm_rules import Reading
+from multirole.diagnostics.judging import judge
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.diagnostics.remedies import damped, refuse_sharded
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
+from multirole.experiment.record import TABLES, is_done
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load, plot_roles
 from multirole.tasks import TASKS
 
 SMALL = {"workflow": "voting", "policy": "sp", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_validation": 4, "n_train": 16,

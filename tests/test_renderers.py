@@ -3,8 +3,8 @@
 import pytest
 from toy_qwen3 import toy_tokenizer
 
-from multirole.episodes import assistant, user
-from multirole.renderers import RENDERERS, SYSTEM, chat_template, released_code, reply_text
+from multirole.core.renderers import RENDERERS, SYSTEM, chat_template, released_code, reply_text
+from multirole.core.types import assistant, user
 
 CHAT = [user("solve it"), assistant(" draft \n"), assistant("\\boxed{Incorrect}"), user("again")]
 

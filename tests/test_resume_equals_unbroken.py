@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from multirole.cells import Cell
-from multirole.record import TABLES, is_done
-from multirole.report import load
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.record import TABLES, is_done
+from multirole.experiment.run import run_cell
+from multirole.inspector.report import load
 
 FIELDS = {
     "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "iterations": 6, "n_problems": 2, "n_episodes": 4,
@@ -20,8 +20,8 @@ FIELDS = {
 KILLED = """
 import os, signal, sys
 from transformers import TrainerCallback
-from multirole.cells import Cell
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.run import run_cell
 
 class Kill(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):

@@ -3,8 +3,8 @@
 import torch
 from conftest import make_episodes
 
-from multirole.batching import Row, collate, micro_batches, mini_batches, order_rows
-from multirole.cells import Cell
+from multirole.core.rows import Row, collate, micro_batches, mini_batches, order_rows
+from multirole.experiment.cell import Cell
 
 
 def rows_of(cell, **kwargs):

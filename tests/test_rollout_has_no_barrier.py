@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from multirole.engine import ScriptedEngine
-from multirole.episodes import Answer, Problem, user
-from multirole.rollout import Rollout, Sampling, turn_seed
+from multirole.core.engine import ScriptedEngine
+from multirole.core.rollout import Rollout, Sampling, turn_seed
+from multirole.core.types import Answer, Problem, user
 
 PROBLEMS = [(Problem(str(i), "tiny_math", f"q{i}", None), 0) for i in range(4)]
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from multirole import locks
-from multirole.cells import Cell
-from multirole.evaluate import Evaluation, run_evaluation
-from multirole.locks import LOCK, claim
-from multirole.record import folder_of
-from multirole.run import run_cell
+from multirole.experiment import locks
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluate import Evaluation, run_evaluation
+from multirole.experiment.locks import LOCK, claim
+from multirole.experiment.record import folder_of
+from multirole.experiment.run import run_cell
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from multirole.locks import claim
+from multirole.experiment.locks import claim
 
 with claim(Path(sys.argv[1])):
     print("held", flush=True)

@@ -5,8 +5,8 @@ import math
 import pandas as pd
 import pytest
 
-from multirole.episodes import Episode, Problem, Turn
-from multirole.signatures import (
+from multirole.core.types import Episode, Problem, Turn
+from multirole.diagnostics.signatures import (
     SIGNATURES,
     form,
     grams,

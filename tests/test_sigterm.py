@@ -12,11 +12,11 @@ import psutil
 import pytest
 from kill_run import same
 
-from multirole.cells import Cell
-from multirole.checkpoints import checkpoints, newest_whole
-from multirole.record import folder_of
-from multirole.run import run_cell
-from multirole.stops import RESUMABLE, heeding
+from multirole.experiment.cell import Cell
+from multirole.experiment.checkpoints import checkpoints, newest_whole
+from multirole.experiment.record import folder_of
+from multirole.experiment.run import run_cell
+from multirole.experiment.stops import RESUMABLE, heeding
 
 FIELDS = {
     "workflow": "voting", "policy": "ip", "iterations": 4, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
@@ -25,9 +25,9 @@ FIELDS = {
 TOLD = """
 import os, signal, sys
 from transformers import TrainerCallback
-from multirole.cells import Cell
-from multirole.launch import Launch
-from multirole.run import run_cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
+from multirole.experiment.run import run_cell
 
 class Tell(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
@@ -54,7 +54,7 @@ def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(name, tmp_
 
 
 def test_before_training_it_ends_at_once_and_a_second_signal_does_not_wait(tmp_path):
-    wait = "import signal, time\nfrom multirole.stops import *\nwith heeding() as stop:\n    stop.is_training = {}\n"
+    wait = "import signal, time\nfrom multirole.experiment.stops import *\nwith heeding() as stop:\n    stop.is_training = {}\n"
     wait += "    print('ready', flush=True)\n    while True:\n        time.sleep(0.1)"
     for is_training, signals, code in ((False, 1, RESUMABLE), (True, 2, -signal.SIGTERM)):
         process = subprocess.Popen([sys.executable, "-c", wait.format(is_training)], stdout=subprocess.PIPE)
@@ -76,7 +76,7 @@ def test_handlers_of_others_are_put_back():
 @pytest.mark.slow
 def test_several_processes_stop_after_the_same_iteration(tmp_path):
     fields = FIELDS | {"iterations": 300, "eval_every": 300, "save_every": 2}
-    run = "import sys\nfrom multirole.cells import Cell\nfrom multirole.launch import Launch\nfrom multirole.run import run_cell\n"
+    run = "import sys\nfrom multirole.experiment.cell import Cell\nfrom multirole.experiment.launch import Launch\nfrom multirole.experiment.run import run_cell\n"
     run += f"run_cell(Cell(**{fields!r}), Launch(results_dir={str(tmp_path)!r}, n_processes=2))"
     process = subprocess.Popen([sys.executable, "-c", run], env=os.environ | {"OMP_NUM_THREADS": "1"})
     while not (found := list(Path(tmp_path).glob("tiny-s/*/checkpoints/checkpoint-*"))):

@@ -9,16 +9,16 @@ import pytest
 import yaml
 from paper_results import make_results
 
-from multirole.cells import Cell
-from multirole.grid import Grid
+from multirole.experiment.cell import Cell
+from multirole.experiment.record import folder_of, write_done
 from multirole.paper.budget_tables import _vote, controls
 from multirole.paper.conclusions import conclusions
+from multirole.paper.grid import Grid
 from multirole.paper.ledger_table import TOLERANCE, compared, ledger, predicted, rate_error
 from multirole.paper.results import Key, Results, key_of
+from multirole.paper.study import Study
 from multirole.paper.study_tables import matched_updates, policies, remedies, setup, study_tables
 from multirole.paper.twins import run_of
-from multirole.record import folder_of, write_done
-from multirole.study import Study
 
 ROOT = Path(__file__).parents[1]
 GIVEN = {

@@ -12,9 +12,9 @@ import pytest
 from paper_results import make_results
 from scipy.stats import binomtest
 
-from multirole.grid import Grid
 from multirole.paper import statistics
 from multirole.paper.dynamics_table import amplitudes
+from multirole.paper.grid import Grid
 from multirole.paper.results import Results
 from multirole.paper.signature_tables import signature_table
 from multirole.paper.tables import tables

@@ -5,18 +5,18 @@ import random
 
 import pytest
 import torch
+from tiny_base import code_habits, math_habits
+from tiny_base.card import skill_table
+from tiny_base.dialogues import DIFFICULTIES, WORKFLOW_OF, make_rows, synthetic
+from tiny_base.grow import grow
+from tiny_base.pretrain import MODELS, PLANS, Plan, serve
+from tiny_base.skills import grade, play
+from tiny_base.tokenizer import build_tokenizer
+from tiny_base.train import SIZES, build_model, encode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multirole.tasks import EMBEDDED, TASKS
 from multirole.tasks.splits import split_of
-from multirole.tiny import code_habits, math_habits
-from multirole.tiny.card import skill_table
-from multirole.tiny.dialogues import DIFFICULTIES, WORKFLOW_OF, make_rows, synthetic
-from multirole.tiny.grow import grow
-from multirole.tiny.pretrain import MODELS, PLANS, Plan, serve
-from multirole.tiny.skills import grade, play
-from multirole.tiny.tokenizer import build_tokenizer
-from multirole.tiny.train import SIZES, build_model, encode
 
 SCALES = sorted(path.parent.name for path in MODELS.glob("*/skills.json"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multirole.episodes import Problem
+from multirole.core.types import Problem
 from multirole.tasks import tiny_code, tiny_math
 from multirole.tasks.splits import split_of
 

@@ -3,8 +3,7 @@
 import random
 
 import pytest
-
-from multirole.tiny.tokenizer import build_tokenizer
+from tiny_base.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from conftest import make_episodes
 
-from multirole.batching import Row
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
+from multirole.core.rows import Row
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.experiment.cell import Cell
 
 
 def snapshot(model):

@@ -1,4 +1,4 @@
-"""`multirole train | plan | audit | doctor | inspect | paper | grade`: cells from a shell, by papermill's `-p NAME VALUE`.
+"""`multirole train | plan | doctor | inspect | paper | grade`: cells from a shell, by papermill's `-p NAME VALUE`.
 
 `train` is what several processes run, each (`torchrun`, `accelerate launch`, srun); one process does as well through
 papermill. Exit codes: 0 done, 1 does not fit or failed, 2 usage, 75 told to stop: the
@@ -10,9 +10,9 @@ import importlib
 import logging
 import sys
 
-from multirole.launch import add_parameters, read_parameters
+from multirole.experiment.launch import add_parameters, read_parameters
 
-USAGE = "multirole {train,plan,audit,doctor,inspect,paper,grade} ...; multirole COMMAND --help says more"
+USAGE = "multirole {train,plan,doctor,inspect,paper,grade} ...; multirole COMMAND --help says more"
 
 
 def train(argv: list[str]) -> int:
@@ -20,10 +20,10 @@ def train(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="multirole train", description=train.__doc__)
     add_parameters(parser)
     arguments = parser.parse_args(argv)
-    from multirole.cells import Cell
-    from multirole.distributed import processes
-    from multirole.report import Progress, summary_line
-    from multirole.run import run_cell
+    from multirole.core.distributed import processes
+    from multirole.experiment.cell import Cell
+    from multirole.experiment.run import run_cell
+    from multirole.inspector.report import Progress, summary_line
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if processes().is_main_process:  # a line per iteration, and one on what was graded in it
@@ -37,7 +37,6 @@ def train(argv: list[str]) -> int:
 
 COMMANDS = {
     "plan": "multirole.plan",
-    "audit": "multirole.audit",
     "doctor": "multirole.doctor.command",
     "inspect": "multirole.inspector",
     "paper": "multirole.paper.build",

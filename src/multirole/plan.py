@@ -19,13 +19,13 @@ import pandas as pd
 import torch
 
 from multirole import plan_memory as memory
-from multirole.cells import Cell
-from multirole.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
-from multirole.models import shape_of
+from multirole.core.policy import adapter_names
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
+from multirole.experiment.models import shape_of
+from multirole.experiment.presets import Shape
+from multirole.experiment.refusals import check_served
 from multirole.plan_memory import GIB
-from multirole.policies import adapter_names
-from multirole.presets import Shape
-from multirole.refusals import check_served
 from multirole.workflows import EvalOpt, OrchWorkers, Voting
 
 QUESTION_TOKENS = {"math": 160, "code": 640, "tiny_math": 48, "tiny_code": 64}

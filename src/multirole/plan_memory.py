@@ -5,12 +5,12 @@ against a run on a CPU (`tests/test_plan.py` repeats the comparison with the res
 constant. h, q, kv, I, r below: hidden, heads x head_dim, kv_heads x head_dim, intermediate, LoRA rank (0: whole layers).
 """
 
-from multirole.cells import Cell
-from multirole.engine_torch import PREFILL_TOKENS, SHARED_ROWS, SHARED_TOKENS, SHORTEST_POOL
-from multirole.engine_vllm import LORA_RANKS
-from multirole.policies import adapter_names
-from multirole.presets import Shape, is_tiny
-from multirole.remedies import needs_parts
+from multirole.core.policy import adapter_names
+from multirole.diagnostics.remedies import needs_parts
+from multirole.engines.transformers_engine import PREFILL_TOKENS, SHARED_ROWS, SHARED_TOKENS, SHORTEST_POOL
+from multirole.engines.vllm_engine import LORA_RANKS
+from multirole.experiment.cell import Cell
+from multirole.experiment.presets import Shape, is_tiny
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor import rollout_checks, update_checks
 from multirole.doctor.bench import on_bench
 from multirole.doctor.case import Case, Verdict, run_trials
-from multirole.trainer import MultiRoleGRPOTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,15 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from multirole.alarms import Alarms
-from multirole.batching import Row
-from multirole.cells import Cell
-from multirole.diagnostics import IterationDiagnostics
-from multirole.engine import Completion, Engine, Request
-from multirole.engine_torch import TransformersEngine
-from multirole.episodes import Episode, Reward, Turn
-from multirole.gradients import Updates, weights_of
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.core.engine import Completion, Engine, Request
+from multirole.core.gradients import Updates, weights_of
+from multirole.core.rows import Row
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Episode, Reward, Turn
+from multirole.diagnostics.alarms import Alarms
+from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.experiment.cell import Cell
 
 N_PROBLEMS, N_EPISODES, N_TOKENS = 2, 4, 48
 """At most so many problems, episodes of each and tokens of a reply."""

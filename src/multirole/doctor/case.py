@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multirole.batching import Row
+from multirole.core.rows import Row
+from multirole.core.types import Episode, Turn
 from multirole.doctor.bench import Bench, Step, Trial, Weights
-from multirole.episodes import Episode, Turn
 
 ROWS_OF_A_ROLE = 4
 """Rows of each role that are computed again in other ways."""

@@ -8,12 +8,12 @@ import sys
 import tempfile
 import time
 
-from multirole.cells import Cell
+from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor import Finding, examine
 from multirole.doctor.bench import N_EPISODES, N_PROBLEMS, N_TOKENS
-from multirole.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
-from multirole.run import load_model, load_problems, make_engine, preflight
-from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
+from multirole.experiment.run import load_model, load_problems, make_engine, preflight
 
 DEFAULT = {"workflow": "voting", "policy": "ip", "task": "math", "scale": "tiny-s"}
 

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 import torch
 from torch import Tensor
 
-from multirole import judging
-from multirole.batching import Row
+from multirole.core.rows import Row
+from multirole.core.types import Answer, Episode, Problem
+from multirole.diagnostics import judging
 from multirole.doctor.bench import given_reward
 from multirole.doctor.case import Case, Verdict, first_steps, gap_of, key_of
 from multirole.doctor.graded import SAMPLES
-from multirole.episodes import Answer, Episode, Problem
 from multirole.sandbox.pool import Pool
 from multirole.sandbox.selftest import ATTACKS, GOOD, check
 

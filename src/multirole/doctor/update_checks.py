@@ -5,9 +5,9 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from multirole.batching import Row
+from multirole.core.rows import Row
+from multirole.core.schedule import lr_factor
 from multirole.doctor.case import Case, Verdict, first_steps, gap_of
-from multirole.schedule import lr_factor
 
 SURE = -1e-3
 """A token of a larger log-prob may have a gradient that rounds to zero."""

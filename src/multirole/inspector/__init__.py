@@ -19,10 +19,10 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from multirole.diagnostics.signatures import HEDGES
+from multirole.experiment.record import is_done
+from multirole.experiment.storage import write_text
 from multirole.inspector import findings, tables, turns
-from multirole.record import is_done
-from multirole.signatures import HEDGES
-from multirole.storage import write_text
 
 FILE = "inspector.html"
 SCRIPTS = ("base.js", "curves.js", "graph.js", "text.js", "episodes.js")

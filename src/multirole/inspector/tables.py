@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from multirole.policies import adapter_names, parse_policy
-from multirole.record import is_done
-from multirole.report import ROLE_COLOURS, validation
+from multirole.core.policy import adapter_names, parse_policy
+from multirole.experiment.record import is_done
+from multirole.inspector.report import ROLE_COLOURS, validation
 
 OTHER_COLOURS = ("#56b4e9", "#949494", "#fbafe4", "#8c6d31", "#7b4173", "#637939")
 """For roles of your own, in the order in which they appear."""

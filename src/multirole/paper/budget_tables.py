@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from multirole.cells import Cell
+from multirole.experiment.cell import Cell
+from multirole.experiment.record import is_done
 from multirole.paper.numbers import MISSING, percent
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import bootstrap, method
+from multirole.paper.study import Study
 from multirole.paper.twins import SHOWN, Run, at, named, run_of
 from multirole.paper.write import Table
-from multirole.record import is_done
-from multirole.study import Study
 from multirole.tasks import TASKS
 
 SINGLE = "single"

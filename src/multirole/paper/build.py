@@ -8,11 +8,11 @@ from multirole.paper.claims import claims
 from multirole.paper.figures import figures
 from multirole.paper.readme import rewrite
 from multirole.paper.results import Results
+from multirole.paper.study import Study
 from multirole.paper.study_figures import study_figures
 from multirole.paper.study_tables import study_tables
 from multirole.paper.tables import tables
 from multirole.paper.write import write_figure, write_tables
-from multirole.study import Study
 
 logger = logging.getLogger(__name__)
 

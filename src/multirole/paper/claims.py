@@ -18,13 +18,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from multirole.grid import WORKFLOWS
+from multirole.experiment.presets import TASKS
+from multirole.paper.grid import WORKFLOWS
 from multirole.paper.measures import amplitudes
 from multirole.paper.numbers import points
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import OUTER, Interval, difference
 from multirole.paper.write import Table
-from multirole.presets import TASKS
 
 FALL = 0.05
 FIRST = 5  # iterations whose median is the "first logged value" of a noisy metric

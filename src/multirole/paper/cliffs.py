@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
+from multirole.inspector.report import ROLE_COLOURS
 from multirole.paper.dynamics_table import POOLED, role_series
 from multirole.paper.measures import over_first, typical, validation
 from multirole.paper.numbers import POLICY_NAMES
 from multirole.paper.results import Key, Results
-from multirole.report import ROLE_COLOURS
 
 ROWS = {
     "chi2": "χ² during\nthe update",

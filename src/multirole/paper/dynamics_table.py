@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from multirole.grid import POLICIES, WORKFLOWS
+from multirole.experiment.presets import TASKS
+from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.numbers import (
     MISSING,
     TASK_NAMES,
@@ -19,7 +20,6 @@ from multirole.paper.numbers import (
 )  # fmt: skip
 from multirole.paper.results import Key, Results
 from multirole.paper.write import Table
-from multirole.presets import TASKS
 
 FIRST_ITERATIONS = 5
 ROUNDING = 1e-6

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from multirole.grid import POLICIES, WORKFLOWS
+from multirole.experiment.presets import SCALES, TASKS
 from multirole.paper import topology
 from multirole.paper.cliffs import LEAST_RATIO, Column, log_axis
 from multirole.paper.cliffs import draw as draw_cliffs
 from multirole.paper.dynamics_table import FIRST_ITERATIONS
+from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import (
     SMOOTHED,
     accuracy,
@@ -34,7 +35,6 @@ from multirole.paper.numbers import POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, in
 from multirole.paper.results import Results, key_of
 from multirole.paper.tables import PEAK
 from multirole.paper.write import STYLE
-from multirole.presets import SCALES, TASKS
 
 POLICY_COLOURS = {"ip": "#7a1f5c", "sp": topology.SHARED_COLOUR}
 TASK_FILLS = {"math": "#30343f", "code": "#e3c15a"}

@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from multirole.cells import Cell
+from multirole.core.policy import adapter_names
+from multirole.core.schedule import lr_factor
+from multirole.experiment.cell import Cell
 from multirole.paper.results import Results
+from multirole.paper.study import Study
 from multirole.paper.twins import Run, run_of
 from multirole.paper.write import STYLE, Table
-from multirole.policies import adapter_names
-from multirole.schedule import lr_factor
-from multirole.study import Study
 
 USUAL = "as the grid"
 TOLERANCE = 1e-12

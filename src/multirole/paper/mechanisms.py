@@ -13,11 +13,11 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from multirole.inspector.report import ROLE_COLOURS
 from multirole.paper.figures import POLICY_COLOURS
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import first_fall
 from multirole.paper.write import STYLE
-from multirole.report import ROLE_COLOURS
 
 FIRST = 10  # iterations: "early"
 BEFORE = 10  # iterations: "just before the fall"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole.experiment.storage import write_text
 from multirole.paper.conclusions import in_short
 from multirole.paper.results import Results
+from multirole.paper.study import Study
 from multirole.paper.twins import run_of
 from multirole.paper.write import Table, markdown
-from multirole.storage import write_text
-from multirole.study import Study
 
 ARTEFACTS = (
     ("Table 1, accuracy matrix", "tables"),

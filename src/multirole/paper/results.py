@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from multirole.cells import Cell
-from multirole.evaluate import Evaluation, named_steps
-from multirole.grid import Grid
-from multirole.record import folder_of, is_done
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluate import Evaluation, named_steps
+from multirole.experiment.record import folder_of, is_done
+from multirole.paper.grid import Grid
 
 
 class Key(NamedTuple):

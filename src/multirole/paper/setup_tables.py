@@ -6,8 +6,9 @@ from itertools import product
 
 import pandas as pd
 
-from multirole.cells import Cell
-from multirole.grid import POLICIES, WORKFLOWS
+from multirole.experiment.cell import Cell
+from multirole.experiment.presets import MODELS, TASKS, is_tiny
+from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.numbers import (
     MISSING,
     TASK_NAMES,
@@ -21,7 +22,6 @@ from multirole.paper.numbers import (
 )  # fmt: skip
 from multirole.paper.results import Key, Results
 from multirole.paper.write import Table
-from multirole.presets import MODELS, TASKS, is_tiny
 from multirole.tasks import code, math
 
 NOT_IN_TABLE = "not in Table 7"

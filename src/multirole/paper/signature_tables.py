@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from multirole.evaluate import N_READ, named_steps
+from multirole.diagnostics.signatures import signatures_of_frame
+from multirole.experiment.evaluate import N_READ, named_steps
 from multirole.paper.numbers import (
     MISSING,
     TASK_NAMES,
@@ -23,7 +24,6 @@ from multirole.paper.numbers import (
 )  # fmt: skip
 from multirole.paper.results import Key, Results
 from multirole.paper.write import Table
-from multirole.signatures import signatures_of_frame
 
 CHECKPOINTS = ("base", "early", "best", "terminal")
 

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from multirole.paper.figures import Plate
 from multirole.paper.ledger_table import plot_ledger
 from multirole.paper.results import Results
+from multirole.paper.study import Study
 from multirole.paper.twins import twins
 from multirole.paper.write import STYLE, Table
-from multirole.study import Study
 
 COLOURS = ("#b2182b", "#2166ac")
 LABELS = ("a step per batch of rows, as the grid", "one step per iteration")

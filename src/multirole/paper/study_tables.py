@@ -13,9 +13,9 @@ from multirole.paper.ledger_table import ledger
 from multirole.paper.numbers import MISSING, percent, points
 from multirole.paper.results import Results
 from multirole.paper.statistics import Interval, bootstrap, difference, method
+from multirole.paper.study import Study
 from multirole.paper.twins import SHOWN, Twins, at, twins
 from multirole.paper.write import Table
-from multirole.study import Study
 
 COMPARISONS = ("updates", "setup")
 """Questions whose variants are tried on both policies."""

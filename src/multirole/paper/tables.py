@@ -8,8 +8,9 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from multirole.grid import POLICIES, WORKFLOWS
+from multirole.experiment.presets import TASKS
 from multirole.paper.dynamics_table import table_2
+from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.numbers import (
     MISSING,
     TASK_NAMES,
@@ -27,7 +28,6 @@ from multirole.paper.setup_tables import table_7, table_compute
 from multirole.paper.signature_tables import table_4, table_5, table_6
 from multirole.paper.statistics import Interval, McNemar, bootstrap, difference, mcnemar, split_half_peak
 from multirole.paper.write import Table
-from multirole.presets import TASKS
 
 Outcomes = dict[int, np.ndarray]
 """seed -> (P,) outcomes on the same problems in the same order."""

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from multirole.cells import Cell
-from multirole.policies import SHARED
-from multirole.report import ROLE_COLOURS
+from multirole.core.policy import SHARED
+from multirole.experiment.cell import Cell
+from multirole.inspector.report import ROLE_COLOURS
 
 
 class Message(NamedTuple):

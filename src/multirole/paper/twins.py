@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from multirole.alarms import Alarms
-from multirole.cells import Cell
-from multirole.evaluate import named_steps
+from multirole.diagnostics.alarms import Alarms
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluate import named_steps
+from multirole.experiment.record import folder_of, is_done
 from multirole.paper.results import Results, outcomes
 from multirole.paper.statistics import first_fall
-from multirole.record import folder_of, is_done
-from multirole.study import Study
+from multirole.paper.study import Study
 
 SHOWN = {"best": "peak", "terminal": "end"}
 NAMED = ("gradient_amplification", "sp_role_capture_tokens", "sp_role_capture_frequency")

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from multirole.storage import write_text
+from multirole.experiment.storage import write_text
 
 STYLE = {
     "figure.dpi": 110,

@@ -20,10 +20,10 @@ import math
 import re
 from pathlib import Path
 
-from multirole.episodes import Problem, Reward
-from multirole.prompts import render
+from multirole.core.types import Problem, Reward
 from multirole.sandbox import Limits, grade_batch, normalise_tests
 from multirole.tasks.sources import BadRow, Layout, Pin, Row, load, question_id, text_of
+from multirole.workflows.prompts import render
 
 NAME = "code"
 CODE_REWARDS = ("fraction", "all_pass")

@@ -7,7 +7,7 @@ seed=42)` of `datasets`. "validation" is the paper's test split. Your own rows: 
 import math
 from pathlib import Path
 
-from multirole.episodes import Problem, Reward
+from multirole.core.types import Problem, Reward
 from multirole.tasks.math_answer import extract_boxed, grade_answers
 from multirole.tasks.sources import Layout, Pin, Row, load, question_id, text_of
 

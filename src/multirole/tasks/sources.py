@@ -25,7 +25,7 @@ from pathlib import Path
 import huggingface_hub  # lazy: httpx is imported by the first use, not here
 import numpy as np
 
-from multirole.episodes import Problem
+from multirole.core.types import Problem
 from multirole.tasks.splits import SPLITS
 
 logger = logging.getLogger(__name__)

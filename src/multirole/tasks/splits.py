@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 
-from multirole.episodes import Problem
+from multirole.core.types import Problem
 
 SPLITS = ("train", "validation")
 VALIDATION_SHARE = 8

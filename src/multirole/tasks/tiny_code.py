@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 
-from multirole.episodes import Problem, Reward
+from multirole.core.types import Problem, Reward
 from multirole.sandbox import Limits, Verdict, grade_batch
 from multirole.tasks.splits import distinct, only
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 
-from multirole.episodes import Problem, Reward
+from multirole.core.types import Problem, Reward
 from multirole.tasks.splits import distinct, only
 
 NAME = "tiny_math"

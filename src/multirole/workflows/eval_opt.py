@@ -6,8 +6,8 @@ contexts hold consecutive assistant messages. The loop stops on a "Correct" verd
 
 import re
 
-from multirole.episodes import Answer, Call, Problem, assistant, user
-from multirole.prompts import render
+from multirole.core.types import Answer, Call, Problem, assistant, user
+from multirole.workflows.prompts import render
 
 
 def parse_verdict(text: str) -> str:

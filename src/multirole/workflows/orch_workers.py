@@ -3,8 +3,8 @@
 import asyncio
 import re
 
-from multirole.episodes import Answer, Call, Problem, user
-from multirole.prompts import render
+from multirole.core.types import Answer, Call, Problem, user
+from multirole.workflows.prompts import render
 
 
 def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:

@@ -1,7 +1,7 @@
 """Single-agent control: one generator call (paper sec 4, the SA baseline)."""
 
-from multirole.episodes import Answer, Call, Problem, user
-from multirole.prompts import render
+from multirole.core.types import Answer, Call, Problem, user
+from multirole.workflows.prompts import render
 
 
 class Single:

@@ -7,8 +7,8 @@ The aggregator only selects: its own prose is never graded. A reply without a va
 import asyncio
 import re
 
-from multirole.episodes import Answer, Call, Problem, user
-from multirole.prompts import render
+from multirole.core.types import Answer, Call, Problem, user
+from multirole.workflows.prompts import render
 
 
 def parse_selection(text: str, n: int, fallback: str = "candidate_1") -> tuple[int, str]:

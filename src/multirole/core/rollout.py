@@ -1,0 +1,206 @@
+"""Drives many episodes at once over one engine. An episode moves on the moment its own calls are done.
+
+Workflows are plain coroutines; `asyncio` runs them and the engine's steps are what the event loop "waits for": each
+time every coroutine is waiting, the loop's selector advances the engine by one step. So there is no barrier between
+stages, no polling, and the order of events depends on nothing but the engine.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import selectors
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from multirole.core.engine import Completion, Engine, Request
+from multirole.core.renderers import Renderer, chat_template, reply_text
+from multirole.core.types import Answer, Episode, Message, Problem, Turn, Workflow
+
+T = TypeVar("T")
+Attempt = tuple[Problem, int]
+"""A problem and the index of the episode that attempts it."""
+
+
+class PromptOverflow(Exception):
+    """A turn's prompt is longer than the cell allows: the episode ends without an answer."""
+
+
+class EngineSelector(selectors.DefaultSelector):
+    """An I/O selector that advances the engine instead of sleeping."""
+
+    def __init__(self, advance: Callable[[], bool]) -> None:
+        super().__init__()
+        self.advance = advance
+
+    def select(self, timeout: float | None = None) -> list:
+        if timeout == 0 or self.advance():  # 0: some coroutine can run now
+            return super().select(0)
+        if timeout is None and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
+            raise RuntimeError(
+                "Every episode waits, but for no model call: the rollout would hang. "
+                "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
+            )
+        return super().select(timeout)
+
+
+def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:
+    """63-bit sampling seed of one turn. No part of it depends on scheduling."""
+    key = repr((seed, iteration, problem, episode, role, slot, round)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+def first_prompts(
+    workflow: Workflow, problems: Sequence[Problem], encode: Callable[[list[Message]], list[int]]
+) -> list[int]:
+    """Tokens of the longest prompt of each problem's first stage, found without any model call."""
+
+    async def measure(problem: Problem) -> int:
+        stage: list[int] = []
+
+        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+            stage.append(len(encode(messages)))
+            raise PromptOverflow
+
+        try:
+            await workflow.run(problem, call)
+        except PromptOverflow:
+            pass
+        return max(stage, default=0)
+
+    async def measure_all() -> list[int]:
+        return [await measure(problem) for problem in problems]
+
+    return in_thread(lambda: asyncio.run(measure_all()))
+
+
+def in_thread(work: Callable[[], T]) -> T:
+    """Call `work` in a thread of its own, on the same GPU: a notebook's thread has an event loop already."""
+    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def call() -> T:
+        if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
+            torch.cuda.set_device(gpu)
+        return work()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(call).result()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How replies are sampled; `max_tokens` caps each one."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class Rollout:
+    """Plays a workflow over an engine.
+
+    Args:
+        policy: role -> adapter; None runs every role on the base model.
+        is_answer: whether a reply holds an answer, for the outcome of turns that the workflow does not judge itself.
+        max_prompt_tokens: a longer prompt ends its episode without an answer.
+        render: how messages become a prompt.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        policy: dict[str, str | None],
+        is_answer: Callable[[str], bool],
+        seed: int,
+        max_prompt_tokens: int,
+        render: Renderer = chat_template,
+    ) -> None:
+        self.workflow, self.engine, self.tokenizer, self.policy = workflow, engine, tokenizer, policy
+        self.is_answer, self.seed, self.max_prompt_tokens, self.render = is_answer, seed, max_prompt_tokens, render
+        self._encoded: dict[tuple, list[int]] = {}
+
+    def run(self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling) -> list[Episode]:
+        """One episode per (problem, episode index), all started together, in the order given."""
+        episodes = [Episode(problem, index) for problem, index in attempts]
+        self._encoded.clear()
+        in_thread(lambda: self._play(episodes, iteration, sampling))
+        return episodes
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        """The prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
+        key = tuple((message["role"], message["content"]) for message in messages)
+        if key not in self._encoded:
+            self._encoded[key] = self.render(self.tokenizer, messages)
+        return self._encoded[key]
+
+    def _play(self, episodes: list[Episode], iteration: int, sampling: Sampling) -> None:
+        waiting: dict[int, asyncio.Future[Completion]] = {}
+        keys = itertools.count()
+
+        def advance() -> bool:
+            if not waiting:
+                return False
+            for key, completion in self.engine.step():
+                waiting.pop(key).set_result(completion)
+            return True
+
+        def ask(request: Request) -> asyncio.Future[Completion]:
+            key = next(keys)
+            waiting[key] = asyncio.get_running_loop().create_future()
+            self.engine.add(key, request)
+            return waiting[key]
+
+        async def all_episodes() -> None:
+            await asyncio.gather(*(self._episode(episode, iteration, sampling, ask) for episode in episodes))
+
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(EngineSelector(advance))) as runner:
+            runner.run(all_episodes())
+
+    async def _episode(
+        self, episode: Episode, iteration: int, sampling: Sampling,
+        ask: Callable[[Request], asyncio.Future[Completion]],
+    ) -> None:  # fmt: skip
+        called: set[tuple[str, int, int]] = set()
+        asked: list[asyncio.Future[Completion]] = []
+
+        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+            if role not in self.policy or (role, slot, round) in called:
+                raise ValueError(
+                    f"Workflow {self.workflow.name!r} called role={role!r}, slot={slot}, round={round}, which is "
+                    f"{'made already in this episode' if role in self.policy else 'no role of its `roles`'}. "
+                    f"Call one of {list(self.policy)}, with a (role, slot, round) of its own."
+                )
+            called.add((role, slot, round))
+            prompt_ids = self._encode(messages)
+            if len(prompt_ids) > self.max_prompt_tokens:
+                raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
+            seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
+            request = Request(prompt_ids, self.policy[role], seed, **vars(sampling))
+            asked.append(ask(request))
+            done = await asked[-1]
+            text = reply_text(self.tokenizer, done.token_ids)
+            turn = Turn(role, slot, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+            episode.turns.append(turn)
+            return turn
+
+        try:
+            episode.answer = await self.workflow.run(episode.problem, call)
+            if not isinstance(episode.answer, Answer):
+                raise TypeError(
+                    f"Workflow {self.workflow.name!r} returned a {type(episode.answer).__name__}, and the task scores the "
+                    "text of an Answer. Write `return Answer(text)`."
+                )
+        except PromptOverflow:
+            await asyncio.gather(*asked)  # siblings of the same stage are sampled, recorded and trained all the same
+            episode.answer = Answer("", reason="prompt_overflow")
+        episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
+        for turn in episode.turns:
+            if turn.outcome is None:
+                turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"

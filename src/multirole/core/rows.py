@@ -1,0 +1,164 @@
+"""The order of problems; turns -> rows -> mini-batches (one optimizer step each) -> micro-batches (one forward each) -> tensors.
+
+Every turn is one row: its prompt, which may quote other roles, is masked; its completion is trained, end-of-turn token
+included. So the rows' completion masks partition the trained tokens by role.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Sampler
+
+from multirole.core.types import Episode, Turn
+from multirole.experiment.cell import Cell
+
+
+class ProblemSampler(Sampler[int]):
+    """The problems of a whole run as one epoch: each index `n_episodes` times, a fresh permutation per pass.
+
+    TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch; one long epoch cannot.
+    """
+
+    def __init__(self, n_rows: int, n_problems: int, n_episodes: int, iterations: int, seed: int) -> None:
+        self.n_rows, self.n_episodes, self.seed = n_rows, n_episodes, seed
+        self.length = n_problems * n_episodes * iterations
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        drawn, generator = 0, torch.Generator().manual_seed(self.seed)
+        while drawn < self.length:
+            for index in torch.randperm(self.n_rows, generator=generator).tolist():
+                for _ in range(min(self.n_episodes, self.length - drawn)):
+                    yield index
+                    drawn += 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One turn as a training sequence. One that is not trained is only read (`Cell.train_after`)."""
+
+    episode: Episode
+    turn: Turn
+    adapter: str
+    advantage: float
+    is_trained: bool = True
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.turn.prompt_ids) + len(self.turn.completion_ids)
+
+
+def order_rows(rows: list[Row], order: str, generator: torch.Generator) -> list[Row]:
+    """The whole iteration's rows, "shuffled" or as a "mountain": short, long, short (released code's batch balancing)."""
+    if order == "shuffled":
+        return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
+    by_length = sorted(rows, key=lambda row: row.length)
+    return by_length[::2] + by_length[1::2][::-1]
+
+
+def mini_batches(rows: list[Row], size: int, split: str) -> list[tuple[list[Row], int]]:
+    """Cut one adapter's rows into ceil(len / size) optimizer steps; each comes with the divisor of its loss sum.
+
+    "even" cuts near-equal mini-batches, each divided by its own size. "sequential" fills mini-batches of `size` and
+    divides the last, partial one by `size` too, so that its gradient is smaller (released code).
+    """
+    if split == "sequential":
+        return [(rows[i : i + size], size) for i in range(0, len(rows), size)]
+    n, k = len(rows), math.ceil(len(rows) / size)
+    cuts = [n * i // k for i in range(k + 1)] if k else [0]
+    return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
+
+
+def token_batches(rows: list[Row], step_tokens: int) -> list[tuple[list[Row], int]]:
+    """Cut rows, in their order, into ceil(tokens / `step_tokens`) optimizer steps of near-equal completion tokens.
+
+    Each holds a row at least, so there are no more steps than rows, and comes with its own size as divisor.
+    """
+    n, ends = len(rows), [0, *itertools.accumulate(len(row.turn.completion_ids) for row in rows)]
+    k, cuts = min(n, -(-ends[-1] // step_tokens)), [0]
+    for i in range(1, k):
+        nearest = min(range(n + 1), key=lambda at: abs(ends[at] * k - ends[-1] * i))
+        cuts.append(min(max(nearest, cuts[-1] + 1), n - (k - i)))
+    return [(rows[a:b], b - a) for a, b in itertools.pairwise([*cuts, n])] if rows else []
+
+
+def optimizer_steps(rows: list[Row], cell: Cell) -> list[tuple[list[Row], int]]:
+    """One adapter's rows of an iteration as its optimizer steps, each with the divisor of its loss sum (`Cell.updates`)."""
+    if cell.updates == "tokens":
+        return token_batches(rows, cell.step_tokens)
+    return mini_batches(rows, cell.step_rows(len(rows)), cell.minibatch_split)
+
+
+def steps_by_adapter(rows: list[Row], adapters: list[str], cell: Cell) -> dict[str, list[tuple[list[Row], int]]]:
+    """The optimizer steps of every adapter, in the order in which the adapters are updated.
+
+    In a "mountain" the adapter of the shortest row comes first (released code), which matters to its clock per update call.
+    """
+    owned: dict[str, list[Row]] = {name: [] for name in adapters} if cell.row_order == "shuffled" else {}
+    for row in rows:
+        owned.setdefault(row.adapter, []).append(row)
+    return {adapter: optimizer_steps(mine, cell) for adapter, mine in owned.items()}
+
+
+def loss_mass(rows: list[Row], cell: Cell) -> int:
+    """What a micro-batch's loss, a mean, is weighed by in its optimizer step: rows, or tokens (`Cell.loss_aggregation`)."""
+    return sum(len(row.turn.completion_ids) for row in rows) if cell.loss_aggregation == "token" else len(rows)
+
+
+def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
+    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits)."""
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> torch.Tensor:
+    width = max(len(sequence) for sequence in sequences)
+    padded = [
+        [value] * (width - len(s)) + s if left else s + [value] * (width - len(s)) for s in sequences
+    ]  # fmt: skip
+    return torch.tensor(padded, dtype=dtype)  # (N, width)
+
+
+def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded."""
+    prompts, completions = [r.turn.prompt_ids for r in rows], [r.turn.completion_ids for r in rows]
+    batch = {
+        "prompt_ids": _pad(prompts, pad_id, True, torch.long),
+        "prompt_mask": _pad([[1] * len(ids) for ids in prompts], 0, True, torch.long),
+        "completion_ids": _pad(completions, pad_id, False, torch.long),
+        "completion_mask": _pad([[1] * len(ids) for ids in completions], 0, False, torch.long),
+        "sampling_per_token_logps": _pad([r.turn.logprobs for r in rows], 0.0, False, torch.float32),
+        "advantages": torch.tensor([r.advantage for r in rows], dtype=torch.float32),  # (N,)
+    }
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def left_aligned(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, n_completion: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows that TRL has padded on both sides, moved to the left edge; padding is then last, and causal attention blind to it.
+
+    From ids and mask (N, P + C) with C = `n_completion`: ids and labels (N, width), labels being -100 outside completions;
+    and for the completion tokens the position (N, C) of the output that scores each, and whether there is one (N, C).
+    """
+    n_prompt = attention_mask[:, :-n_completion].sum(1, keepdim=True)  # (N, 1)
+    lengths = attention_mask.sum(1, keepdim=True)  # (N, 1)
+    width = int(lengths.max())
+    shift = attention_mask.size(1) - n_completion - n_prompt  # (N, 1): left padding of each row
+    positions = torch.arange(width, device=input_ids.device)[None]  # (1, width)
+    ids = input_ids.gather(1, (positions + shift).clamp(max=input_ids.size(1) - 1))  # (N, width)
+    labels = ids.masked_fill((positions < n_prompt) | (positions >= lengths), -100)  # (N, width)
+    # output j scores token j + 1, so the first completion token is scored at n_prompt - 1
+    at = n_prompt - 1 + torch.arange(n_completion, device=ids.device)[None]  # (N, C)
+    return ids, labels, at.clamp(max=width - 2), at < lengths - 1

@@ -1,0 +1,236 @@
+"""What a role's texts look like: the signatures of the paper's Tables 4-6 and of its monitoring list (A.6.2).
+
+Every signature has one definition, here, for the turns of a training iteration (`signatures`) and for the recorded turns
+of validation episodes (`signatures_of_frame`). Nothing needs the model. Where the paper's captions leave a choice open:
+
+- *boxed*: `tasks.math_answer.extract_boxed` finds the last `\\boxed{...}`, its braces close, and it is not empty.
+- *verdict*: `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case (`workflows.eval_opt.parse_verdict`).
+- *hedging*: one of the phrases of `HEDGES`, in any case, not inside a longer word ("await" is no "wait"), with single
+  spaces as written. The paper states neither case nor boundaries.
+- *3-gram Jaccard*: sets of three successive whitespace-separated words, case-sensitive. Two texts of fewer than three words
+  have no 3-gram at all: they count as `empty`, by default 1.0 (as alike as can be, whatever their words); the other
+  convention, 0.0, is the parameter. One empty set beside a full one is 0.0 under both.
+- *forms* (Table 5, panel A1): a Python fence comes first, then the bare stamp, then all else; the three rates add up to 1.
+  A fence that is never closed counts: a truncated program is a program. A fence without `python` does not.
+- *retention*: the share of first turns (lowest round of the role's slot in the episode) that are boxed. It is a level, not a
+  ratio to an earlier checkpoint.
+- *opener*: the first three words of a text, joined by single spaces; the whole text where it has fewer.
+- *quantiles* interpolate linearly.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from multirole.core.types import Episode
+from multirole.tasks.math_answer import extract_boxed
+from multirole.workflows.eval_opt import parse_verdict
+
+HEDGES = (
+    "wait", "alternatively", "actually", "hmm", "let me reconsider", "on second thought", "not correct", "this is wrong",
+)  # fmt: skip
+"""The paper's fixed list (A.4)."""
+HEDGING = re.compile(rf"(?<!\w)(?:{'|'.join(HEDGES)})(?!\w)", re.IGNORECASE)
+PYTHON_FENCE = re.compile(r"```(?:python3?|py)[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+TERSE_TOKENS = 30  # Table 5, panel A3
+STAMP_TOKENS = 200  # Table 5, panel A1
+FENCE_LINES = 3  # Table 5, panel A1; blank lines do not count
+FORMS = ("code_fence", "bare_stamp", "other")
+SIGNATURES = (
+    "truncated_rate", "length_mean", "length_p50", "length_p95", "chars_p50", "chars_p95", "boxed_rate", "box_retention",
+    "verdict_rate", "correct_verdict_rate", "hedging_rate", "terse_rate", "code_fence_rate", "bare_stamp_rate",
+    "other_rate", "unique_openers", "opener_share", "jaccard", "slot_pairs",
+)  # fmt: skip
+"""The keys that every role gets, in this order. No value is ever NaN: a role with one slot per stage has `jaccard` 0.0 and
+`slot_pairs` 0, and `slot_pairs` is what says that nothing was compared. A rate that a workflow does not ask for (a verdict of
+a generator) is simply 0.0."""
+
+
+class Reply(NamedTuple):
+    """One turn, as far as the signatures need it. `episode` tells the episodes apart; `n_tokens` is the completion's."""
+
+    episode: Hashable
+    role: str
+    slot: int
+    round: int
+    n_tokens: int
+    finish_reason: str
+    text: str
+
+
+class TurnSignature(NamedTuple):
+    """What one text shows: `verdict` as `parse_verdict` says it, `form` one of `FORMS`."""
+
+    is_boxed: bool
+    verdict: str
+    is_hedging: bool
+    is_terse: bool
+    form: str
+    opener: str
+
+
+def is_hedging(text: str) -> bool:
+    """Whether a phrase of `HEDGES` occurs."""
+    lowered = text.lower()
+    # the plain search is twenty times as fast as the pattern, and most texts hold no phrase
+    return any(phrase in lowered for phrase in HEDGES) and HEDGING.search(text) is not None
+
+
+def form(text: str, n_tokens: int, verdict: str) -> str:
+    """ "code_fence" (a Python fence of at least 3 lines), "bare_stamp" (a verdict in <= 200 tokens, no fence) or "other"."""
+    has_fence = "```" in text
+    if has_fence and any(_n_lines(body) >= FENCE_LINES for body in PYTHON_FENCE.findall(text)):
+        return "code_fence"
+    return "bare_stamp" if verdict != "unparsed" and n_tokens <= STAMP_TOKENS and not has_fence else "other"
+
+
+def _n_lines(body: str) -> int:
+    return sum(bool(line.strip()) for line in body.splitlines())
+
+
+def opener(text: str) -> str:
+    """The first three words."""
+    return " ".join(text.split(None, 3)[:3])
+
+
+def turn_signature(text: str, n_tokens: int, terse_tokens: int = TERSE_TOKENS) -> TurnSignature:
+    """The signature of one text of `n_tokens` tokens."""
+    is_boxed = "\\boxed" in text and bool(extract_boxed(text))
+    verdict = parse_verdict(text) if "\\boxed" in text else "unparsed"
+    is_terse = is_boxed and n_tokens <= terse_tokens
+    return TurnSignature(is_boxed, verdict, is_hedging(text), is_terse, form(text, n_tokens, verdict), opener(text))
+
+
+def grams(text: str) -> set[tuple[str, str, str]]:
+    """The distinct runs of three whitespace-separated words."""
+    words = text.split()
+    return set(zip(words, words[1:], words[2:], strict=False))
+
+
+def jaccard(a: set, b: set, empty: float = 1.0) -> float:
+    """Shared over distinct elements; `empty` where neither set has any."""
+    if not a and not b:
+        return empty
+    shared = len(a & b)
+    return shared / (len(a) + len(b) - shared)
+
+
+def slot_jaccard(replies: Iterable[Reply], empty: float = 1.0) -> tuple[float, int]:
+    """3-gram Jaccard between the slots of one role's stages, and the number of pairs behind it.
+
+    Pairs are turns of the same episode and round in different slots. Their mean is taken within each episode, then over
+    the episodes that have a pair; (0.0, 0) where none has.
+    """
+    stages: dict[Hashable, dict[int, list[set]]] = defaultdict(lambda: defaultdict(list))
+    for reply in replies:
+        stages[reply.episode][reply.round].append(reply.text)
+    means, n_pairs = [], 0
+    for rounds in stages.values():
+        seen = {text: grams(text) for texts in rounds.values() if len(texts) > 1 for text in texts}
+        values = [jaccard(seen[a], seen[b], empty) for texts in rounds.values() for a, b in combinations(texts, 2)]
+        n_pairs += len(values)
+        if values:
+            means.append(sum(values) / len(values))
+    return (sum(means) / len(means) if means else 0.0), n_pairs
+
+
+def of_role(replies: Sequence[Reply], terse_tokens: int = TERSE_TOKENS, empty: float = 1.0) -> dict[str, float]:
+    """`SIGNATURES` of one role's turns, at least one. Rates and shares are fractions of its turns, lengths per turn."""
+    turns = [turn_signature(reply.text, reply.n_tokens, terse_tokens) for reply in replies]
+    n = len(turns)
+    first: dict[tuple[Hashable, int], tuple[int, bool]] = {}  # (episode, slot) -> its lowest round, boxed there
+    for reply, turn in zip(replies, turns, strict=True):
+        key = (reply.episode, reply.slot)
+        if key not in first or reply.round < first[key][0]:
+            first[key] = (reply.round, turn.is_boxed)
+    tokens, characters = [reply.n_tokens for reply in replies], [len(reply.text) for reply in replies]
+    openers = len({turn.opener for turn in turns})
+    alike, n_pairs = slot_jaccard(replies, empty)
+    values = {
+        "truncated_rate": sum(reply.finish_reason == "length" for reply in replies) / n,
+        "length_mean": sum(tokens) / n,
+        "length_p50": np.quantile(tokens, 0.5),
+        "length_p95": np.quantile(tokens, 0.95),
+        "chars_p50": np.quantile(characters, 0.5),
+        "chars_p95": np.quantile(characters, 0.95),
+        "boxed_rate": sum(turn.is_boxed for turn in turns) / n,
+        "box_retention": sum(is_boxed for _, is_boxed in first.values()) / len(first),
+        "verdict_rate": sum(turn.verdict != "unparsed" for turn in turns) / n,
+        "correct_verdict_rate": sum(turn.verdict == "correct" for turn in turns) / n,
+        "hedging_rate": sum(turn.is_hedging for turn in turns) / n,
+        "terse_rate": sum(turn.is_terse for turn in turns) / n,
+        **{f"{name}_rate": sum(turn.form == name for turn in turns) / n for name in FORMS},
+        "unique_openers": openers,
+        "opener_share": openers / n,
+        "jaccard": alike,
+        "slot_pairs": n_pairs,
+    }
+    return {name: float(values[name]) for name in SIGNATURES}
+
+
+def by_role(
+    replies: Iterable[Reply], terse_tokens: int = TERSE_TOKENS, empty: float = 1.0
+) -> dict[str, dict[str, float]]:
+    """role -> `SIGNATURES`, roles in order of appearance."""
+    roles: dict[str, list[Reply]] = defaultdict(list)
+    for reply in replies:
+        roles[reply.role].append(reply)
+    return {role: of_role(said, terse_tokens, empty) for role, said in roles.items()}
+
+
+def signatures(
+    episodes: Sequence[Episode], terse_tokens: int = TERSE_TOKENS, empty: float = 1.0
+) -> dict[str, dict[str, float]]:
+    """role -> `SIGNATURES` over the episodes of one iteration.
+
+    `terse_tokens` is the terse rate's limit, `empty` the Jaccard of two texts without 3-grams.
+    """
+    return by_role(
+        (
+            Reply(i, t.role, t.slot, t.round, len(t.completion_ids), t.finish_reason, t.text)
+            for i, episode in enumerate(episodes)
+            for t in episode.turns
+        ),
+        terse_tokens,
+        empty,
+    )
+
+
+def replies_of_frame(turns: pd.DataFrame) -> list[Reply]:
+    """The rows of one or more `turns/step_*.parquet`. An episode is a problem at a step: validation attempts each once.
+
+    Raises ValueError where a turn occurs twice, since its episodes cannot be told apart.
+    """
+    keys = ["step", "problem", "role", "slot", "round"]
+    twice = turns.duplicated(keys)
+    if twice.any():
+        raise ValueError(
+            f"{int(twice.sum())} of {len(turns)} rows repeat an earlier {tuple(keys)}, the first of them "
+            f"{tuple(turns.loc[twice, keys].iloc[0])}: these episodes cannot be told apart. Pass the turns of one run, "
+            "with one episode per problem and step."
+        )
+    columns = ("role", "slot", "round", "completion_tokens", "finish_reason", "text")
+    episodes = zip(turns["step"], turns["problem"], strict=True)
+    return [Reply(*row) for row in zip(episodes, *(turns[name] for name in columns), strict=True)]
+
+
+def signatures_of_frame(turns: pd.DataFrame, terse_tokens: int = TERSE_TOKENS, empty: float = 1.0) -> pd.DataFrame:
+    """One row per step and role with `SIGNATURES` as columns (Tables 4-6). Filter the frame first, e.g. `round == 0`."""
+    rows = [
+        {"step": step, "role": role} | values
+        for step, part in turns.groupby("step", sort=True)
+        for role, values in by_role(replies_of_frame(part), terse_tokens, empty).items()
+    ]
+    return pd.DataFrame(rows, columns=["step", "role", *SIGNATURES])
+
+
+def turn_signatures_of_frame(turns: pd.DataFrame, terse_tokens: int = TERSE_TOKENS) -> pd.DataFrame:
+    """`TurnSignature` of every row, with the frame's index."""
+    pairs = zip(turns["text"], turns["completion_tokens"], strict=True)
+    rows = [turn_signature(text, n_tokens, terse_tokens) for text, n_tokens in pairs]
+    return pd.DataFrame(rows, columns=TurnSignature._fields, index=turns.index)

@@ -1,0 +1,179 @@
+"""Supervised training of a tiny Qwen3 from scratch: Muon for matrices, AdamW for embeddings and norms.
+
+Only replies are trained. Batches hold rows of similar length, padded on the right; causal attention never looks there,
+so no attention mask is needed.
+"""
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from tiny_base.dialogues import Row
+
+log = logging.getLogger(__name__)
+
+SIZES = {
+    "tiny-s": {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3},
+    "tiny-m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 5},
+    "tiny-l": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8},
+}
+KV_HEADS = 1
+MAX_LENGTH = 512
+ROWS_PER_POOL = 4096
+MICRO_TOKENS, MICRO_BATCHES = 512, 4  # about 2048 tokens per optimizer step
+RECORD_EVERY = 100  # steps
+SAVE_EVERY_S = 150.0
+IGNORED = -100
+
+
+def build_model(scale: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A randomly initialised model of one of `SIZES`."""
+    if scale not in SIZES:
+        raise ValueError(f"got scale={scale!r}: no such embedded scale; write one of {sorted(SIZES)}")
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        head_dim=32,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=2 * MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        dtype="float32",
+        **SIZES[scale],
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def make_optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon on the layers' matrices, AdamW on the rest."""
+    named = dict(model.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
+    """(token ids, prompt length) per row; a reply ends with the end-of-turn token. Rows over 512 tokens are dropped."""
+    prompts = [tokenizer.apply_chat_template(r.messages, add_generation_prompt=True, tokenize=False) for r in rows]
+    prompt_ids = tokenizer(prompts)["input_ids"]
+    reply_ids = tokenizer([row.reply + tokenizer.eos_token for row in rows])["input_ids"]
+    pairs = [(prompt + reply, len(prompt)) for prompt, reply in zip(prompt_ids, reply_ids, strict=True)]
+    return [pair for pair in pairs if len(pair[0]) <= MAX_LENGTH]
+
+
+Batch = list[tuple[torch.Tensor, torch.Tensor]]
+"""Micro-batches of one optimizer step: (input ids, labels), both (N, T); N and T differ."""
+
+
+def batches(
+    draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, rng: random.Random
+) -> Iterator[Batch]:
+    """Endless batches. A micro-batch has rows of one length, a batch several lengths: short habits stay in the mix."""
+    while True:
+        rows = sorted(encode(draw_rows(), tokenizer), key=lambda pair: (len(pair[0]), rng.random()))
+        groups, group = [], []
+        for pair in rows:
+            if group and len(pair[0]) * (len(group) + 1) > MICRO_TOKENS:
+                groups.append(group)
+                group = []
+            group.append(pair)
+        rng.shuffle(groups)
+        for start in range(0, len(groups), MICRO_BATCHES):
+            yield [_pad(group, tokenizer.pad_token_id) for group in groups[start : start + MICRO_BATCHES]]
+
+
+def _pad(group: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    length = max(len(ids) for ids, _ in group)
+    inputs = torch.full((len(group), length), pad)  # (N, T)
+    labels = torch.full((len(group), length), IGNORED)  # (N, T)
+    for n, (ids, prompt_length) in enumerate(group):
+        inputs[n, : len(ids)] = torch.tensor(ids)
+        labels[n, prompt_length : len(ids)] = torch.tensor(ids[prompt_length:])
+    return inputs, labels
+
+
+def schedule(done: float, warmup: float = 0.01, decay_from: float = 0.3, floor: float = 0.02) -> float:
+    """Learning-rate factor at a fraction `done` of the budget: warm-up, constant, linear decay."""
+    if done < warmup:
+        return done / warmup
+    return 1.0 if done < decay_from else max(floor, (1 - done) / (1 - decay_from))
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    draw_rows: Callable[[], list[Row]],
+    budget: int,
+    lr: float,
+    out: Path,
+    phase: str,
+    seed: int = 0,
+) -> None:
+    """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save now and then, and last."""
+    optimizers = make_optimizers(model, lr)
+    stream = batches(draw_rows, tokenizer, random.Random(seed))
+    seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
+    out.mkdir(parents=True, exist_ok=True)
+    model.train()
+    while seen < budget:
+        batch = next(stream)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * schedule(seen / budget)
+        losses.append(_update(model, optimizers, batch))
+        seen, step = seen + sum(inputs.numel() for inputs, _ in batch), step + 1
+        if step % RECORD_EVERY == 0 or seen >= budget:
+            cpu_s = round(time.process_time() - cpu_start, 1)
+            record = {"phase": phase, "step": step, "tokens": seen, "loss": round(fmean(losses), 4), "cpu_s": cpu_s}
+            with open(out / "loss.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            log.info("%s", record)
+            losses = []
+        if time.monotonic() - saved > SAVE_EVERY_S:
+            save(model, tokenizer, out)
+            saved = time.monotonic()
+    save(model, tokenizer, out)
+
+
+def _update(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: Batch) -> float:
+    """One optimizer step; the mean loss per trained token of the batch, in nats."""
+    total, count = 0.0, sum(int((labels != IGNORED).sum()) for _, labels in batch)
+    for inputs, labels in batch:
+        trained = labels[:, 1:] != IGNORED  # (N, T-1)
+        hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[:, :-1][trained]  # (tokens, hidden)
+        loss = F.cross_entropy(model.lm_head(hidden), labels[:, 1:][trained], reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write weights, configuration and tokenizer; each file is replaced at once, so readers never see half of one."""
+    staged = out / ".staged"
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
+    )
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    for path in staged.iterdir():
+        os.replace(path, out / path.name)
+    staged.rmdir()
