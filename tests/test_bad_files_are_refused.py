@@ -16,7 +16,6 @@ from test_checkpoints import CONFIG, iterate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from multirole.diagnostics.remedies import load_adapters
-from multirole.experiment import machine
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole
 from multirole.experiment.launch import ONE_PROCESS
@@ -24,7 +23,7 @@ from multirole.experiment.models import locate
 from multirole.experiment.record import Recorder, folder_of, open_folder
 from multirole.experiment.run import preflight, run_cell
 from multirole.experiment.storage import write_text
-from multirole.plan import Device
+from multirole.plan import check_disk, disk_need
 
 TINY = locate(Cell("voting", "sp"))
 SMALL = {"n_problems": 2, "n_validation": 2, "max_prompt_tokens": 3000, "max_response_tokens": 24, "iterations": 2}
@@ -113,9 +112,9 @@ MACHINES = {  # name -> what is patched, fields of the cell, given, why, instead
                      "TRL 1.16 does not", "engine='transformers'"),
     "no vLLM": ({"multirole.experiment.machine.is_installed": lambda name: False}, {"engine": "vllm"}, "'vllm'", "not installed",
                 "Install 0.22 to 0.31"),
-    "too little memory": ({"multirole.plan.this_device": lambda: Device("CPU", 2**28)}, {}, "0.25 GiB", "does not fit",
-                          "Write a micro_batch_tokens below"),
-    "too little disk": ({"shutil.disk_usage": lambda folder: SimpleNamespace(free=2**20)}, {}, "1 MB free",
+    "too little memory": ({"multirole.plan.this_device": lambda: ("CPU", 2**28)}, {}, "0.25 GiB", "does not fit",
+                          "lower micro_batch_tokens"),
+    "too little disk": ({"shutil.disk_usage": lambda folder: SimpleNamespace(free=2**20)}, {}, "1 MiB free",
                         "checkpoints and adapters", "on a larger disk"),
 }  # fmt: skip
 ADAPTERS = {  # name -> change of the saved adapter, given, why, instead
@@ -208,13 +207,13 @@ def test_what_those_cases_spoil_is_accepted_as_it_was(tmp_path):
 def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):
     cell = Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL)
     one = 4 * 64 * 3 * (96 + 96 + 2 * (96 + 32) + 96 + 96 + 3 * (96 + 256))  # rank 64 on 3 layers of tiny-s, float32
-    assert machine.disk_need(cell) == 3 * 3 * one + one
+    assert disk_need(cell) == 3 * 3 * one + one
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=9 * one))
     with pytest.raises(ValueError, match="on a larger disk"):
-        machine.check_disk(cell, tmp_path)
+        check_disk(cell, tmp_path)
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "saved").write_bytes(bytes(one))
-    machine.check_disk(cell, tmp_path)
+    check_disk(cell, tmp_path)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,361 +1,317 @@
-"""What a cell needs, before anything is downloaded: memory per device, tokens, arithmetic and time per iteration.
+"""Check that a cell fits the memory of its devices and the disk of its results, before anything is downloaded or loaded.
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
 
-Memory is counted from the code that allocates it (`plan_memory`); tokens from the workflow's roles and the cell's caps.
-Token numbers, arithmetic and time rest on a mean reply length and utilisations that are assumptions, and are named so.
-Not covered: what an allocator keeps beside live tensors (glibc's default, up to half as much again on a CPU;
-MALLOC_MMAP_THRESHOLD_=65536 in the environment makes it give blocks back); float32 on a GPU (attention without a fused
-kernel); host memory of GPU runs (the sleeping engine's weights); workflows of your own beyond one turn per role and slot.
-No number of a GPU was measured.
+Memory is the sum of the tensors that each piece of code keeps alive at its peak. On a CPU the sums agree with the measured
+resident size within 15 % (`tests/test_plan.py`); no number was measured on a GPU. Not covered: what an allocator keeps beside
+live tensors (glibc's default up to half as much again; MALLOC_MMAP_THRESHOLD_=65536 makes it return freed blocks), float32 on
+a GPU (its attention has no fused kernel), and the host memory of GPU runs.
 """
 
 import argparse
+import os
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
-import torch
 
-from multirole import plan_memory as memory
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
+from multirole.experiment.machine import engine_of
 from multirole.experiment.models import shape_of
-from multirole.experiment.presets import Shape
-from multirole.experiment.refusals import check_served
-from multirole.plan_memory import GIB
-from multirole.workflows import EvalOpt, OrchWorkers, Voting
+from multirole.experiment.presets import Shape, is_tiny
 
-QUESTION_TOKENS = {"math": 160, "code": 640, "tiny_math": 48, "tiny_code": 64}
-"""Assumed tokens of a first prompt: the question, our template around it, and the chat template."""
-FLOPS = {"GPU": 989e12, "CPU": 6e10}
-"""Assumed peak, floating-point operations per second: H100 SXM, dense bfloat16 (data sheet); one CPU core, float32."""
-UTILISATION = {"rollout": 0.10, "update": 0.35}
-"""Assumed part of the peak that is reached. Decoding is bound by memory, not arithmetic."""
-TIGHT = 0.85
-"""The estimate is good to 15 %: a need above this part of a device fits, but not surely."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device: `kind` "GPU" or "CPU" (then all processes share its memory), `size` in bytes."""
-
-    kind: str
-    size: int
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2}
+CPU_PROCESS = round(0.82 * GIB)
+"""Measured on x86-64 Linux: what is resident beside the counted tensors (interpreter, torch, transformers, TRL, tables)."""
+GPU_PROCESS = round(0.75 * GIB)
+"""Not measured: CUDA context, cuBLAS workspaces and communication buffers of one process."""
+VLLM_GRAPHS = GIB
+"""Not measured: vLLM's CUDA graphs and sampling buffers, which stay when it sleeps."""
+HEAD_TOKENS, HEAD_COLUMNS, HEAD_COPIES = 4096, 32768, 7.25
+"""TRL's fused LM head works on tiles of so many tokens and columns; its backward holds so many in float32 on a CPU: logits,
+scaled, log p, p, gradient, two terms, one mask."""
+MAX_ROWS = 384
+"""Rows that TransformersEngine runs at once."""
+QUESTION_TOKENS = {"math": 160, "code": 640}
+"""Assumed mean tokens of a first prompt with its template. Mean replies are assumed to fill a quarter of their cap."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Turns of one role that an episode asks for together.
+class Part(NamedTuple):
+    """Bytes of one process while sampling and while training, and what to change to need fewer."""
 
-    `least` and `most` slots per episode; `prompt` expected tokens; `sharing` rows of an iteration with the same prompt.
-    """
-
-    role: str
-    least: int
-    most: int
-    prompt: int
-    sharing: int
-
-
-def stages(cell: Cell, reply: int) -> list[Stage]:
-    """The turns of one episode in order, for replies of `reply` tokens. A workflow of your own counts one turn per slot."""
-    workflow, n = cell.make_workflow(), cell.n_episodes
-    q, cap = QUESTION_TOKENS[cell.task_name], cell.max_prompt_tokens
-    if isinstance(workflow, Voting):
-        voters = workflow.roles["generator"]
-        found = [Stage("generator", voters, voters, q, n * voters), Stage("aggregator", 1, 1, q + voters * reply, 1)]
-    elif isinstance(workflow, EvalOpt):
-        turns = [(role, k) for k in range(workflow.rounds) for role in ("generator", "evaluator")]
-        found = [
-            Stage(role, int(k == 0), 1, q + at * reply, 1 if at else n) for at, (role, k) in enumerate(turns)
-        ]  # fmt: skip
-    elif isinstance(workflow, OrchWorkers):
-        workers = workflow.roles["worker"]
-        found = [
-            Stage("orchestrator", 1, 1, q, n),
-            Stage("worker", 1, workers, q + reply // workers, 1),
-            Stage("synthesizer", 1, 1, q + (workers + 1) * reply, 1),
-        ]
-    else:
-        found = [Stage(role, slots, slots, q, n * slots) for role, slots in workflow.roles.items()]
-    return [replace(stage, prompt=min(stage.prompt, cap)) for stage in found]
+    name: str
+    rollout: int
+    update: int
+    remedy: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The needs of one cell on one kind of device; made by `plan`.
+    """The memory of one cell on one kind of device; made by `plan`.
 
     Args:
-        parts: name -> (bytes while sampling, bytes while training) of one process.
-        engine: "vllm" or "transformers".
+        kind: "GPU" or "CPU".
+        size: bytes of one device.
+        n_sharing: processes that share it: one on a GPU, all on a CPU.
         cache: full-length sequences that vLLM's KV cache holds; None for the transformers engine.
-        reply: assumed mean tokens of a reply.
     """
 
     cell: Cell
-    launch: Launch
-    device: Device
-    shape: Shape
-    engine: str
-    parts: dict[str, tuple[int, int]]
+    kind: str
+    size: int
+    n_sharing: int
+    parts: list[Part]
     cache: float | None
-    reply: int
-    stages: list[Stage]
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Bytes of one process per phase."""
-        sums = [sum(column) for column in zip(*self.parts.values(), strict=True)]
-        return dict(zip(("rollout", "update"), sums, strict=True))
-
-    @property
-    def need(self) -> int:
-        """Bytes that one device must have: the larger phase; processes on a CPU share its memory."""
-        return max(self.peaks.values()) * (self.launch.n_processes if self.device.kind == "CPU" else 1)
+        """Bytes that one device must have in each phase."""
+        return {phase: self.n_sharing * sum(getattr(p, phase) for p in self.parts) for phase in ("rollout", "update")}
 
     @property
     def fits(self) -> bool:
-        """Whether the device can hold the cell, and vLLM's cache one sequence of full length."""
-        return self.need <= self.device.size and (self.cache is None or self.cache >= 1)
-
-    @property
-    def operations(self) -> dict[str, float]:
-        """Floating-point operations of one iteration per phase, over all devices, at the expected lengths.
-
-        A pass through the linear modules is 2 per weight and token. The frozen base needs no gradient of its weights, so
-        its backward is 2 and not 4; adapters' is 4, and those of rank 0 stand in for the base; checkpointing computes the
-        layers once more. Causal attention over n tokens is 2 q n^2 per layer forward and 2.5 times that backward (its
-        kernel recomputes). The head's backward recomputes the logits (4), on sampled positions alone on a GPU. Sampled
-        prompts count in full: prefix sharing saves some of it.
-        """
-        s, cell = self.shape, self.cell
-        frozen = s.adapter_parameters(0) if cell.lora_rank else 0
-        trained, head = s.adapter_parameters(cell.lora_rank), s.vocab * s.hidden
-        again = 1 if memory.is_checkpointed(cell) else 0
-        recomputed, anchors = cell.old_logprobs == "recomputed", cell.anchors  # one more pass forward each
-        rollout = update = 0.0
-        for stage in self.stages:
-            rows = cell.n_problems * cell.n_episodes * stage.most
-            n, extra = stage.prompt + self.reply, recomputed + (anchors[stage.role] > 0)
-            attention = 2 * s.layers * s.heads * s.head_dim * n**2
-            scored = self.reply if self.device.kind == "GPU" else n
-            forward = 2 * (frozen + trained) * n + attention
-            rollout += rows * (forward + 2 * head * self.reply)
-            backward = (2 * frozen + 4 * trained) * n + 2.5 * attention
-            update += rows * ((1 + again + extra) * forward + backward + (6 + 2 * extra) * head * scored)
-        return {"rollout": rollout, "update": update}
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of one iteration per phase at the assumed peak and utilisation."""
-        lanes = self.launch.n_processes if self.device.kind == "GPU" else torch.get_num_threads()
-        speed = FLOPS[self.device.kind] * lanes
-        return {phase: n / (speed * UTILISATION[phase]) for phase, n in self.operations.items()}
+        """Whether the device holds the cell, and vLLM's cache at least one sequence of full length."""
+        return max(self.peaks.values()) <= self.size and (self.cache is None or self.cache >= 1)
 
     def table(self) -> pd.DataFrame:
-        """Memory of one process by part, then arithmetic and time, for the two phases of an iteration.
-
-        In GiB, PFLOP, EFLOP, minutes and hours; in MiB, TFLOP, seconds and minutes where the model is small.
-        """
-        is_small = self.shape.parameters < 1e8
-        memory_unit, size = ("MiB", GIB / 1024) if is_small else ("GiB", GIB)
-        work_unit, run_unit, work = ("TFLOP", "PFLOP", 1e12) if is_small else ("PFLOP", "EFLOP", 1e15)
-        brief, seconds, lasting, longer = ("s", 1, "min", 60) if is_small else ("min", 60, "h", 3600)
-        n = self.cell.iterations
-        rows = [(f"{name} ({memory_unit})", *(x / size for x in phases)) for name, phases in self.parts.items()]
-        rows.append((f"all of it ({memory_unit})", *(x / size for x in self.peaks.values())))
-        rows.append((f"operations per iteration ({work_unit})", *(x / work for x in self.operations.values())))
-        rows.append((f"time per iteration, assumed ({brief})", *(x / seconds for x in self.seconds.values())))
-        whole_run = (x * n / work / 1e3 for x in self.operations.values())
-        rows.append((f"operations of {n} iterations ({run_unit})", *whole_run))
-        rows.append((f"time of {n} iterations, assumed ({lasting})", *(x * n / longer for x in self.seconds.values())))
-        return pd.DataFrame(rows, columns=["per process", "rollout", "update"]).set_index("per process").round(2)
-
-    def tokens(self) -> pd.DataFrame:
-        """Sequences, tokens and optimizer steps of one iteration, per role; at least, at most, expected."""
-        cell = self.cell
-        episodes, rows = cell.n_problems * cell.n_episodes, []
-        for role in dict.fromkeys(stage.role for stage in self.stages):
-            mine = [stage for stage in self.stages if stage.role == role]
-            least, most = (episodes * sum(n) for n in zip(*((stage.least, stage.most) for stage in mine), strict=True))
-            expected = episodes * sum(stage.most * stage.prompt for stage in mine)
-            rows.append((
-                role, cell.policy[role], least, most, expected, most * cell.max_prompt_tokens, most * self.reply,
-                most * cell.max_response_tokens,
-            ))  # fmt: skip
-        names = ["role", "adapter", "sequences at least", "sequences at most", "prompt tokens expected",
-                 "prompt tokens at most", "completion tokens expected", "completion tokens at most"]  # fmt: skip
-        return pd.DataFrame(rows, columns=names).set_index("role")
-
-    def optimizer_steps(self) -> dict[str, tuple[int, int]]:
-        """adapter -> (at least, at most) optimizer steps of one iteration (`Cell.n_steps`), over the whole run.
-
-        At least, every reply is one token, and roles that `train_after` leaves out at first are; at most, replies fill the cap.
-        """
-        table, counts, starts = self.tokens(), {}, pd.Series(self.cell.train_starts)
-        starts = starts[table.index]
-        for adapter in adapter_names(self.cell.policy):
-            mine = table["adapter"] == adapter
-            first, ever = table[mine & (starts == 0)], table[mine & (starts < self.cell.iterations)]
-            least, most = int(first["sequences at least"].sum()), int(ever["sequences at most"].sum())
-            tokens = int(ever["completion tokens at most"].sum())
-            counts[adapter] = (self.cell.n_steps(least, least), self.cell.n_steps(most, tokens))
-        return counts
+        """Memory of one process by part, in GiB."""
+        found = pd.DataFrame(self.parts).set_index("name").rename_axis("GiB per process")[["rollout", "update"]]
+        found.loc["total"] = found.sum()
+        return (found / GIB).round(3)
 
     def verdict(self) -> str:
-        """Whether it fits, in one sentence."""
+        """Whether it fits, and if not, which parts are the largest and what to change."""
         phase = max(self.peaks, key=self.peaks.get)
-        n, size = self.launch.n_processes, self.device.size / GIB
-        where = "this machine's RAM" if self.device.kind == "CPU" else "a GPU" if n == 1 else f"each of {n} GPUs"
-        sizes = f"{self.need / GIB:.2f} GiB ({phase}) of the {size:.2f} GiB of {where}"
-        if self.need > self.device.size:
-            return f"{self.cell.id} at {self.cell.scale} does not fit: it needs {sizes}."
-        if not self.fits:
-            return (
-                f"{self.cell.id} at {self.cell.scale} does not fit: vLLM's share leaves room for {max(self.cache, 0):.2f} "
-                f"sequences of {memory.longest_row(self.cell)} tokens, and it must hold one."
-            )
-        room = "" if self.cache is None else f"; vLLM's cache holds {self.cache:.1f} sequences of full length"
-        tight = ", which is tight" if self.need > TIGHT * self.device.size else ""
-        return f"{self.cell.id} at {self.cell.scale} fits: it needs {sizes}{tight}{room}."
-
-    def remedies(self) -> list[str]:
-        """What to change, the phase that is too large first."""
-        cell, launch, ideas = self.cell, self.launch, []
-        if self.engine == "vllm" and self.device.kind == "GPU":
-            if self.cache < 1:
-                ideas.append("a larger vllm_memory, or a smaller max_prompt_tokens or max_response_tokens")
-            if self.peaks["rollout"] > self.device.size:
-                ideas.append(f"a vllm_memory below {launch.vllm_memory}")
-        if self.engine == "transformers" and self.peaks["rollout"] >= self.peaks["update"]:
-            other = ", or a GPU with engine='vllm'" if cell.lora_rank else ""
-            ideas.append(
-                "a smaller max_prompt_tokens or max_response_tokens (its cache is reserved in full), n_problems or "
-                f"n_episodes{other}"
-            )
-        if self.peaks["update"] >= self.peaks["rollout"] or self.peaks["update"] > self.device.size:
-            if cell.micro_batch_tokens > memory.longest_row(cell):
-                ideas.append(f"a micro_batch_tokens below {cell.micro_batch_tokens}")
-            else:
-                ideas.append("a smaller max_prompt_tokens or max_response_tokens, since one row is a micro-batch")
-        if self.device.kind == "GPU" and launch.sharding == "none":
-            ideas.append("sharding='fsdp2' with n_processes=2 or more, which divides the frozen base")
-        if cell.lora_rank == 0:
-            ideas.append("a lora_rank of at least 1, such as 64")
-        if self.device.kind == "CPU" and launch.n_processes > 1:
-            ideas.append(f"fewer processes than {launch.n_processes}, which share the RAM")
-        return ideas or ["a device with more memory"]
+        need, size = self.peaks[phase] / GIB, self.size / GIB
+        room = "" if self.cache is None else f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length"
+        found = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
+        found += f"its {phase} phase needs {need:.2f} GiB of a {self.kind} with {size:.2f} GiB{room}."
+        if self.peaks[phase] > self.size:
+            sizes = sorted(((getattr(part, phase), part) for part in self.parts), reverse=True)[:4]
+            parts = [f"{part.name}, {size / GIB:.2f} GiB ({part.remedy})" for size, part in sizes if size]
+            found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
+        elif not self.fits:
+            found += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
+        return found
 
     def check(self) -> None:
-        """Refuse what cannot fit (ValueError)."""
+        """Refuse a cell that does not fit (ValueError)."""
         if not self.fits:
-            biggest = max(self.parts, key=lambda name: max(self.parts[name]))
-            raise ValueError(
-                f"{self.verdict()} The largest part is {biggest} with {max(self.parts[biggest]) / GIB:.2f} GiB. "
-                f"Write {'; or '.join(self.remedies())}."
-            )
+            raise ValueError(self.verdict())
 
 
-def plan(
-    cell: Cell, launch: Launch = ONE_PROCESS, n_devices: int | None = None, device_bytes: int | None = None,
-    mean_response: int | None = None,
-) -> Plan:  # fmt: skip
-    """What `cell` needs; reads no weights.
-
-    Args:
-        n_devices: processes, each with its GPU; None is `launch.n_processes`.
-        device_bytes: memory of one GPU. None asks the GPU that is here, or takes this machine's RAM where there is none.
-        mean_response: assumed mean tokens of a reply; None is a quarter of the cap.
-    """
-    launch = launch if n_devices is None else replace(launch, n_processes=n_devices)
-    launch.check_processes(launch.n_processes, cell.n_problems)
-    device = Device("GPU", device_bytes) if device_bytes is not None else this_device()
-    on_gpu, s = device.kind == "GPU", shape_of(cell)
-    engine = ("vllm" if on_gpu else "transformers") if cell.engine == "auto" else cell.engine
-    check_served(cell, engine)
-    reply = mean_response or -(-cell.max_response_tokens // 4)
-    turns = stages(cell, reply)
-    shards = launch.n_processes if launch.is_sharded else 1
-    base, own = memory.BYTES[cell.dtype] * s.parameters // shards, memory.adapters(cell, s) // shards
-    parts = {
-        "process": (memory.GPU_PROCESS if on_gpu else memory.CPU_PROCESS,) * 2,
-        f"frozen base, {cell.dtype}": (base, base),
-        "adapters, float32": (own, own),
-        "AdamW moments, float32": (2 * own, 2 * own),
-        "gradients, float32": (0, memory.gradients(cell, s) // shards),
-    }
-    batch = f"activations of {memory.micro_batch(cell)} tokens", memory.activations(cell, s, on_gpu)
-    name, size = max(batch, ("sums of gradients, float32", memory.sums(cell, s) // shards), key=lambda part: part[1])
-    parts[name] = (0, size)  # never both at once
+def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
+    """Count what `cell` needs without reading weights; `gpu_bytes` None looks at the devices of this machine."""
+    n, s = launch.n_processes, shape_of(cell)
+    launch.check_processes(n, cell.n_problems)
+    kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
+    on_gpu, names = kind == "GPU", adapter_names(cell.policy)
+    on_vllm = (
+        cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale)
+    )  # assumed to be installed there
+    shards = n if launch.is_sharded else 1
+    base, own = BYTES[cell.dtype] * s.parameters // shards, adapters(cell) // shards
+    one, slots = own // len(names), n_parts(cell)
+    row = cell.max_prompt_tokens + cell.max_response_tokens
+    tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
+    batch = activations(cell, s, tokens, on_gpu)
+    sums = (1 + min(2, slots - 1)) * one  # the last part's flat copy and up to two sums, when no micro-batch runs
+    lengths = "lower max_prompt_tokens or max_response_tokens"
+    cut = "lower micro_batch_tokens" if tokens > row else lengths
+    rank, split = (
+        "lower lora_rank",
+        "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model",
+    )
+    process = GPU_PROCESS if on_gpu else CPU_PROCESS
+    parts = [
+        Part("process", process, process, "lower n_processes" if n > 1 and not on_gpu else "fixed"),
+        Part(f"frozen base, {cell.dtype}", base, base, split),
+        Part("adapters, float32", own, own, rank),
+        Part("AdamW moments, float32", 2 * own, 2 * own, rank),
+        Part("gradients, float32", 0, (slots + 1) * one, rank),  # each part's, and what the present one accumulates
+        Part(f"activations of {tokens} tokens", 0, batch, cut)
+        if batch >= sums
+        else Part("sums of gradients, float32", 0, sums, rank),
+    ]
     if cell.diagnostics and not on_gpu:  # a GPU's host keeps them
-        parts["changes of two iterations, float32"] = (own, 2 * own)
+        parts.append(Part("changes of two iterations, float32", own, 2 * own, rank))
     if cell.coherence_penalty:
-        parts["running means of gradients, float32"] = (own, own)
-    if shards > 1:
-        parts["layers gathered by FSDP2"] = (0, memory.gathered(cell, s))
-    elif launch.n_processes > 1:  # accelerate wraps the model in DistributedDataParallel, which makes its buckets
-        parts["data-parallel buckets, float32"] = (own, own)
-    engine_parts, cache = _engine(cell, launch, device, s, engine, turns)
-    return Plan(cell, launch, device, s, engine, parts | engine_parts, cache, reply, turns)
+        parts.append(Part("running means of gradients, float32", own, own, rank))
+    if shards > 1:  # a layer and the next one with their adapters; the embedding, and the head's copy
+        layer = sum(a * b for a, b in s.linear_sizes) + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
+        both = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)
+        parts.append(Part("layers gathered by FSDP2", 0, both, "fixed"))
+    elif n > 1:  # accelerate wraps the model in DistributedDataParallel, which allocates buckets
+        parts.append(Part("data-parallel buckets, float32", own, own, rank))
+    if on_vllm or engine_of(cell) == "vllm":
+        engine, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
+        return Plan(cell, kind, size, 1 if on_gpu else n, [*parts, engine], cache)
+    return Plan(cell, kind, size, 1 if on_gpu else n, [*parts, *transformers_engine(cell, s, n)], None)
 
 
-def _engine(
-    cell: Cell, launch: Launch, device: Device, s: Shape, engine: str, turns: list[Stage]
-) -> tuple[dict[str, tuple[int, int]], float | None]:
-    """The rollout engine's parts, and how many sequences of full length vLLM's cache holds.
+def is_checkpointed(cell: Cell) -> bool:
+    """Whether layers are computed again in backward instead of kept."""
+    return not is_tiny(cell.scale)
 
-    Asleep, the transformers engine keeps its position tables alone; vLLM on a GPU its work space.
+
+def adapters(cell: Cell) -> int:
+    """Bytes of all adapters, float32. AdamW's two moments are twice as many."""
+    return 4 * len(adapter_names(cell.policy)) * shape_of(cell).adapter_parameters(cell.lora_rank)
+
+
+def n_parts(cell: Cell) -> int:
+    """Parts of the gradient of the adapter that has most: one per role and slot where they are told apart, else one."""
+    if not (cell.diagnostics or cell.balance_roles or cell.slot_scaling):
+        return 1
+    slots = cell.make_workflow().roles
+    return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
+
+
+def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool) -> int:
+    """Bytes of a micro-batch of padded `tokens`, forward and backward, at the worst moment.
+
+    A layer keeps per token, in float32: both norms' inputs and outputs (4h), q before and after its norm and the
+    attention's output (3q), k twice and v (3kv), gate, up, silu(gate) and their product (4I), each adapter's inner product
+    (7r); under bfloat16 autocast the norms keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA casts its own copy of its
+    input. Both keep reciprocal norms and the attention's log-sum-exp. In backward the MLP of one layer holds in float32 the
+    product's gradient from base and adapter and their sum (2I + h), in bfloat16 the product in both types (6I bytes) and
+    the stream with its gradient (10h). The fused head holds tiles of the logits, the last hidden state, its copy and
+    gradient; on a GPU it works in place on one full tile, on a CPU pages of columns past the vocabulary are never touched.
     """
-    if engine == "vllm":
-        needs = memory.vllm_parts(cell, s, launch.vllm_tensor_parallel)
-        per_sequence = memory.vllm_cache_per_token(s, launch.vllm_tensor_parallel) * memory.longest_row(cell)
-        if device.kind == "GPU":
-            share = round(launch.vllm_memory * device.size)
-            cache = (share - sum(needs.values())) / per_sequence
-            return {f"vLLM, {launch.vllm_memory:.0%} of the GPU": (share, needs["work space"])}, cache
-        both = 2 * needs["weights"] + 2 * needs["LoRA slots"] + GIB  # float32 on a CPU, 1 GiB of cache; no sleep
-        return {"vLLM": (both, both)}, GIB / (2 * per_sequence)
-    episodes = cell.n_problems * cell.n_episodes // launch.n_processes
-    rows = [(episodes * stage.most, stage.prompt, stage.sharing) for stage in turns]
-    weights, rope = memory.torch_engine_weights(cell, s), memory.torch_engine_rope(cell, s)
-    caches = memory.torch_engine_cache(cell, s, rows)
-    passing = max(memory.torch_engine_passing(s, *turn) for turn in rows)
-    return {
-        "transformers engine, merged weights, float32": (weights, 0),
-        "transformers engine, position tables": (rope, rope),
-        # `publish` makes new tables beside the old ones
-        "transformers engine, KV cache and one step": (max(caches + passing, rope), 0),
-    }, None
+    h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_rank
+    b, kept = BYTES[cell.dtype], 4 * (2 + 2 * s.heads + s.kv_heads)
+    if cell.dtype == "float32":
+        kept += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
+        passing = 4 * (2 * inter + h)
+    else:
+        kept += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
+        passing = 6 * inter + 10 * h
+    width, copies = (HEAD_COLUMNS, b) if on_gpu else (min(s.vocab, HEAD_COLUMNS), b + 4 * HEAD_COPIES)
+    head = round(min(tokens, HEAD_TOKENS) * width * copies) + tokens * h * (8 + b)
+    if is_checkpointed(cell):  # every layer's input, and one layer at a time
+        return tokens * s.layers * h * b + max(head, tokens * (kept - h * b + passing))
+    return tokens * s.layers * kept + max(head, tokens * passing)
 
 
-def this_device() -> Device:
-    """The first GPU that is visible, or this machine's RAM, or less where a control group grants less."""
+def calls(cell: Cell) -> list[tuple[int, int, int]]:
+    """The calls of an episode in order, as (slots, expected prompt tokens, rows of an iteration with the same prompt).
+
+    The first role sees the question, later ones also everything that was written before.
+    """
+    question = 64 if is_tiny(cell.scale) else QUESTION_TOKENS.get(cell.task, max(QUESTION_TOKENS.values()))
+    workflow, written, found = cell.make_workflow(), 0, []
+    for _ in range(cell.rounds if workflow.name == "eval_opt" else 1):
+        for slots in workflow.roles.values():
+            prompt = min(question + written * cell.max_response_tokens // 4, cell.max_prompt_tokens)
+            found.append((slots, prompt, 1 if written else cell.n_episodes * slots))
+            written += slots
+    return found
+
+
+def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
+    """TransformersEngine's parts, float32; asleep it keeps only its position tables.
+
+    Weights: embedding, head, and the merged layers of the base and of each adapter. KV pools: none is freed before the
+    rollout ends; a row has room for a whole reply, a prompt that enough rows share is stored once, and calls of similar
+    prompt length and sharing use one pool. A step: prefill holds, per token of distinct prompts, cos and sin, q, k and v, and
+    the larger of attention (q and k rotated, four products of their size and three of the stream's) and the MLP (gate and
+    up of two layers, 4I, and five tensors of the stream's size); decoding holds six tensors of vocabulary size per row.
+    """
+    from multirole.engines.transformers_engine import PREFILL_TOKENS, SHARED_ROWS, SHARED_TOKENS, SHORTEST_POOL
+
+    linear = s.layers * sum(a * b for a, b in s.linear_sizes)
+    weights = 4 * (2 * s.vocab * s.hidden + (1 + len(adapter_names(cell.policy))) * linear)
+    tables = (
+        2 * 4 * s.head_dim * (cell.max_prompt_tokens + cell.max_response_tokens + s.layers * (s.heads + s.kv_heads))
+    )
+    qk, qkv = ((s.heads + n * s.kv_heads) * s.head_dim for n in (1, 2))
+    widest = 2 * s.head_dim + qkv + max(5 * qk + 3 * s.hidden, qk + 4 * s.intermediate + 5 * s.hidden)
+    pools: dict[tuple[int, int], int] = {}
+    step = 0
+    for slots, prompt, sharing in calls(cell):
+        rows = min(cell.n_problems * cell.n_episodes // n_processes * slots, MAX_ROWS)
+        is_shared, distinct = sharing >= SHARED_ROWS and prompt >= SHARED_TOKENS, -(-rows // sharing)
+        kind = ((prompt - 1) // SHORTEST_POOL).bit_length(), sharing.bit_length() if is_shared else 0
+        tokens = rows * cell.max_response_tokens + (distinct if is_shared else rows) * prompt
+        pools[kind] = max(pools.get(kind, 0), tokens)
+        step = max(step, 4 * min(max(PREFILL_TOKENS, prompt), distinct * prompt) * widest, 4 * rows * 6 * s.vocab)
+    caches = sum(pools.values()) * 4 * 2 * s.layers * s.kv_heads * s.head_dim
+    fewer = "lower max_prompt_tokens, max_response_tokens, n_problems or n_episodes"
+    return [
+        Part("transformers engine, merged weights", weights, 0, "use fewer adapters"),
+        Part("transformers engine, position tables", tables, tables, fewer),  # which publish holds twice
+        Part("transformers engine, KV cache and one step", max(caches + step, tables), 0, fewer),
+    ]
+
+
+def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> tuple[Part, float]:
+    """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
+
+    It holds bfloat16 weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch (gate, up
+    and the stream; float32 logits of 256 rows, twice) with its CUDA graphs. On a CPU it holds float32 and never sleeps.
+    """
+    length = cell.max_prompt_tokens + cell.max_response_tokens
+    row = 4 * s.layers * s.kv_heads * s.head_dim * length / launch.vllm_tensor_parallel
+    slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
+    held = 2 * (s.parameters + slots) // launch.vllm_tensor_parallel
+    if gpu_bytes is None:
+        return Part("vLLM", 2 * held + GIB, 2 * held + GIB, "write engine='transformers'"), GIB / (2 * row)
+    work = max(8192, length) * 2 * (3 * s.intermediate + 3 * s.hidden) + 256 * s.vocab * 4 * 2 + VLLM_GRAPHS
+    share = round(launch.vllm_memory * gpu_bytes)
+    remedy = f"lower vllm_memory below {launch.vllm_memory}"
+    part = Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy)
+    return part, (share - held - work) / row
+
+
+def this_device() -> tuple[str, int]:
+    """ "GPU" and the bytes of the first visible one, or "CPU" and the bytes of RAM, or what a control group grants of it."""
+    import torch
+
     if torch.cuda.is_available():
-        return Device("GPU", torch.cuda.get_device_properties(0).total_memory)
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    total = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:")) * 1024
-    return Device("CPU", min([total, *_group_limits()]))
+        return "GPU", torch.cuda.get_device_properties(0).total_memory
+    return "CPU", min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits()])
 
 
-def _group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
     """Memory limits of this process's control groups and their parents, version 1 or 2, in bytes."""
-    limits = []
+    files = []
     for line in own.read_text().splitlines() if own.is_file() else []:
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        folder = top / path.lstrip("/")
-        for level in (folder, *folder.parents):
-            if not level.is_relative_to(top):
-                break
-            file = level / name
-            text = file.read_text().strip() if file.is_file() else "max"
-            limits += [int(text)] if text != "max" else []
-    return limits
+        if controllers in ("", "memory"):
+            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            folder = top / path.lstrip("/")
+            files += [level / name for level in (folder, *folder.parents) if level.is_relative_to(top)]
+    texts = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in texts if text != "max"]
+
+
+def disk_need(cell: Cell) -> int:
+    """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every saved step.
+
+    A checkpoint is the adapters with AdamW's two moments, and their running means where a remedy keeps them. Tables are
+    small beside them and not counted.
+    """
+    from multirole.experiment.checkpoints import KEPT
+
+    n_copies = (KEPT + 1) * (4 if cell.coherence_penalty else 3) - (-cell.iterations // cell.save_every)
+    return n_copies * adapters(cell)
+
+
+def check_disk(cell: Cell, folder: Path) -> None:
+    """Refuse a disk that cannot hold what the run will save in `folder` (ValueError); what is there already counts."""
+    saved = [path for name in ("checkpoints", "adapters") for path in (folder / name).rglob("*") if path.is_file()]
+    need, free = disk_need(cell), shutil.disk_usage(folder).free
+    if free + sum(path.stat().st_size for path in saved) < need:
+        raise ValueError(
+            f"{folder} has {free / 2**20:.0f} MiB free, but checkpoints and adapters of {cell.iterations} iterations take "
+            f"{need / 2**20:.0f} MiB. Use a results_dir on a larger disk, raise save_every, or free some space."
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -364,36 +320,14 @@ def main(argv: list[str]) -> int:
     add_parameters(parser)
     parser.add_argument("--devices", type=int, help="processes, each with its GPU (default: n_processes)")
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
-    parser.add_argument(
-        "--mean-response", type=int, help="assumed mean tokens of a reply (default: a quarter of the cap)"
-    )
     arguments = parser.parse_args(argv)
     size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
     try:
         cell, launch = Cell.from_parameters(read_parameters(arguments))
-        found = plan(cell, launch, arguments.devices, size, arguments.mean_response)
+        found = plan(cell, replace(launch, n_processes=arguments.devices or launch.n_processes), size)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    steps = ", ".join(
-        f"{name} {a}" if a == b else f"{name} {a} to {b}" for name, (a, b) in found.optimizer_steps().items()
-    )
-    n, counts = cell.iterations, found.tokens()
-    most, sampled = (n * int(counts[what].sum()) for what in ("sequences at most", "completion tokens expected"))
-    sys.stdout.write(
-        f"{found.table().to_string(float_format='%.2f')}\n\n{found.tokens().T.to_string()}\n"
-        f"optimizer steps per iteration: {steps}\n"
-        f"{n} iterations: at most {most:,} sequences, {sampled:,} sampled tokens expected\n"
-        f"assumed: replies of {found.reply} tokens, first prompts of {found.stages[0].prompt}, every round and worker; "
-        f"{FLOPS[found.device.kind]:.3g} FLOP/s per device or core, of which "
-        f"{UTILISATION['rollout']:.0%} while sampling and {UTILISATION['update']:.0%} while training\n\n"
-        f"{found.verdict()}\n"
-    )
-    if found.fits:
-        return 0
-    sys.stdout.write(f"Write {'; or '.join(found.remedies())}.\n")
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
+    sys.stdout.write(f"{found.table().to_string()}\n{disk}\n{found.verdict()}\n")
+    return 0 if found.fits else 1

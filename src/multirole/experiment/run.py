@@ -31,13 +31,13 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import staging
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.experiment.locks import claim
-from multirole.experiment.machine import check_disk, check_vllm, engine_of
+from multirole.experiment.machine import check_vllm, engine_of
 from multirole.experiment.models import check_model, locate
 from multirole.experiment.presets import is_tiny
 from multirole.experiment.record import Recorder, add_session, folder_of, is_done, make_writable, open_folder
 from multirole.experiment.refusals import check_served
 from multirole.experiment.stops import Stop, heeding
-from multirole.plan import plan
+from multirole.plan import check_disk, plan
 from multirole.tasks import TASKS
 from multirole.tasks.sources import forget_rows
 
