@@ -1,22 +1,21 @@
-# The GPU image: CUDA 13, Python 3.12, requirements-cuda.lock, this repository. docker/README.md says how to run it, on
-# one machine or under SLURM, and what of it was tried: no Docker engine was at hand, so it was never built as an image.
+# GPU image: CUDA 13, Python 3.12, requirements-cuda.lock and this repository. It has not been built yet; see
+# docker/README.md for how to run it, on one machine or under SLURM, and for what was tested.
 #
 #     docker build --build-arg GIT_SHA=$(git rev-parse HEAD) -t multirole .
 #
-# The base stands here by its tag, because its registry was out of reach. For a build that can be repeated, ask for the
-# digest once and give it along; Docker then ignores the tag:
+# For a reproducible build, look up the digest of the base once and pass it; Docker then ignores the tag:
 #     docker buildx imagetools inspect nvidia/cuda:13.0.2-devel-ubuntu24.04
 #     docker build --build-arg CUDA_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:DIGEST ...
-# devel rather than runtime: the wheels bring their own CUDA libraries, but FlashInfer compiles kernels at run time with
-# nvcc. 13.0.2 is the release of the lock's nvidia-cuda-runtime.
+# devel instead of runtime: the wheels contain the CUDA libraries, but FlashInfer compiles kernels at run time with nvcc.
+# 13.0.2 is the release of nvidia-cuda-runtime in the lock.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${CUDA_IMAGE}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# Compilers and Python's headers: Triton and FlashInfer compile at run time. libibverbs: without it NCCL between nodes
-# falls back to TCP. git: provenance asks it. tini: papermill as PID 1 would ignore SIGTERM.
-# Not pinned: Ubuntu's archive drops old versions, so a pin here breaks the build instead of repeating it.
+# Compilers and Python's headers: Triton and FlashInfer compile at run time. libibverbs: without it NCCL falls back to TCP
+# between nodes. git: provenance records the commit. tini: papermill would ignore SIGTERM as PID 1. Versions are not pinned
+# because Ubuntu removes old ones, which would break the build.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -28,7 +27,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /artifact
 
-# The lock alone first: editing the code does not install several gigabytes again. pip reads both arguments by itself.
+# Install the lock before copying the code, so that a code change does not reinstall everything. pip reads both arguments.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements-cuda.lock ./
@@ -36,8 +35,8 @@ RUN python3.12 -m venv /opt/venv \
     && pip install -r requirements-cuda.lock \
     && pip check
 
-# Editable, so that a checkout mounted over /artifact is what runs. chmod: a checkout may be unreadable for others. The
-# link and the stamp let `make` use this environment instead of building its own.
+# Editable, so that a checkout mounted over /artifact is used. chmod: files of a checkout may be unreadable for others. The
+# link and the stamp let `make` use this environment instead of creating one.
 COPY . .
 RUN pip install --no-deps --no-build-isolation -e . \
     && python -m compileall -q src \
@@ -47,8 +46,8 @@ RUN pip install --no-deps --no-build-isolation -e . \
     && mkdir -p /results /cache \
     && chmod 1777 /results /cache
 
-# Whoever runs this, with or without an entry in passwd, can write /tmp, /results and /cache and nothing else: home and
-# every cache of compiled kernels go there, and USER is what getpass reads before passwd.
+# Any user, with or without an entry in passwd, can write only to /tmp, /results and /cache, so the home and all caches
+# of compiled kernels are there. getpass reads USER before passwd.
 ARG GIT_SHA=unknown
 LABEL org.opencontainers.image.revision=$GIT_SHA org.opencontainers.image.licenses=Apache-2.0
 # hadolint ignore=DL3064

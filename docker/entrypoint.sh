@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Started by tini. Says early what would otherwise fail late, then becomes the command, or watches over papermill.
+# Started by tini. Check the mounts, then exec the command; for papermill, stay and forward signals to its kernel.
 set -euo pipefail
 
 for folder in /results "${XDG_CACHE_HOME:-/cache}"; do
   if [[ ! -w $folder ]]; then
-    echo "$folder is not writable for user $(id -u). Make a folder that is yours and mount it there, as that user:" >&2
+    echo "$folder is not writable for user $(id -u). Create a folder, mount it there and run as its owner:" >&2
     echo "  docker run --user \$(id -u):\$(id -g) -v \"\$PWD/runs:/results\" -v \"\$PWD/cache:/cache\" ..." >&2
     echo "  apptainer run --bind \"\$PWD/runs:/results,\$PWD/cache:/cache\" ..." >&2
     exit 1
@@ -13,14 +13,14 @@ done
 if [[ " $* " != *" papermill "* ]]; then
   exec "$@"
 fi
-# papermill dies of SIGTERM at once, and the container with it, before its kernel has saved a checkpoint. So the kernel is
-# told instead, its child, and papermill ends after it, with an error and its notebook.
-set -m                # a process group of its own, which tini does not signal
-"$@" < /dev/null &    # papermill takes a piped stdin for a notebook
+# On SIGTERM papermill exits at once, and the container with it, before its kernel has saved a checkpoint. Signal the kernel,
+# its child, instead: papermill then ends after it with an error and the executed notebook.
+set -m                # its own process group, which tini does not signal
+"$@" < /dev/null &    # papermill reads a notebook from a piped stdin
 papermill=$!
 trap 'kernel=$(cat /proc/$papermill/task/*/children); kill -TERM ${kernel:-$papermill}' TERM USR1
 trap 'kill -INT $papermill' INT
 while kill -0 "$papermill" 2> /dev/null; do
-  wait "$papermill" || true # a trap ends it early
+  wait "$papermill" || true # a trap interrupts it
 done
 wait "$papermill" # for its exit code

@@ -314,6 +314,13 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
+def check(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = None) -> None:
+    """Refuse a run that this machine's memory, or the disk of its existing `folder`, cannot hold (ValueError)."""
+    plan(cell, launch).check()
+    if folder is not None:
+        check_disk(cell, folder)
+
+
 def main(argv: list[str]) -> int:
     """Print what a cell needs and whether it fits: exit code 0 if it does, 1 if not, 2 for a mistake in the command."""
     parser = argparse.ArgumentParser(prog="multirole plan", description=main.__doc__)
