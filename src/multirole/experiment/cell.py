@@ -1,214 +1,274 @@
-"""One cell of the matrix: workflow x policy x task x scale x seed, and every number that trains it.
+"""One cell of the matrix: workflow x policy x task x scale x seed, and every setting that trains it.
 
-The numbers themselves are in `presets`: Table 7, what a tiny scale replaces, and the options in which the released code
-departs from the paper's text. `Cell.grpo_config()` is the only translation to TRL.
+Each setting is one line: its type and bounds, its help, its value in the paper (Table 7; the released code where the paper is
+silent), and what the tiny scales and `preset="released_code"` put in its place. The notebooks' parameter cells list the
+same lines. Imports neither torch nor trl.
 """
 
 import hashlib
-from dataclasses import dataclass, fields
+import json
+import re
+from inspect import getattr_static, iscoroutinefunction
 from pathlib import Path
-from types import CodeType
-from typing import get_args
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from trl import GRPOConfig
+from pydantic import PrivateAttr
 
 from multirole.core.policy import parse_policy
-from multirole.core.rollout import Sampling
 from multirole.core.types import Workflow
-from multirole.experiment.launch import LAUNCH_OPTIONS, Launch
-from multirole.experiment.presets import defaults, is_tiny
-from multirole.experiment.refusals import (
-    check_cell,
-    check_choice,
-    check_workflow,
-    refuse,
-    role_numbers,
-    settled_anchor,
-    settled_starts,
-)
-from multirole.sandbox import Limits
+from multirole.experiment.launch import Launch
+from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, is_tiny
+from multirole.experiment.settings import Parameter, Settings, did_you_mean, option, parameters, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
-LONGEST_ID = 200
-"""Characters; file systems take 255 bytes."""
+if TYPE_CHECKING:
+    from multirole.core.engine import Sampling
+
+LONGEST_ID = 60
 
 
-def _source(code: CodeType) -> str:
-    """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
-    constants = [_source(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
-    return " ".join([code.co_code.hex(), *code.co_names, *constants])
+class Coordinates(Settings):
+    """Where a cell stands in the matrix."""
+
+    workflow: Any = option("single, eval_opt, voting, orch_workers, or one of your own as examples/debate.py:Debate")
+    policy: dict[str, str] = option("sp, ip, or a map of roles to adapters, see the README")
+    task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
+    scale: Literal["tiny-s", "0.6b", "1.7b", "4b"] = option("tiny-s, or on a GPU node 0.6b, 1.7b, 4b", "tiny-s")
+    seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
+    preset: Literal["paper", "released_code"] = option(
+        "paper, or released_code where the authors' code differs", "paper"
+    )
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One training run. Fields left at None take the value of the scale and the preset; bad values raise ValueError.
+class Training(Settings):
+    """How much is trained. An iteration is one batch of rollouts and all optimizer steps taken on it."""
 
-    Units: lengths in tokens, rates per iteration. An *iteration* is one rollout batch of `n_problems` x `n_episodes`
-    episodes and all optimizer steps taken on it.
+    iterations: int = option("batches of rollouts", 500, tiny=60, ge=1)
+    n_problems: int = option("problems per iteration", 64, tiny=16, ge=1)
+    n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2)
+    learning_rate: float = option("peak", 2e-5, tiny=2e-3, ge=0)
+
+
+class Data(Settings):
+    """Model, rows and lengths."""
+
+    model: str | None = option("a local folder with a model and its tokenizer, in place of the pinned one", None)
+    data: str | None = option("a local file or folder of rows, in place of the task's pinned dataset", None)
+    n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1)
+    n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1)
+    max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=512, ge=1)
+    max_response_tokens: int = option("cap of one turn's completion", 5120, tiny=96, ge=1)
+    temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01)
+    renderer: Literal["chat_template", "released_code"] = option(
+        "chat_template or released_code", "chat_template", released_code="released_code", tiny="chat_template"
+    )
+    eval_every: int = option("iterations between validations", 10, ge=1)
+    save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1)
+
+
+class Caps(Settings):
+    """Sizes of the built-in workflows."""
+
+    rounds: int = option("drafts, and as many verdicts, of Eval-Opt", 3, tiny=3, ge=1)
+    n_voters: int = option("generators of Voting", 3, ge=1)
+    n_workers: int = option("strategies, and so workers, of Orch-Workers at most", 3, ge=1)
+    aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
+        "what a selection without a box is, candidate_1 or first_digit", "candidate_1", released_code="first_digit"
+    )
+
+
+class Rewards(Settings):
+    """Rewards of the built-in tasks, and what becomes of rewards."""
+
+    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released_code=0.0, ge=-1)
+    code_reward: Literal["fraction", "all_pass"] = option(
+        "of hidden tests, fraction or all_pass", "fraction", released_code="all_pass"
+    )
+    code_rows: Literal["deepcoder", "reconstruction"] = option(
+        "deepcoder, or a reconstruction of the authors' filter", "deepcoder", released_code="reconstruction"
+    )
+    advantage_group: Literal["episode", "role", "slot"] = option(
+        "what is compared within a problem, episode, role or slot", "episode", released_code="role"
+    )
+    process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0)
+    allow_unsafe_code: bool = option("train on code without a sandbox; only in a virtual machine", False)
+
+
+class Optimization(Settings):
+    """Adapters, optimizer and schedule."""
+
+    lora_rank: int = option("of every linear layer", 64, tiny=16, ge=1)
+    lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1)
+    warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0)
+    lr_schedule: Literal["cosine", "constant"] = option(
+        "after warm-up, cosine or constant", "cosine", released_code="constant"
+    )
+    lr_clock: Literal["iteration", "update_call"] = option(
+        "ticks once per iteration, or per adapter and iteration (update_call)", "iteration", released_code="update_call"
+    )
+    weight_decay: float = option("of AdamW (not in Table 7)", 0.01, ge=0)
+    max_grad_norm: float = option("of one optimizer step", 1.0, ge=1e-6)
+    updates: Literal["per_batch", "one", "tokens"] = option(
+        "an adapter's steps, one per_batch of episodes, one per iteration, or one per step_tokens", "per_batch"
+    )
+    step_tokens: int | None = option("completion tokens of a step, where updates is tokens", None, ge=1)
+    minibatch_split: Literal["even", "sequential"] = option(
+        "even, or sequential with a partial last mini-batch", "even", released_code="sequential"
+    )
+    row_order: Literal["shuffled", "mountain"] = option(
+        "shuffled, or a mountain of short, long, short", "shuffled", released_code="mountain"
+    )
+
+
+class Loss(Settings):
+    """The clipped objective."""
+
+    clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0)
+    clip_high: float = option("the upper side", 0.28, ge=0)
+    dual_clip: float | None = option("largest ratio where the advantage is negative", None, released_code=3.0, ge=1)
+    old_logprobs: Literal["sampled", "recomputed"] = option(
+        "of the ratio, as sampled by the engine or recomputed by the trainer", "recomputed", tiny="sampled"
+    )
+    kl_anchor: float | str = option(
+        "weight of KL to the base; or, as text, one for each role, written like a policy map", 0.0
+    )
+
+
+class Remedies(Settings):
+    """What is watched, and what may be done about it."""
+
+    diagnostics: bool = option("metrics of gradients and texts by role; changes no weight", True)
+    on_alarm: Literal["log", "checkpoint", "stop", "rollback"] = option("log, checkpoint, stop or rollback", "log")
+    rollback_rate: float = option("what each rollback leaves of the learning rate", 0.5, ge=0, le=1)
+    coherence_penalty: float = option("taken from a gradient that repeats its running mean", 0.0, ge=0, le=1)
+    balance_roles: float = option("between the gradients of roles on one adapter", 0.0, ge=0, le=1)
+    slot_scaling: float = option("a role of N slots is multiplied by N ** -slot_scaling", 0.0, ge=0, le=1)
+
+
+class Compute(Settings):
+    """Engine and precision."""
+
+    engine: Literal["auto", "transformers", "vllm"] = option("auto is vllm on a GPU, else transformers", "auto")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "of the frozen base, float32 or bfloat16; adapters are float32", "bfloat16", tiny="float32"
+    )
+    micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1)
+
+
+GROUPS = (Coordinates, Training, Data, Caps, Rewards, Optimization, Loss, Remedies, Compute)
+
+
+class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training, Coordinates):
+    """One training run. Raises ValueError for settings that cannot work.
+
+    Settings that are not given, or given as None, take the value of the scale and the preset, so that attributes of a cell
+    are settled values. `policy` is settled as the map of roles to adapters.
 
     Args:
-        workflow: "single", "eval_opt", "voting", "orch_workers", or a workflow object of your own.
-        policy: "sp", "ip", or a role-to-adapter map such as "generator=a,aggregator=b".
-        task: "math" or "code". At the tiny scales these are the embedded tasks tiny_math and tiny_code.
-        scale: "0.6b", "1.7b", "4b": the paper's models and tasks; "tiny-s", "tiny-m", "tiny-l": embedded ones.
-        preset: "paper" follows the paper's text; "released_code" follows the authors' code where the two differ.
-        model: a local folder with a Qwen3 or a Llama and its tokenizer, used in place of the pinned download. Other dense
-            decoders need engine="vllm".
-        data: a local file or folder with rows in the schema of the task's dataset, used in place of the pinned download.
-        n_train, n_validation: the first so many problems of each split; None takes all of a dataset.
-        rounds: drafts, and as many verdicts, of Eval-Opt (Table 7 "revision rounds": 3 on math, 2 on code, counted as the
-            released code counts them; reading them as revisions after the first draft is one more).
-        n_voters, n_workers: generators of Voting; strategies, and so workers, of Orch-Workers at most.
-        learning_rate: peak AdamW learning rate.
-        lora_rank: 0 trains every linear layer of the decoder whole, a float32 copy per adapter, on the transformers engine
-            alone; embeddings, norms and head stay frozen, `lora_alpha` is unused, and weight decay pulls copies towards 0 and
-            not towards the base. Write a lower learning_rate than LoRA's: half of it was best of a few short tiny-s runs.
-        dtype: of the frozen base; adapters are always float32.
-        micro_batch_tokens: padded tokens of one forward pass; changes memory and speed, not the gradient.
-        old_logprobs: pi_old in the PPO ratio: the engine's "sampled" log-probs, or "recomputed" by the trainer.
-        code_reward: "fraction" of hidden tests passed (paper A.7), or 1 if "all_pass" (released code).
-        malformed_reward: reward of a math answer without a box. The paper prints no value; -0.1 is our choice.
-        advantage_group: rewards are compared within the n episodes of a problem, one value per "episode"; or within
-            (problem, "role") or (problem, role, "slot") rows, as the released code does; or (problem, role, round):
-            "role_round". "role" is also Dr. MAS's agent-wise normalisation (arXiv 2602.08847), as we read it.
-        advantage_norm: a reward minus its "group"'s mean, over the group's standard deviation; minus and over mean and
-            deviation of all the iteration's rows of the role, whatever the problem ("agent"); minus the group's mean alone
-            ("none": Dr. GRPO); or minus the mean of the other members ("leave_one_out": RLOO).
-        lr_clock: the schedule ticks once per "iteration", or once per "update_call" (one per adapter and iteration; with
-            "cosine" a cell of k adapters then reaches 0 after 1/k of its iterations).
-        lr_schedule: after warm-up: "cosine" over the run, "constant", or "cosine_wrap" (cosine that rises again
-            past its horizon, as a schedule clocked per update call would).
-        updates: an adapter takes one optimizer step "per_batch" of n_problems x n_episodes rows (paper sec 5.1: a role with
-            three slots takes three); "one" per iteration, on all its rows at once; or one per about `step_tokens`
-            completion tokens ("tokens").
-        step_tokens: with updates="tokens": ceil(tokens / step_tokens) steps of near-equal tokens, at most one per row.
-        loss_aggregation: over an optimizer step, the mean over rows of token means ("grpo"), the mean over all its tokens
-            ("token": DAPO), or the sum over tokens divided by rows x `max_response_tokens` ("dr_grpo").
-        minibatch_split: ragged row counts are cut into "even" mini-batches, each normalised by its own size; or
-            "sequential" full ones and a partial one that is still divided by the full size (released code).
-        row_order: rows are "shuffled" by the seed, or length-stratified short-long-short ("mountain", released code).
-        aggregator_fallback: a selection without a valid box uses "candidate_1", or the "first_digit" in the reply.
-        renderer: prompts by the model's own "chat_template", thinking off; or as the "released_code" writes them.
-        code_rows: all rows of "deepcoder"; or the public "reconstruction" of the authors' unpublished runtime filter.
-        dual_clip: the ratio is cut at this value where the advantage is negative (released code: 3); None: never.
-        eval_sampling: "training" temperature alone; or "qwen3": with top_p 0.95 and top_k 20 besides, which the authors'
-            evaluation server may have taken from the model's folder.
-        eval_response_tokens: response cap of evaluations; None is the training cap, as in the paper.
-        test_seconds, problem_seconds: CPU limits of one hidden test and of all tests of a program (released code: 3, 120);
-            the tiny tasks have their own.
-        diagnostics: whether gradients are taken apart by role and slot, sampled rows scored again and texts read; False leaves
-            those metrics NaN (METRICS.md) and changes no weight.
-        on_alarm: what a training alarm does besides being recorded: "log" it, save a "checkpoint", "stop" the run, or "rollback":
-            the adapters return to the best evaluated and saved step, AdamW's moments are cleared, and the learning rate is
-            multiplied by `rollback_rate`. Where nothing has been evaluated and saved yet, it is only logged.
-        rollback_rate: what each rollback leaves of the learning rate; 1 keeps it.
-        kl_anchor: weight of a penalty KL(policy || frozen base) in the loss, aggregated as the loss is: one number, or one per
-            role, such as "generator=0.01,aggregator=0.1". The estimate is k3, without importance weights.
-        coherence_penalty: how much of an adapter's gradient is taken away where it repeats its own running mean: it is
-            multiplied by max(`coherence_floor`, 1 - penalty x cosine), the cosine cut to [0, 1].
-        coherence_floor: the smallest such factor; at 0 a penalty of 1 freezes a coherent adapter.
-        coherence_window: optimizer steps that the running mean covers.
-        balance_roles: on an adapter of several roles, each role's part of the gradient is multiplied by (mean norm / its
-            norm) ** balance_roles; 1 makes them equally long.
-        slot_scaling: the gradient of a role with N slots is multiplied by N ** -slot_scaling. AdamW undoes a constant factor on
-            an adapter that the role has for itself.
-        process_reward: weight of a second advantage: whether the turn itself was right (`judging`), normalised within (problem,
-            role, round).
-        train_after: iterations in which a role is left out of the updates, such as "aggregator=20"; as many as `iterations`
-            freeze it.
-        allow_unsafe_code: train on code also where this machine cannot contain it. Never do this outside a virtual machine.
+        workflow: a name, "path/to/file.py:Name", or an object with `name`, `roles` and `async def run(problem, call)`.
+        policy: "sp", "ip", or a map such as "generator=a,aggregator=b".
+        task: "math", "code" (the embedded tasks of the same kind at a tiny scale), "path/to/file.py:name", or a task object.
     """
 
-    workflow: str | Workflow
-    policy: str | dict[str, str]
-    task: str = "math"
-    scale: str = "tiny-s"
-    seed: int = 0
-    preset: str = "paper"
-    model: str | None = None
-    data: str | None = None
-    iterations: int | None = None
-    n_problems: int | None = None
-    n_episodes: int | None = None
-    learning_rate: float | None = None
-    warmup_iterations: int | None = None
-    max_grad_norm: float | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
-    lora_rank: int | None = None
-    lora_alpha: int | None = None
-    temperature: float | None = None
-    eval_every: int | None = None
-    save_every: int | None = None
-    n_train: int | None = None
-    n_validation: int | None = None
-    max_prompt_tokens: int | None = None
-    max_response_tokens: int | None = None
-    rounds: int | None = None
-    n_voters: int | None = None
-    n_workers: int | None = None
-    weight_decay: float | None = None
-    micro_batch_tokens: int | None = None
-    engine: str = "auto"
-    dtype: str | None = None
-    old_logprobs: str | None = None
-    code_reward: str | None = None
-    malformed_reward: float | None = None
-    advantage_group: str | None = None
-    lr_clock: str | None = None
-    lr_schedule: str | None = None
-    updates: str | None = None
-    step_tokens: int | None = None
-    minibatch_split: str | None = None
-    row_order: str | None = None
-    aggregator_fallback: str | None = None
-    renderer: str | None = None
-    code_rows: str | None = None
-    dual_clip: float | None = None
-    eval_sampling: str = "training"
-    eval_response_tokens: int | None = None
-    diagnostics: bool = True
-    on_alarm: str = "log"
-    rollback_rate: float = 0.5
-    advantage_norm: str = "group"
-    loss_aggregation: str = "grpo"
-    kl_anchor: float | str = 0.0
-    coherence_penalty: float = 0.0
-    coherence_floor: float = 0.5
-    coherence_window: int = 128
-    balance_roles: float = 0.0
-    slot_scaling: float = 0.0
-    process_reward: float = 0.0
-    train_after: str | None = None
-    test_seconds: float = 3.0
-    problem_seconds: float = 120.0
-    allow_unsafe_code: bool = False
+    _workflow: Workflow | None = PrivateAttr(None)  # one's own
+    _task: Any = PrivateAttr(None)
+    _digests: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_workflow(self.workflow)
-        for name in ("task", "scale", "preset"):
-            check_choice(name, vars(self)[name])
-        for name, value in defaults(self.workflow_name, self.task, self.scale, self.preset).items():
-            if vars(self)[name] is None:
-                object.__setattr__(self, name, value)
-        for field in fields(self):  # 1 and 1.0 are one cell with one id
-            if float in (field.type, *get_args(field.type)) and type(vars(self)[field.name]) is int:
-                object.__setattr__(self, field.name, float(vars(self)[field.name]))
-        check_cell(self)
-        roles = list(self.make_workflow().roles)
-        object.__setattr__(self, "policy", parse_policy(self.policy, roles))
-        object.__setattr__(self, "kl_anchor", settled_anchor(self.kl_anchor, roles))
-        object.__setattr__(self, "train_after", settled_starts(self.train_after, roles))
+    def __init__(
+        self,
+        workflow: str | Workflow,
+        policy: str | dict[str, str],
+        task: object = "math",
+        scale: str = "tiny-s",
+        seed: int = 0,
+        preset: str = "paper",
+        **settings: object,
+    ) -> None:
+        own_workflow, own_task = _own_workflow(workflow), _own_task(task)
+        roles = list((own_workflow or WORKFLOWS[str(workflow)]()).roles)
+        coordinates = {"task": task, "scale": scale, "seed": seed, "preset": preset}
+        given = {name: value for name, value in settings.items() if value is not None}
+        if isinstance(given.get("kl_anchor"), str):
+            given["kl_anchor"] = _one_spelling(parse_anchors(str(given["kl_anchor"]), roles))
+        super().__init__(
+            workflow=workflow, policy=parse_policy(policy, roles), **coordinates,
+            **preset_values(workflow, task, scale, preset) | given,
+        )  # fmt: skip
+        self._check_together(own_task)
+        self._workflow, self._task = own_workflow, own_task
+        if own_workflow is not None:
+            code = f"{own_workflow.roles} {_source(type(own_workflow).run)}"
+            self._digests["workflow_sha256"] = _digest(workflow, code)
+        if own_task is not None:
+            members = [*vars(type(own_task)).values(), *vars(own_task).values()]
+            code = f"{own_task.describe()} {[_source(value) for value in members]}"
+            self._digests["task_sha256"] = _digest(task, code)
+
+    def _check_together(self, own_task: object) -> None:
+        """Refuse values that are good alone and impossible together, and paths that do not exist."""
+        if isinstance(self.kl_anchor, float) and self.kl_anchor < 0:
+            raise ValueError(f"`kl_anchor` must be a non-negative number or one per role, got {self.kl_anchor}.")
+        if self.n_train is not None and self.n_train < self.n_problems:
+            raise ValueError(
+                f"`n_train` must be at least `n_problems` (the {self.n_problems} of one iteration), got {self.n_train}."
+            )
+        if (self.updates == "tokens") != (self.step_tokens is not None):
+            raise ValueError(
+                f"`step_tokens` and `updates='tokens'` belong together, got step_tokens={self.step_tokens} and "
+                f"updates={self.updates!r}. Write both, such as updates='tokens', step_tokens=4096, or neither."
+            )
+        if self.updates == "tokens" and self.minibatch_split == "sequential":
+            raise ValueError(
+                "`minibatch_split='sequential'` divides a partial step by the rows of a full one, and the steps of "
+                "`updates='tokens'` have no fixed number of rows. Write minibatch_split='even'."
+            )
+        if is_tiny(self.scale):
+            for name, value in (("model", self.model), ("data", self.data)):
+                if value is not None:
+                    raise ValueError(
+                        f"`{name}` cannot be set at scale={self.scale!r}, whose model and tasks are embedded, got {value!r}. "
+                        "Write scale='0.6b', or pass a task of your own."
+                    )
+            if self.renderer != "chat_template":
+                raise ValueError(
+                    f"`renderer` must be 'chat_template' at scale={self.scale!r}, got {self.renderer!r}: the embedded model "
+                    "was trained with that format only."
+                )
+        if own_task is not None and self.data is not None:
+            raise ValueError(
+                "`data` replaces the rows of task='math' or 'code'. A task of your own has its rows already."
+            )
+        for name, value in (("model", self.model), ("data", self.data)):
+            if value is not None and not Path(value).expanduser().exists():
+                raise ValueError(
+                    f"`{name}` must be an existing local path, got {value!r}. Leave it out for the pinned download."
+                )
+
+    # ---- what a cell is made of
 
     @property
     def workflow_name(self) -> str:
-        return self.workflow if isinstance(self.workflow, str) else self.workflow.name
+        """The built-in's name, or the name of one's own."""
+        return str(self.workflow) if self._workflow is None else self._workflow.name
+
+    @property
+    def task_label(self) -> str:
+        """ "math" or "code", or the name of one's own."""
+        return str(self.task) if self._task is None else self._task.name
+
+    @property
+    def policy_name(self) -> str:
+        """ "sp", "ip" or the map as text."""
+        for name in ("sp", "ip"):
+            if self.policy == parse_policy(name, list(self.policy)):
+                return name
+        return ",".join(f"{role}={adapter}" for role, adapter in self.policy.items())
 
     def make_workflow(self) -> Workflow:
-        """The workflow object that this cell runs (paper Table 7, "workflow caps")."""
-        if not isinstance(self.workflow, str):
-            return self.workflow
+        """The workflow that this cell runs (paper Table 7, "workflow caps")."""
+        if self._workflow is not None:
+            return self._workflow
         if self.workflow == "voting":
             return Voting(self.n_voters, self.aggregator_fallback)
         if self.workflow == "eval_opt":
@@ -217,117 +277,99 @@ class Cell:
             return OrchWorkers(self.n_workers)
         return WORKFLOWS[self.workflow]()
 
+    def make_task(self) -> Any:
+        """The task that this cell trains on; a tiny scale has the embedded task of the same kind."""
+        from multirole.tasks.code import Code  # these import datasets
+        from multirole.tasks.math import Math
+        from multirole.tasks.tiny_code import TinyCode
+        from multirole.tasks.tiny_math import TinyMath
+
+        if self._task is not None:
+            return self._task
+        if self.task == "math":
+            return TinyMath(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
+        if is_tiny(self.scale):
+            return TinyCode(self.code_reward)
+        return Code(self.data, self.code_rows, self.code_reward)
+
+    def sampling(self) -> "Sampling":
+        """How replies are sampled, in training and validation."""
+        from multirole.core.engine import Sampling  # imports torch
+
+        return Sampling(self.max_response_tokens, self.temperature)
+
+    @property
+    def anchors(self) -> dict[str, float]:
+        """role -> weight of its KL penalty."""
+        if isinstance(self.kl_anchor, str):
+            return parse_anchors(self.kl_anchor, list(self.policy))
+        return dict.fromkeys(self.policy, self.kl_anchor)
+
     def step_rows(self, n_rows: int) -> int:
         """Rows of a full optimizer step of an adapter that owns `n_rows` rows of an iteration."""
         return max(1, n_rows) if self.updates == "one" else self.n_problems * self.n_episodes
 
     def n_steps(self, n_rows: int, n_tokens: int) -> int:
         """Optimizer steps of an adapter that owns so many rows, with so many completion tokens, of an iteration."""
-        if self.updates == "tokens":
+        if self.step_tokens is not None:
             return min(n_rows, -(-n_tokens // self.step_tokens))
         return -(-n_rows // self.step_rows(n_rows))
 
-    @property
-    def anchors(self) -> dict[str, float]:
-        """role -> weight of its KL penalty."""
-        if isinstance(self.kl_anchor, str):
-            return role_numbers("kl_anchor", self.kl_anchor, list(self.policy), float)
-        return dict.fromkeys(self.policy, self.kl_anchor)
-
-    @property
-    def train_starts(self) -> dict[str, int]:
-        """role -> the first iteration, counted from 0, that trains it."""
-        if self.train_after is None:
-            return dict.fromkeys(self.policy, 0)
-        return role_numbers("train_after", self.train_after, list(self.policy), int)
+    # ---- names and records
 
     @property
     def id(self) -> str:
-        """Names the run's folder: the matrix coordinates, then every field that differs from the preset's value.
-
-        Where that is too long for a file name, the fields are counted and hashed instead; config.json holds them.
-        """
-        policy = self.policy_name.replace("=", "-").replace(",", "_")
+        """The name of the run's folder: the coordinates, and a hash of the settings that differ from the preset's."""
         changed = self.changed()
-        own = [f"-{Path(path).name[:40]}" for path in (self.model, self.data) if path]  # wherever it lies
-        shown = {name: value for name, value in changed.items() if name not in ("model", "data")}
-        suffix = "".join(f"-{name}-{value}" for name, value in shown.items()).replace("=", "-").replace(",", "_")
-        preset = "" if self.preset == "paper" else f"-{self.preset}"
-        start = f"{self.workflow_name}-{policy}-{self.task}-s{self.seed}{preset}{''.join(own)}"
-        if len(start + suffix) > LONGEST_ID:
-            suffix = f"-{len(shown)}-fields-{hashlib.sha256(suffix.encode()).hexdigest()[:10]}"
-        return start + suffix
+        policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
+        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
+        names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
+        rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
+        if len("-".join([*names, *rest])) > LONGEST_ID:  # one's own names; the hash tells them apart
+            names = [name[:10] for name in names]
+        return "-".join([*names, *rest])
 
     def changed(self) -> dict[str, object]:
-        """The fields besides the matrix coordinates and the preset that differ from the preset's value."""
-        plain = Cell(self.workflow, self.policy, self.task, self.scale, self.seed, self.preset)
-        return {f.name: vars(self)[f.name] for f in fields(self)[1:] if vars(self)[f.name] != vars(plain)[f.name]}
+        """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""
+        held = self.to_dict()
+        policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
+        return {name: held[name] for name in self._options()} | policy | self._digests
+
+    def _options(self) -> dict[str, object]:
+        """The settings besides the coordinates that differ from the preset's."""
+        usual = preset_values(self.workflow, self.task, self.scale, self.preset)
+        return {name: value for name, value in self if name in usual and value != usual[name]}
+
+    def to_dict(self) -> dict[str, object]:
+        """Every field as plain JSON data, and the digest of own code; of own paths the name (provenance.json has checksums)."""
+        values: dict[str, object] = dict(self) | {"workflow": self.workflow_name, "task": self.task_label}
+        for name in ("model", "data"):
+            values[name] = values[name] and Path(str(values[name])).name
+        return values | self._digests
+
+    def replace(self, **changes: object) -> "Cell":
+        """The cell with some fields changed and all others as they are settled here."""
+        return Cell(**dict(self) | changes)  # type: ignore[arg-type]
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """The cell of another workflow and policy with the same options but role maps; all else takes that workflow's preset."""
-        options = self.changed()
-        for name in ("kl_anchor", "train_after"):  # they name this workflow's roles
-            if isinstance(options.get(name), str):
-                del options[name]
+        options = self._options()
+        if isinstance(options.get("kl_anchor"), str):  # it names this workflow's roles
+            del options["kl_anchor"]
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
-
-    @property
-    def policy_name(self) -> str:
-        """ "sp", "ip" or the map as text."""
-        roles = list(self.policy)
-        for name in ("sp", "ip"):
-            if self.policy == parse_policy(name, roles):
-                return name
-        return ",".join(f"{role}={adapter}" for role, adapter in self.policy.items())
-
-    @property
-    def task_name(self) -> str:
-        """The task module: tiny scales train on the embedded task of the same kind."""
-        return f"tiny_{self.task}" if is_tiny(self.scale) else self.task
-
-    @property
-    def data_options(self) -> dict[str, object]:
-        """What the task's `problems` takes besides split and count."""
-        if is_tiny(self.scale):
-            return {}
-        return {"data": self.data} | ({"rows": self.code_rows} if self.task == "code" else {})
-
-    @property
-    def reward_options(self) -> dict[str, object]:
-        """What the task's `score_batch` takes besides problems and texts."""
-        if self.task == "math":
-            return {"malformed": self.malformed_reward}
-        own = {} if is_tiny(self.scale) else {"limits": Limits(self.test_seconds, self.problem_seconds)}
-        return {"code_reward": self.code_reward} | own
-
-    def sampling(self, is_evaluation: bool = False) -> Sampling:
-        """How replies are sampled, in training and where they are only scored."""
-        if not is_evaluation:
-            return Sampling(self.max_response_tokens, self.temperature)
-        top_p, top_k = (0.95, 20) if self.eval_sampling == "qwen3" else (1.0, 0)
-        return Sampling(self.eval_response_tokens or self.max_response_tokens, self.temperature, top_p, top_k)
-
-    def to_dict(self) -> dict[str, object]:
-        """Every field as plain JSON data; a workflow object becomes its name and a digest of its code."""
-        values = {f.name: vars(self)[f.name] for f in fields(self)}
-        if not isinstance(self.workflow, str):
-            code = type(self.workflow).run.__code__
-            digest = hashlib.sha256(f"{self.workflow.roles} {_source(code)}".encode()).hexdigest()
-            values |= {"workflow": self.workflow.name, "workflow_code": digest}
-        for name in ("model", "data"):
-            if values[name] is not None:
-                values[name] = Path(values[name]).name  # provenance.json holds the checksums
-        return values
 
     def parameters(self) -> dict[str, object]:
         """Every field, for another process to make this cell again."""
-        if not isinstance(self.workflow, str):
-            refuse("workflow", self.workflow_name, "is an object of this process, and others cannot be sent it",
-                    "Start your script under torchrun with n_processes=1.")  # fmt: skip
-        return {f.name: vars(self)[f.name] for f in fields(self)}
+        for name, value in (("workflow", self.workflow), ("task", self.task)):
+            if not isinstance(value, str):
+                raise ValueError(  # noqa: TRY004
+                    f"`{name}` is an object of this process and cannot be sent to others. Write it as 'path/to/file.py:Name', "
+                    "or start your script under torchrun with n_processes=1."
+                )
+        return dict(self)
 
     @classmethod
-    def from_parameters(cls, parameters: dict[str, object]) -> "tuple[Cell, Launch]":
+    def from_parameters(cls, given: dict[str, Any]) -> "tuple[Cell, Launch]":
         """A cell and its launch options from a notebook's `globals()`.
 
         Every plain constant is taken for a parameter, so that a misspelt `-p` name is refused instead of ignored;
@@ -336,65 +378,157 @@ class Cell:
         plain = (str, int, float, bool, dict, list, tuple, type(None))
         given = {
             name: value
-            for name, value in parameters.items()
+            for name, value in given.items()
             if not name.startswith("_") and isinstance(value, plain) and name not in ("In", "Out")
         }
-        allowed = [*(f.name for f in fields(cls)), *LAUNCH_OPTIONS]
-        for name, value in given.items():
-            if name not in allowed:
-                refuse(name, value, "is no parameter of a cell", f"Write one of {allowed}.")
+        known = [parameter.name for parameter in cell_parameters()]
+        for name in given:
+            if name not in known:
+                raise ValueError(unknown_name(name, known))
         given = {name: value for name, value in given.items() if value is not None}
-        for name, choices in (("workflow", sorted(WORKFLOWS)), ("policy", ["sp", "ip", "role=adapter,..."])):
+        for name, words in (("workflow", sorted(WORKFLOWS)), ("policy", ["sp", "ip", "role=adapter,..."])):
             if given.get(name, "") == "":
-                why = "was not given, and no cell is trained by default"
-                refuse(name, "", why, f"Write -p {name} with one of {choices}.")
-        launch = Launch(**{name: given.pop(name) for name in LAUNCH_OPTIONS if name in given})
+                raise ValueError(f"`{name}` was not given. Write -p {name} with one of {', '.join(words)}.")
+        launch = Launch(**{name: given.pop(name) for name in Launch.model_fields if name in given})
         return cls(**given), launch
 
-    def grpo_config(self, output_dir: str, n_processes: int = 1, sharding: str = "none") -> GRPOConfig:
-        """This cell as TRL's configuration. One HF step is one iteration; `per_device_train_batch_size` is episodes."""
-        episodes = self.n_problems * self.n_episodes // n_processes
-        fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
-                "cpu_ram_efficient_loading": False}  # fmt: skip
-        if self.model is None:  # a model of one's own says itself which of its layers are not split
-            fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
-        return GRPOConfig(
-            output_dir=output_dir,
-            seed=self.seed,
-            max_steps=self.iterations,
-            per_device_train_batch_size=episodes,
-            per_device_eval_batch_size=self.n_episodes,  # unused, but TRL checks that n divides it
-            gradient_accumulation_steps=1,
-            steps_per_generation=1,
-            num_generations=self.n_episodes,
-            num_iterations=1,
-            max_completion_length=self.max_response_tokens,
-            temperature=self.temperature,
-            loss_type="bnpo" if self.loss_aggregation == "token" else self.loss_aggregation,
-            beta=0.0,  # the trainer sets it role by role (`kl_anchor`)
-            use_bias_correction_kl=False,
-            epsilon=self.clip_low,
-            epsilon_high=self.clip_high,
-            delta=self.dual_clip,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.max_grad_norm,
-            use_vllm=False,  # the rollout engine is ours: TRL's colocated engine serves one adapter
-            eval_strategy="steps",
-            eval_steps=self.eval_every,
-            save_strategy="steps",
-            save_steps=self.save_every,
-            save_total_limit=2,
-            logging_steps=1,
-            report_to="none",
-            remove_unused_columns=False,
-            shuffle_dataset=False,
-            gradient_checkpointing=not is_tiny(self.scale),
-            gradient_checkpointing_kwargs={"use_reentrant": False},
-            bf16=self.dtype == "bfloat16",
-            use_cpu=not torch.cuda.is_available(),
-            fsdp=sharding == "fsdp2",
-            fsdp_config=fsdp if sharding == "fsdp2" else None,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cell) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.scale, self.id))
+
+
+def cell_parameters() -> list[Parameter]:
+    """The parameters of the notebooks, in their order."""
+    return parameters(*GROUPS, Launch)
+
+
+def preset_values(workflow: object, task: object, scale: object, preset: object) -> dict[str, Any]:
+    """The value of every setting that is not given."""
+    values: dict[str, Any] = {}
+    for name, field in Cell.model_fields.items():
+        if name not in Coordinates.model_fields:
+            at = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            values[name] = at.get("released_code", field.default) if preset == "released_code" else field.default
+            values[name] = at.get("tiny", values[name]) if is_tiny(scale) else values[name]
+    kind = task if task in TASKS else "math"
+    values["rounds"] = ROUNDS[kind]
+    if not is_tiny(scale):
+        at = (workflow if workflow in WORKFLOWS else "voting", kind)
+        values["max_prompt_tokens"], values["max_response_tokens"] = LENGTHS[at]
+    if task not in TASKS:
+        values |= {"n_train": None, "n_validation": None}  # all rows of one's own
+    if preset == "released_code" and (workflow, task) == ("voting", "math"):
+        values["advantage_group"] = "slot"
+    return values
+
+
+def parse_anchors(text: str, roles: list[str]) -> dict[str, float]:
+    """A weight for every role from a text such as "generator=0.01,aggregator=0.1"; 0 for roles that it does not name."""
+    pairs = [tuple(part.strip() for part in item.partition("=")[::2]) for item in text.split(",")]
+    try:
+        weights = {role: float(number) for role, number in pairs}
+    except ValueError:
+        weights = {}
+    if set(weights) - set(roles) or len(weights) < len(pairs) or not all(0 <= w < 1e300 for w in weights.values()):
+        raise ValueError(
+            f"`kl_anchor` must be a non-negative number, or one per role of {', '.join(roles)} such as "
+            f"'{roles[-1]}=0.01', got {text!r}."
         )
+    return dict.fromkeys(roles, 0.0) | weights
+
+
+def _one_spelling(anchors: dict[str, float]) -> float | str:
+    """A number where all roles have the same, else the role map without zeros."""
+    if len(set(anchors.values())) == 1:
+        return next(iter(anchors.values()))
+    return ",".join(f"{role}={weight}" for role, weight in anchors.items() if weight)
+
+
+# ---- one's own workflow and task
+
+
+def _own_workflow(given: object) -> Workflow | None:
+    """The user's workflow, from an object or "path/to/file.py:Name"; None for a built-in one."""
+    if isinstance(given, str) and given in WORKFLOWS:
+        return None
+    workflow = _loaded("workflow", given, list(WORKFLOWS))
+    if not iscoroutinefunction(getattr_static(workflow, "run", None)):
+        raise ValueError(f"The workflow {given!r} must have a coroutine method `async def run(self, problem, call)`.")
+    roles = getattr_static(workflow, "roles", None)
+    if not isinstance(workflow.roles if roles is not None else None, dict) or not workflow.roles:
+        raise ValueError(f"The workflow {given!r} must have `roles`, such as {{'debater': 2, 'judge': 1}}.")
+    _check_name("workflow", workflow, WORKFLOWS)
+    return workflow
+
+
+def _own_task(given: object) -> Any:
+    """The user's task, from an object or "path/to/file.py:name"; None for a built-in one."""
+    if isinstance(given, str) and given in TASKS:
+        return None
+    task = _loaded("task", given, list(TASKS))
+    for name in ("problems", "extract", "score", "describe"):
+        if getattr_static(task, name, None) is None:
+            raise ValueError(
+                f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
+            )
+    _check_name("task", task, TASKS)
+    return task
+
+
+def _loaded(kind: str, given: object, builtin: list[str]) -> Any:
+    """An object as it was passed, or from a file; a class is called without arguments."""
+    if isinstance(given, str):
+        if ".py:" not in given:
+            raise ValueError(
+                f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
+                + did_you_mean(given, builtin)
+            )
+        given = _load(given, kind)
+    return given() if isinstance(given, type) else given
+
+
+def _check_name(kind: str, own: Any, builtin: object) -> None:
+    """Refuse a name that cannot be part of a folder's name, or that a built-in has."""
+    name = getattr_static(own, "name", None) and own.name
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise ValueError(f"The name of a {kind} must be a plain identifier such as 'debate', got {name!r}.")
+    if name in builtin:  # type: ignore[operator]
+        raise ValueError(
+            f"{name!r} is the name of a built-in {kind}, whose results it would be mixed with. Rename yours."
+        )
+
+
+def _digest(given: object, code: str) -> str:
+    """The sha256 of the file that an own workflow or task was named by, or else of what distinguishes the object."""
+    content = Path(given.rpartition(":")[0]).read_bytes() if isinstance(given, str) else code.encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _source(value: object) -> str:
+    """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
+    code = value.__code__ if isinstance(value, FunctionType) else value
+    if not isinstance(code, CodeType):
+        return ""
+    constants = [
+        _source(one)
+        if isinstance(one, CodeType)
+        else repr(sorted(one, key=repr) if isinstance(one, frozenset) else one)
+        for one in code.co_consts
+    ]
+    return " ".join([code.co_code.hex(), *code.co_names, *constants])
+
+
+def _load(spec: str, kind: str) -> Any:
+    import importlib.util
+
+    path, _, name = spec.rpartition(":")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if not Path(path).is_file() or module_spec is None:
+        raise ValueError(f"`{kind}` must name an existing file, got {spec!r}.")
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    if name not in vars(module):
+        raise ValueError(f"{path} has no {name!r}, got `{kind}`={spec!r}.")
+    return vars(module)[name]

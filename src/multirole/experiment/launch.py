@@ -8,44 +8,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
-SHARDINGS = ("none", "fsdp2")
+from multirole.experiment.settings import Settings, option
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Launch options, notebook parameters beside the fields of a cell; bad values raise ValueError.
+class Launch(Settings):
+    """Launch options, notebook parameters beside the settings of a cell; bad values raise ValueError.
 
-    Args:
-        results_dir: the run's folder is made below it.
-        n_processes: processes on this machine, one per GPU. More than one are started by this one, unless a launcher
-            (torchrun, `accelerate launch`, srun) has started this one already.
-        sharding: "none" keeps the frozen base whole on every GPU; "fsdp2" shards it over them (torch `fully_shard`).
-        vllm_memory: fraction of each GPU's memory that the rollout engine may take.
-        vllm_tensor_parallel: GPUs that share one rollout engine; the processes' number must be a multiple of it.
+    More than one process are started by this one, unless a launcher (torchrun, `accelerate launch`, srun) has started this
+    one already.
     """
 
-    results_dir: str = "runs"
-    n_processes: int = 1
-    sharding: str = "none"
-    vllm_memory: float = 0.6
-    vllm_tensor_parallel: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("n_processes", "vllm_tensor_parallel"):
-            value = vars(self)[name]
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} is no number of GPUs. Write {name}=2, say.")
-        if self.sharding not in SHARDINGS:
-            raise ValueError(f"sharding={self.sharding!r} is not known. Write one of {list(SHARDINGS)}.")
-        if type(self.vllm_memory) not in (int, float) or not 0 < self.vllm_memory < 1:
-            raise ValueError(
-                f"vllm_memory={self.vllm_memory!r} is no fraction of a GPU's memory. Write vllm_memory=0.6, say."
-            )
-        if not isinstance(self.results_dir, str) or not self.results_dir:
-            raise ValueError(f"results_dir={self.results_dir!r} names no folder. Write results_dir='runs', say.")
+    results_dir: str = option("the run's folder is made below it", "runs", min_length=1)
+    n_processes: int = option("one per GPU", 1, ge=1)
+    sharding: Literal["none", "fsdp2"] = option("of the base over GPUs, none or fsdp2", "none")
+    vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
+    vllm_tensor_parallel: int = option("GPUs per rollout engine", 1, ge=1)
 
     @property
     def is_sharded(self) -> bool:
@@ -56,18 +36,16 @@ class Launch:
         """Refuse a number of processes that the batch or the engines cannot be divided by (ValueError)."""
         if n_problems % n_processes:
             raise ValueError(
-                f"{n_processes} processes cannot share the {n_problems} problems of an iteration evenly, and the "
-                "episodes of a problem stay together. Write an n_problems that is a multiple of the processes."
+                f"`n_problems` must be a multiple of the {n_processes} processes, which share the problems of an iteration, "
+                f"got {n_problems}."
             )
         if n_processes % self.vllm_tensor_parallel:
             raise ValueError(
-                f"vllm_tensor_parallel={self.vllm_tensor_parallel} does not divide {n_processes} processes. "
-                "Write a divisor, or start more processes."
+                f"`vllm_tensor_parallel` must divide the {n_processes} processes, got {self.vllm_tensor_parallel}."
             )
 
 
 ONE_PROCESS = Launch()
-LAUNCH_OPTIONS = tuple(field.name for field in fields(Launch))
 
 
 def is_launched() -> bool:
@@ -82,7 +60,7 @@ def spawn(parameters: dict[str, object], launch: Launch, run: Callable[..., obje
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parameters.json"
-        path.write_text(json.dumps(parameters | asdict(launch)))
+        path.write_text(json.dumps(parameters | dict(launch)))
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
         run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)],
             check=True, stdin=subprocess.DEVNULL)  # fmt: skip
