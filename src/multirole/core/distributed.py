@@ -1,12 +1,13 @@
-"""Several processes, one run: every process knows every episode, and computes a share of each mini-batch.
+"""Several processes, one run: every process knows every episode, and computes a shard of each mini-batch.
 
-Rollouts and rewards are dealt out over the engines and gathered, so that rows, mini-batches and metrics are made from the
-same list everywhere and a run of several processes is the run of one, but for the order of float additions. Gradients
-are added up by hand: roles and adapters have different numbers of micro-batches, which data-parallel wrappers that
-reduce during backward cannot handle. Under FSDP2 (torch `fully_shard`) backward itself reduces; then every process must run
-equally many passes, and idle ones repeat a micro-batch with weight 0.
+Rollouts and rewards are sharded over the processes and gathered, so that rows, mini-batches and metrics are made from the same
+list everywhere and a run of several processes equals the run of one, but for the order of float additions. Gradients are
+reduced here and not by DDP: roles and adapters have different numbers of micro-batches, which wrappers that reduce during
+backward cannot handle. Under FSDP2 (torch `fully_shard`) backward itself reduces; then every process must run equally many
+passes, and idle ones repeat a micro-batch with weight 0.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,16 +20,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from multirole.core.rows import Row
-from multirole.experiment.launch import is_launched
 
 
 def processes() -> PartialState:
-    """The processes of this run, as accelerate knows them; without a GPU they talk by gloo.
+    """The processes of this run, as accelerate knows them; without a GPU they communicate through gloo.
 
-    They wait for the slowest rollout among them, so that torch's ten minutes would end healthy runs.
+    They wait up to two hours for the slowest rollout among them; torch's default of ten minutes would end healthy runs.
     """
-    patience = {"timeout": timedelta(hours=2)} if is_launched() else {}
-    return PartialState(cpu=not torch.cuda.is_available(), **patience)
+    timeout = {"timeout": timedelta(hours=2)} if "WORLD_SIZE" in os.environ else {}
+    return PartialState(cpu=not torch.cuda.is_available(), **timeout)
 
 
 def gather_objects(item: object) -> list:
@@ -45,25 +45,25 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def add_up(tensors: list[Tensor]) -> None:
-    """Sum each tensor over the processes, in place; sharded ones are sums already."""
+def all_reduce(tensors: list[Tensor]) -> None:
+    """Sum each tensor over the processes, in place. Gradients of sharded parameters are sums already and are left alone."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in tensors:
             if not isinstance(tensor, DTensor):
                 dist.all_reduce(tensor)
 
 
-def deal(micro_batches: list[list[Row]], accelerator: Accelerator, is_sharded: bool) -> list[tuple[list[Row], float]]:
-    """This process's micro-batches and their weights: 1, or 0 for a repeat that only keeps the processes in step."""
+def shard(micro_batches: list[list[Row]], accelerator: Accelerator, is_sharded: bool) -> list[tuple[list[Row], float]]:
+    """This process's micro-batches and their weights: 1, or 0 for a repeat that only keeps FSDP2's processes in step."""
     rank, size = accelerator.process_index, accelerator.num_processes
-    mine = [(micro, 1.0) for micro in micro_batches[rank::size]]
-    if is_sharded and len(mine) < -(-len(micro_batches) // size):
-        mine.append((micro_batches[0], 0.0))
-    return mine
+    own = [(micro, 1.0) for micro in micro_batches[rank::size]]
+    if is_sharded and len(own) < -(-len(micro_batches) // size):
+        own.append((micro_batches[0], 0.0))
+    return own
 
 
 def keep_float32(accelerator: Accelerator) -> None:
-    """Under FSDP2, compute in the run's mixed precision, but hand out log-probs and add up gradients in float32.
+    """Under FSDP2, compute in the run's mixed precision, but return log-probs and reduce gradients in float32.
 
     accelerate's own policy casts both to bfloat16.
     """
@@ -74,7 +74,7 @@ def keep_float32(accelerator: Accelerator) -> None:
 
 @contextmanager
 def local_metrics(accelerator: Accelerator) -> Iterator[None]:
-    """TRL gathers its metrics over processes on every micro-batch, which needs equal shapes and counts; ours differ."""
+    """Within it, TRL's metrics stay local: it gathers them on every micro-batch, which needs equal shapes on all processes."""
     gather, reduce = accelerator.gather, accelerator.reduce
     accelerator.gather, accelerator.reduce = lambda tensor: tensor, lambda tensor, reduction="sum": tensor
     try:

@@ -1,6 +1,6 @@
 """Chat messages -> prompt tokens, and completion tokens -> the text that other roles and the task see.
 
-Two renderers (`Cell.renderer`). Both turn Qwen3's thinking off; they differ in what a model reads:
+Two renderers (`MultiRoleGRPOConfig.renderer`). Both turn Qwen3's thinking off; they differ in what a model reads:
 
 - "chat_template": the tokenizer's own template. Qwen3's writes the empty think block once, in front of the reply.
 - "released_code": what the authors' parser writes. A system turn is put in front of every prompt (Qwen2.5's default
@@ -23,8 +23,8 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -
     """The prompt's ids by the tokenizer's own template, thinking off."""
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use an "
-            "instruction-tuned model's tokenizer, or save the template as chat_template.jinja in its folder."
+            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use the "
+            "tokenizer of an instruction-tuned model, or save a template as chat_template.jinja in its folder."
         )
     return tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False, enable_thinking=False
@@ -32,7 +32,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -
 
 
 def released_code(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """The prompt's ids as the authors' code builds them (facts: rllm's Qwen parser, `disable_thinking`)."""
+    """The prompt's ids as the authors' code builds them (rllm's Qwen parser with `disable_thinking`)."""
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": SYSTEM}, *messages]
     parts = []

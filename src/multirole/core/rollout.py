@@ -11,13 +11,12 @@ import itertools
 import selectors
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core.engine import Completion, Engine, Request
+from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.renderers import Renderer, chat_template, reply_text
 from multirole.core.types import Answer, Episode, Message, Problem, Turn, Workflow
 
@@ -27,7 +26,11 @@ Attempt = tuple[Problem, int]
 
 
 class PromptOverflow(Exception):
-    """A turn's prompt is longer than the cell allows: the episode ends without an answer."""
+    """A turn's prompt is longer than `max_prompt_tokens`: the episode ends without an answer."""
+
+
+class WorkflowError(RuntimeError):
+    """A workflow's own code failed; the message names it and the problem, the cause is its traceback."""
 
 
 class EngineSelector(selectors.DefaultSelector):
@@ -42,7 +45,7 @@ class EngineSelector(selectors.DefaultSelector):
             return super().select(0)
         if timeout is None and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
             raise RuntimeError(
-                "Every episode waits, but for no model call: the rollout would hang. "
+                "Every episode waits for something that is not a model call, so the rollout would hang. "
                 "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
             )
         return super().select(timeout)
@@ -91,23 +94,14 @@ def in_thread(work: Callable[[], T]) -> T:
         return thread.submit(call).result()
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How replies are sampled; `max_tokens` caps each one."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-
-
 class Rollout:
     """Plays a workflow over an engine.
 
     Args:
-        policy: role -> adapter; None runs every role on the base model.
+        policy: role -> adapter; None runs a role on the base model.
         is_answer: whether a reply holds an answer, for the outcome of turns that the workflow does not judge itself.
         max_prompt_tokens: a longer prompt ends its episode without an answer.
+        max_turns: more calls in one episode raise `WorkflowError`.
         render: how messages become a prompt.
     """
 
@@ -116,14 +110,16 @@ class Rollout:
         workflow: Workflow,
         engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
-        policy: dict[str, str | None],
+        policy: dict[str, str] | dict[str, str | None],
         is_answer: Callable[[str], bool],
         seed: int,
         max_prompt_tokens: int,
         render: Renderer = chat_template,
+        max_turns: int = 256,
     ) -> None:
         self.workflow, self.engine, self.tokenizer, self.policy = workflow, engine, tokenizer, policy
         self.is_answer, self.seed, self.max_prompt_tokens, self.render = is_answer, seed, max_prompt_tokens, render
+        self.max_turns = max_turns
         self._encoded: dict[tuple, list[int]] = {}
 
     def run(self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling) -> list[Episode]:
@@ -171,18 +167,13 @@ class Rollout:
         asked: list[asyncio.Future[Completion]] = []
 
         async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
-            if role not in self.policy or (role, slot, round) in called:
-                raise ValueError(
-                    f"Workflow {self.workflow.name!r} called role={role!r}, slot={slot}, round={round}, which is "
-                    f"{'made already in this episode' if role in self.policy else 'no role of its `roles`'}. "
-                    f"Call one of {list(self.policy)}, with a (role, slot, round) of its own."
-                )
+            self._check_call(role, slot, round, called)
             called.add((role, slot, round))
             prompt_ids = self._encode(messages)
             if len(prompt_ids) > self.max_prompt_tokens:
                 raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
             seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
-            request = Request(prompt_ids, self.policy[role], seed, **vars(sampling))
+            request = Request(prompt_ids, self.policy[role], seed, sampling.max_tokens, sampling.temperature)
             asked.append(ask(request))
             done = await asked[-1]
             text = reply_text(self.tokenizer, done.token_ids)
@@ -191,16 +182,32 @@ class Rollout:
             return turn
 
         try:
-            episode.answer = await self.workflow.run(episode.problem, call)
-            if not isinstance(episode.answer, Answer):
-                raise TypeError(
-                    f"Workflow {self.workflow.name!r} returned a {type(episode.answer).__name__}, and the task scores the "
-                    "text of an Answer. Write `return Answer(text)`."
-                )
+            answer = await self.workflow.run(episode.problem, call)
         except PromptOverflow:
             await asyncio.gather(*asked)  # siblings of the same stage are sampled, recorded and trained all the same
-            episode.answer = Answer("", reason="prompt_overflow")
+            answer = Answer("", reason="prompt_overflow")
+        except (Exception, SystemExit) as error:  # the user's own code: say whose it is, and where
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(answer, Answer):
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} returned a {type(answer).__name__}, and only the text of an `Answer` can "
+                "be scored. End `run` with `return Answer(text)`."
+            )
+        episode.answer = answer
         episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
         for turn in episode.turns:
             if turn.outcome is None:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
+
+    def _check_call(self, role: str, slot: int, round: int, called: set[tuple[str, int, int]]) -> None:
+        """Refuse a call by an unknown role, one that was made already, and one too many (ValueError)."""
+        if role not in self.policy:
+            raise ValueError(f"`call({role!r}, ...)`: the roles are {list(self.policy)}.")
+        if (role, slot, round) in called:
+            raise ValueError(
+                f"`call({role!r}, slot={slot}, round={round})` was made twice. Give each call of a role its own slot or round."
+            )
+        if len(called) >= self.max_turns:
+            raise ValueError(f"an episode may make at most `max_turns` ({self.max_turns}) calls.")

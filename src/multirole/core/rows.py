@@ -1,4 +1,4 @@
-"""The order of problems; turns -> rows -> mini-batches (one optimizer step each) -> micro-batches (one forward each) -> tensors.
+"""Turns -> rows -> mini-batches (one optimizer step each) -> micro-batches (one forward pass each) -> tensors.
 
 Every turn is one row: its prompt, which may quote other roles, is masked; its completion is trained, end-of-turn token
 included. So the rows' completion masks partition the trained tokens by role.
@@ -10,10 +10,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
+from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.types import Episode, Turn
-from multirole.experiment.cell import Cell
+
+
+@dataclass(eq=False)
+class Row:
+    """One turn as a training sequence.
+
+    `advantage` is the weight of its tokens' log-ratios. `old_logps` and `ref_logps` (C,) are the trainer's own log-probs of
+    the completion under the weights that sampled and under the frozen base, where the loss needs them.
+    """
+
+    episode: Episode
+    turn: Turn
+    adapter: str
+    advantage: float = 0.0
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.turn.prompt_ids) + len(self.turn.completion_ids)
+
+
+MiniBatch = tuple[list[Row], int]
+"""The rows of one optimizer step and the divisor of their loss sum."""
+Steps = dict[str, list[MiniBatch]]
+"""adapter -> its optimizer steps, in order."""
 
 
 class ProblemSampler(Sampler[int]):
@@ -22,9 +50,8 @@ class ProblemSampler(Sampler[int]):
     TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch; one long epoch cannot.
     """
 
-    def __init__(self, n_rows: int, n_problems: int, n_episodes: int, iterations: int, seed: int) -> None:
-        self.n_rows, self.n_episodes, self.seed = n_rows, n_episodes, seed
-        self.length = n_problems * n_episodes * iterations
+    def __init__(self, n_rows: int, n_episodes: int, length: int, seed: int, shuffle: bool = True) -> None:
+        self.n_rows, self.n_episodes, self.length, self.seed, self.shuffle = n_rows, n_episodes, length, seed, shuffle
 
     def __len__(self) -> int:
         return self.length
@@ -32,26 +59,11 @@ class ProblemSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         drawn, generator = 0, torch.Generator().manual_seed(self.seed)
         while drawn < self.length:
-            for index in torch.randperm(self.n_rows, generator=generator).tolist():
+            order = torch.randperm(self.n_rows, generator=generator) if self.shuffle else torch.arange(self.n_rows)
+            for index in order.tolist():
                 for _ in range(min(self.n_episodes, self.length - drawn)):
                     yield index
                     drawn += 1
-
-
-@dataclass(frozen=True)
-class Row:
-    """One turn as a training sequence. One that is not trained is only read (`Cell.train_after`)."""
-
-    episode: Episode
-    turn: Turn
-    adapter: str
-    advantage: float
-    is_trained: bool = True
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and completion."""
-        return len(self.turn.prompt_ids) + len(self.turn.completion_ids)
 
 
 def order_rows(rows: list[Row], order: str, generator: torch.Generator) -> list[Row]:
@@ -62,8 +74,8 @@ def order_rows(rows: list[Row], order: str, generator: torch.Generator) -> list[
     return by_length[::2] + by_length[1::2][::-1]
 
 
-def mini_batches(rows: list[Row], size: int, split: str) -> list[tuple[list[Row], int]]:
-    """Cut one adapter's rows into ceil(len / size) optimizer steps; each comes with the divisor of its loss sum.
+def mini_batches(rows: list[Row], size: int, split: str) -> list[MiniBatch]:
+    """Cut one adapter's rows into ceil(len / size) optimizer steps.
 
     "even" cuts near-equal mini-batches, each divided by its own size. "sequential" fills mini-batches of `size` and
     divides the last, partial one by `size` too, so that its gradient is smaller (released code).
@@ -75,10 +87,10 @@ def mini_batches(rows: list[Row], size: int, split: str) -> list[tuple[list[Row]
     return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
 
 
-def token_batches(rows: list[Row], step_tokens: int) -> list[tuple[list[Row], int]]:
+def token_batches(rows: list[Row], step_tokens: int) -> list[MiniBatch]:
     """Cut rows, in their order, into ceil(tokens / `step_tokens`) optimizer steps of near-equal completion tokens.
 
-    Each holds a row at least, so there are no more steps than rows, and comes with its own size as divisor.
+    Each holds at least one row, so there are no more steps than rows, and each is divided by its own size.
     """
     n, ends = len(rows), [0, *itertools.accumulate(len(row.turn.completion_ids) for row in rows)]
     k, cuts = min(n, -(-ends[-1] // step_tokens)), [0]
@@ -88,27 +100,30 @@ def token_batches(rows: list[Row], step_tokens: int) -> list[tuple[list[Row], in
     return [(rows[a:b], b - a) for a, b in itertools.pairwise([*cuts, n])] if rows else []
 
 
-def optimizer_steps(rows: list[Row], cell: Cell) -> list[tuple[list[Row], int]]:
-    """One adapter's rows of an iteration as its optimizer steps, each with the divisor of its loss sum (`Cell.updates`)."""
-    if cell.updates == "tokens":
-        return token_batches(rows, cell.step_tokens)
-    return mini_batches(rows, cell.step_rows(len(rows)), cell.minibatch_split)
+def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatch]:
+    """One adapter's rows of an iteration as its optimizer steps (`MultiRoleGRPOConfig.updates`)."""
+    if args.updates == "tokens":
+        return token_batches(rows, args.step_tokens or 1)
+    size = max(1, len(rows)) if args.updates == "one" else args.n_episodes
+    return mini_batches(rows, size, args.minibatch_split)
 
 
-def steps_by_adapter(rows: list[Row], adapters: list[str], cell: Cell) -> dict[str, list[tuple[list[Row], int]]]:
+def steps_by_adapter(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:
     """The optimizer steps of every adapter, in the order in which the adapters are updated.
 
-    In a "mountain" the adapter of the shortest row comes first (released code), which matters to its clock per update call.
+    In a "mountain" the adapter of the shortest row comes first (released code), which matters to a clock per update call.
     """
-    owned: dict[str, list[Row]] = {name: [] for name in adapters} if cell.row_order == "shuffled" else {}
+    owned: dict[str, list[Row]] = {name: [] for name in adapters} if args.row_order == "shuffled" else {}
     for row in rows:
         owned.setdefault(row.adapter, []).append(row)
-    return {adapter: optimizer_steps(mine, cell) for adapter, mine in owned.items()}
+    return {adapter: optimizer_steps(own, args) for adapter, own in owned.items()}
 
 
-def loss_mass(rows: list[Row], cell: Cell) -> int:
-    """What a micro-batch's loss, a mean, is weighed by in its optimizer step: rows, or tokens (`Cell.loss_aggregation`)."""
-    return sum(len(row.turn.completion_ids) for row in rows) if cell.loss_aggregation == "token" else len(rows)
+def loss_mass(rows: list[Row], loss_type: str) -> int:
+    """What TRL's loss of a micro-batch, a mean, weighs in its optimizer step: its tokens or its rows."""
+    if loss_type in ("bnpo", "dapo", "cispo", "vespo"):
+        return sum(len(row.turn.completion_ids) for row in rows)
+    return len(rows)
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
@@ -122,31 +137,50 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     return batches
 
 
-def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> torch.Tensor:
+def text_metrics(rows: list[Row]) -> dict[str, float]:
+    """What can be read off one role's rows without the model."""
+    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
+    rewards = [row.episode.reward.value for row in rows if row.episode.reward is not None]
+    return {
+        "rows": len(rows),
+        "tokens": sum(len(row.turn.completion_ids) for row in rows),
+        "reward": sum(rewards) / len(rows),
+        "advantage_mean": advantages.mean().item(),
+        "advantage_abs": advantages.abs().mean().item(),
+        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
+    }
+
+
+def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> Tensor:
     width = max(len(sequence) for sequence in sequences)
-    padded = [
-        [value] * (width - len(s)) + s if left else s + [value] * (width - len(s)) for s in sequences
-    ]  # fmt: skip
+    padded = [[value] * (width - len(s)) + s if left else s + [value] * (width - len(s)) for s in sequences]
     return torch.tensor(padded, dtype=dtype)  # (N, width)
 
 
-def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, Tensor]:
     """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded."""
     prompts, completions = [r.turn.prompt_ids for r in rows], [r.turn.completion_ids for r in rows]
+    sampled = _pad([r.turn.logprobs for r in rows], 0.0, False, torch.float32)  # (N, C)
     batch = {
         "prompt_ids": _pad(prompts, pad_id, True, torch.long),
         "prompt_mask": _pad([[1] * len(ids) for ids in prompts], 0, True, torch.long),
         "completion_ids": _pad(completions, pad_id, False, torch.long),
         "completion_mask": _pad([[1] * len(ids) for ids in completions], 0, False, torch.long),
-        "sampling_per_token_logps": _pad([r.turn.logprobs for r in rows], 0.0, False, torch.float32),
+        "sampling_per_token_logps": sampled,
+        "old_per_token_logps": sampled,
         "advantages": torch.tensor([r.advantage for r in rows], dtype=torch.float32),  # (N,)
     }
+    for name, values in (
+        ("old_per_token_logps", [r.old_logps for r in rows]),
+        ("ref_per_token_logps", [r.ref_logps for r in rows]),
+    ):
+        known = [value for value in values if value is not None]
+        if len(known) == len(rows):
+            batch[name] = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)  # (N, C)
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def left_aligned(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor, n_completion: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def left_aligned(input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows that TRL has padded on both sides, moved to the left edge; padding is then last, and causal attention blind to it.
 
     From ids and mask (N, P + C) with C = `n_completion`: ids and labels (N, width), labels being -100 outside completions;

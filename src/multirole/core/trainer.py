@@ -5,211 +5,287 @@ TRL 1.16 samples one completion per prompt and takes one optimizer step per HF s
 training row that carries the episode's advantage, and `training_step` takes all optimizer steps of the iteration,
 adapter by adapter and mini-batch by mini-batch. HF's own closing `optimizer.step()` then finds no gradient and does
 nothing, so schedule, logging, evaluation, checkpoints and resume are per iteration, and inherited.
+
+Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order: they are the loop.
 """
 
+import copy
+import functools
 import itertools
-import logging
-import os
 import time
+import warnings
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from datasets import Dataset
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 
-from multirole import sandbox
-from multirole.core.advantages import with_advantages
-from multirole.core.distributed import add_up, deal, full, gather_objects, keep_float32, local_metrics, processes
-from multirole.core.engine import Engine
-from multirole.core.gradients import Updates, by_part, clipped, gradient_of, local, set_gradient
-from multirole.core.logprobs import logprobs_of, padded, score
-from multirole.core.policy import adapter_names
+from multirole.core.advantages import set_advantages
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local_metrics, processes, shard
+from multirole.core.engine import Engine, Sampling, load_engine
+from multirole.core.gradients import by_part, clip, gradient_of, local, set_gradient
+from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
+from multirole.core.inputs import (
+    INDEX,
+    check_dataset,
+    check_workflow,
+    checked_reward,
+    set_max_steps,
+    to_problems,
+    with_adapters,
+)
+from multirole.core.logprobs import head_at, score
+from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.renderers import RENDERERS
-from multirole.core.rollout import Attempt, Rollout, Sampling, turn_seed
-from multirole.core.rows import ProblemSampler, Row, collate, loss_mass, micro_batches, order_rows, steps_by_adapter
-from multirole.core.schedule import lr_factor
-from multirole.core.types import Episode, Problem, Turn
-from multirole.diagnostics.alarms import AlarmCallback, Alarms
-from multirole.diagnostics.judging import score_episodes
-from multirole.diagnostics.metrics import IterationDiagnostics, diverged, nothing_sampled, sample_rows
-from multirole.diagnostics.remedies import combined, needs_parts, rate_factor, refuse_sharded, roll_back
-from multirole.experiment.cell import Cell
-from multirole.experiment.checkpoints import Saving
-from multirole.experiment.launch import ONE_PROCESS, Launch
-from multirole.experiment.record import N_INSPECTED, Recorder
-from multirole.tasks import TASKS
-
-logger = logging.getLogger(__name__)
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is the hook that we stand on
-
-
-def outcome_reward(prompts: list, completions: list, episode: list[Episode], **_: object) -> list[float]:
-    """TRL reward function: the episode's one outcome reward (paper A.7)."""
-    return [e.reward.value for e in episode]
+from multirole.core.rollout import Attempt, Rollout, turn_seed
+from multirole.core.rows import (
+    ProblemSampler,
+    Row,
+    collate,
+    loss_mass,
+    micro_batches,
+    order_rows,
+    steps_by_adapter,
+    text_metrics,
+)
+from multirole.core.types import Episode, Reward, Turn, Workflow
 
 
 class MultiRoleGRPOTrainer(GRPOTrainer):
     """Trains every role of a workflow with GRPO on one outcome reward per episode.
 
-    Overrides of TRL 1.16 / transformers 5.17; all else, the loss included, is inherited:
+    Overrides of TRL 1.16 / transformers 5.17; everything else, the loss included, is inherited:
 
-    - `_get_train_sampler`: `ProblemSampler`.
-    - `create_optimizer`, `create_scheduler`: one AdamW over all adapters; the cell's schedule on the cell's clock.
+    - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
+    - `create_optimizer`: one AdamW over all adapters.
     - `_prepare_inputs`: passes our own batches through.
-    - `_generate_and_score_completions`: TRL's, then one row per turn.
+    - `_calculate_rewards`: TRL's, with the episodes' answers as completions.
+    - `_generate_and_score_completions`: TRL's; returns episodes with their advantages.
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
-    - `evaluate`: one episode per validation problem, scored by the task.
-    - `_save_checkpoint`: into `output_dir`, then the record is written and the checkpoint gets its name.
+    - `evaluate`: episodes on the evaluation problems, scored by the reward functions.
+    - `_save_checkpoint`, `train`: also save and load the state of callbacks.
 
     Args:
-        model: a PEFT model with one adapter per name in `cell.policy`.
-        problems: training problems; `validation` problems are attempted once each every `cell.eval_every` iterations.
-        recorder: where metrics, outcomes and turns go; None keeps nothing. Only the first of several processes has one.
-        launch: how the run is spread over processes and devices.
+        model (`str`, `PreTrainedModel` or `PeftModel`):
+            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map; otherwise pass `peft_config`.
+        workflow ([`Workflow`]):
+            Any object with `name`, `roles` (role to its number of slots) and `async def run(problem, call) -> Answer`.
+        reward_funcs (`Callable`, `str`, `PreTrainedModel` or a list of these):
+            As in TRL: `f(prompts, completions, **columns) -> list[float | None]`, one number per episode. `completions` are the
+            texts of the episodes' answers. The keyword `episodes` holds the episodes with all their turns. A function may set
+            `episode.reward` to a [`Reward`] with a reason and `is_correct`, which accuracy counts.
+        args ([`MultiRoleGRPOConfig`], *optional*):
+            Configuration; by default that of TRL with shared policy.
+        train_dataset, eval_dataset (`datasets.Dataset`):
+            A "prompt" column (text, or a single user message) and any others. "id" names a problem; without it, its index does.
+        processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
+            As in TRL. Callbacks that are [`MultiRoleCallback`] take part in the iteration.
+        peft_config (`PeftConfig`, *optional*):
+            One adapter with this configuration is made per name of the policy map.
+        engine ([`Engine`], *optional*):
+            Who samples; by default `args.engine`.
+        is_answer (`Callable[[str], bool]`, *optional*):
+            Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
     """
+
+    _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
+    _name = "Multi-role GRPO"
 
     def __init__(
         self,
-        cell: Cell,
-        model: PeftModel,
-        tokenizer: PreTrainedTokenizerBase,
-        engine: Engine,
-        problems: list[Problem],
-        validation: list[Problem],
-        output_dir: str,
-        recorder: Recorder | None = None,
-        launch: Launch = ONE_PROCESS,
-        **kwargs: object,
+        model: str | PreTrainedModel | PeftModel,
+        workflow: Workflow,
+        reward_funcs: Any,
+        args: MultiRoleGRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: PeftConfig | None = None,
+        engine: Engine | None = None,
+        is_answer: Callable[[str], bool] = bool,
     ) -> None:
-        self.cell, self.engine, self.problems, self.validation = cell, engine, problems, validation
-        self.recorder, self.task, self.workflow = recorder, TASKS[cell.task_name], cell.make_workflow()
-        self.adapters, self.alarms = adapter_names(cell.policy), Alarms(cell.policy, self.workflow.roles)
-        self.rollout = Rollout(
-            self.workflow, engine, tokenizer, cell.policy, lambda text: self.task.extract(text) is not None,
-            cell.seed, cell.max_prompt_tokens, RENDERERS[cell.renderer],
-        )  # fmt: skip
-        self.published, self.updates, self.grading = -1, Updates(launch.is_sharded), sandbox.Stats()
-        self.launch, self.is_sharded, n_processes = launch, launch.is_sharded, processes().num_processes
-        launch.check_processes(n_processes, cell.n_problems)
-        refuse_sharded(cell, launch)
-        self._last_grad_norm, self.saving = torch.tensor(0.0), Saving(Path(output_dir))
-        super().__init__(
-            model=model,
-            reward_funcs=[outcome_reward],
-            args=cell.grpo_config(output_dir, n_processes, launch.sharding),
-            train_dataset=Dataset.from_dict({"prompt": [p.question for p in problems], "index": range(len(problems))}),
-            eval_dataset=Dataset.from_dict({"prompt": [p.question for p in validation]}),
-            processing_class=tokenizer,
-            rollout_func=self._rollout_func,
-            **kwargs,
-        )
+        processes()  # before anything that would set up torch.distributed its own way, such as vLLM
+        args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
+        check_workflow(workflow)
+        check_dataset("train_dataset", train_dataset)
+        self.workflow, self.policy = workflow, parse_policy(args.policy, list(workflow.roles))
+        self.adapters = adapter_names(self.policy)
+        if unknown := set(args.role_beta or {}) - set(self.policy):
+            raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
+        self.betas = dict.fromkeys(self.policy, args.beta) | (args.role_beta or {})
+        args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_loss`
+        self.lr_scale = 1.0
+        """Multiplies the scheduled learning rate; a callback may change it between iterations."""
+        self._last_grad_norm, self._published, self._step_rows = torch.tensor(0.0), -1, 0
+
+        if not isinstance(reward_funcs, list):
+            reward_funcs = [reward_funcs]
+        set_max_steps(args, train_dataset)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
+            super().__init__(
+                model=with_adapters(model, peft_config, self.adapters, args),
+                reward_funcs=[checked_reward(function) for function in reward_funcs],
+                args=args,
+                train_dataset=train_dataset.add_column(INDEX, list(range(len(train_dataset)))),
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                reward_processing_classes=reward_processing_classes,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                rollout_func=self._rollout_func,
+            )
+        if self.aux_loss_enabled:
+            raise ValueError("`router_aux_loss_coef` is not supported by multi-role training. Set it to 0.0.")
+        self.is_sharded = self.is_fsdp_enabled
         if self.is_sharded:
             keep_float32(self.accelerator)
-        self.add_callback(AlarmCallback(self.alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm))
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
+        if args.n_problems % args.world_size:
+            raise ValueError(
+                f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
+                "`generation_batch_size` so that they can."
+            )
+        self.problems = to_problems(train_dataset)
+        self.engine = engine if engine is not None else load_engine(args.engine).from_trainer(self)
+        self.rollout = Rollout(
+            workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
+            RENDERERS[args.renderer], args.max_turns,
+        )  # fmt: skip
+
+    @property
+    def peft_model(self) -> PeftModel:
+        """The model without the wrappers of accelerate."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How replies are sampled, in training and in evaluation."""
+        return Sampling(self.args.max_completion_length, self.args.temperature)
+
+    @property
+    def watchers(self) -> list[MultiRoleCallback]:
+        """The callbacks that take part in an iteration, in their order."""
+        return [c for c in self.callback_handler.callbacks if isinstance(c, MultiRoleCallback)]
 
     # ---- data order, optimizer and schedule
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> ProblemSampler:
-        cell = self.cell
-        return ProblemSampler(len(self.problems), cell.n_problems, cell.n_episodes, cell.iterations, cell.seed)
+    def _get_train_sampler(self, dataset: Any = None) -> ProblemSampler:
+        args = self.args
+        return ProblemSampler(
+            len(self.problems), args.num_generations, args.n_episodes * args.max_steps, args.seed, args.shuffle_dataset
+        )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """One optimizer over every adapter. An adapter without gradients is not touched by a step."""
-        self.accelerator.unwrap_model(self.model).set_requires_grad(self.adapters, True)
+        self.peft_model.set_requires_grad(self.adapters, True)
         return super().create_optimizer(model)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """The learning rate of each iteration's first update call; `training_step` sets the later calls'."""
-        n_calls = len(self.adapters)
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda it: lr_factor(self.cell, it, 0, n_calls))
-        self._created_lr_scheduler = True
-        return self.lr_scheduler
+    def learning_rate_of(self, call: int) -> float:
+        """The learning rate of the `call`-th adapter's optimizer steps in this iteration."""
+        if self.args.lr_clock == "iteration":
+            return self.lr_scheduler.get_last_lr()[0] * self.lr_scale
+        tick = self.state.global_step * len(self.adapters) + call
+        factor = self.lr_scheduler.lr_lambdas[0](min(tick, self.state.max_steps))
+        return self.lr_scheduler.base_lrs[0] * factor * self.lr_scale
 
-    # ---- rollouts
+    # ---- rollouts and rewards
 
-    def _publish(self) -> None:
-        """Hand the adapters to the engine, once per version of the weights."""
-        if self.published != self.state.global_step:
-            self.engine.publish(self.accelerator.unwrap_model(self.model), self.state.global_step)
-            self.published = self.state.global_step
+    def play(self, attempts: list[Attempt], iteration: int) -> list[Episode]:
+        """Episodes under the current adapters, not yet scored. Each engine plays a share; every process gets all of them."""
+        if self._published != self.state.global_step:  # once per version of the weights
+            self.engine.publish(self.peft_model, self.state.global_step)
+            self._published = self.state.global_step
+        group, rank = self.args.vllm_tensor_parallel_size, self.accelerator.process_index
+        n_engines = self.accelerator.num_processes // group
+        cuts = [len(attempts) * i // n_engines for i in range(n_engines + 1)]
+        own = attempts[cuts[rank // group] : cuts[rank // group + 1]]
+        episodes = self.rollout.run(own, iteration, self.sampling)
+        played = gather_objects([(e.turns, e.answer) for e in episodes])[::group]
+        return [
+            Episode(problem, index, turns, answer)
+            for (problem, index), (turns, answer) in zip(
+                attempts, itertools.chain.from_iterable(played), strict=True
+            )
+        ]  # fmt: skip
 
     def _rest_engine(self) -> None:
         """Give the engine's memory to the trainer until the next rollout."""
         self.engine.sleep()
-        self.published = -1
+        self._published = -1
 
-    def play(self, attempts: list[Attempt], iteration: int, sampling: Sampling | None = None) -> list[Episode]:
-        """Episodes under the current adapters, scored once each by the task.
-
-        Each engine plays a share of the attempts; every process is told all of them and gets all episodes.
-        """
-        self._publish()
-        group, rank = self.launch.vllm_tensor_parallel, self.accelerator.process_index
-        n_engines = self.accelerator.num_processes // group
-        cuts = [len(attempts) * i // n_engines for i in range(n_engines + 1)]
-        episodes = self.rollout.run(
-            attempts[cuts[rank // group] : cuts[rank // group + 1]], iteration, sampling or self.cell.sampling()
-        )
-        if rank % group == 0:
-            with_turns = self.cell.process_reward > 0 and iteration >= 0
-            self.grading = score_episodes(episodes, self.cell, with_turns)
-        played = gather_objects([(e.turns, e.answer, e.reward) for e in episodes])[::group]
-        return [
-            Episode(problem, index, *one)
-            for (problem, index), one in zip(attempts, itertools.chain.from_iterable(played), strict=True)
-        ]
-
-    def _rollout_func(self, prompts: list[str], _: GRPOTrainer) -> dict[str, list]:
-        """TRL's hook: one row per episode of this process, its last turn; the episode travels along for the reward."""
+    def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
+        """TRL's hook: one row per episode of this process, its last turn; the episode travels along for the rewards."""
         self._episodes = self.play(self._attempts, self.state.global_step)
         start = self.accelerator.process_index * len(prompts)
         episodes = self._episodes[start : start + len(prompts)]
-        eos = self.processing_class.eos_token_id
+        eos = self._tokenizer.eos_token_id
         nothing = Turn("", 0, 0, [eos], [eos], [0.0], "", "stop")  # an episode whose first prompt was too long
         last = [episode.turns[-1] if episode.turns else nothing for episode in episodes]
         return {
             "prompt_ids": [turn.prompt_ids for turn in last],
             "completion_ids": [turn.completion_ids for turn in last],
             "logprobs": [turn.logprobs for turn in last],
-            "episode": episodes,
+            "episodes": episodes,
         }
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Episode]:
         """TRL's scoring of this process's episodes; returns those of all, with TRL's group-relative advantage on each."""
         seen: dict[int, int] = defaultdict(int)
-        self._attempts = []
-        for index in itertools.chain.from_iterable(gather_objects([row["index"] for row in inputs])):
+        self._attempts: list[Attempt] = []
+        for index in itertools.chain.from_iterable(gather_objects([row.pop(INDEX) for row in inputs])):
             self._attempts.append((self.problems[index], seen[index]))
             seen[index] += 1
         scored = super()._generate_and_score_completions(inputs)
-        advantages = itertools.chain.from_iterable(gather_objects(scored["advantages"].tolist()))
-        for episode, advantage in zip(self._episodes, advantages, strict=True):
-            episode.advantage = advantage
+        own = [(row["episodes"].reward, a) for row, a in zip(inputs, scored["advantages"].tolist(), strict=True)]
+        for episode, (reward, advantage) in zip(
+            self._episodes, itertools.chain.from_iterable(gather_objects(own)), strict=True
+        ):
+            episode.reward, episode.advantage = reward, advantage
+        for watcher in self.watchers:
+            watcher.on_rollout_end(self, self._episodes)
         return self._episodes
 
-    def _prepare_inputs(self, inputs: dict) -> dict:
-        return inputs
+    def _calculate_rewards(self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list) -> Tensor:
+        """TRL's rewards (N, n_funcs) of the episodes' answers; sets `reward` of every episode that its function left unset."""
+        episodes: list[Episode] = [row["episodes"] for row in inputs]
+        answers = [episode.answer.text if episode.answer else "" for episode in episodes]
+        completions = [
+            answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (N, F)
+        start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
+        own = rewards[start : start + len(inputs)]
+        values = (own * self.reward_weights.to(own.device)).nansum(1).tolist()
+        for episode, value in zip(episodes, values, strict=True):
+            if episode.reward is None:
+                episode.reward = Reward(value)
+            if episode.answer is not None and episode.answer.reason is not None:
+                episode.reward = replace(episode.reward, reason=episode.answer.reason)
+        return rewards
 
-    def _rows(self, episodes: list[Episode]) -> list[Row]:
-        """One row per turn, with its advantage."""
-        starts, iteration = self.cell.train_starts, self.state.global_step
-        return with_advantages(
-            [Row(e, t, self.cell.policy[t.role], 0.0, iteration >= starts[t.role]) for e in episodes for t in e.turns],
-            episodes, self.cell,
-        )  # fmt: skip
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return inputs
 
     # ---- the iteration
 
     def training_step(self, model: nn.Module, inputs: list[dict], num_items_in_batch: object = None) -> Tensor:
-        """One iteration: roll out, then every optimizer step of every adapter (design sec 4).
+        """One iteration: roll out, then every optimizer step of every adapter.
 
         Returns the mean loss of the optimizer steps, detached.
         """
@@ -218,125 +294,161 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         episodes = self._generate_and_score_completions(inputs)
         self._rest_engine()
         played = time.perf_counter()
-        diagnostics, loss = self.update(model, self.prepare(model, episodes))
+        rows = self.prepare_rows(episodes)
+        steps, loss = self.update(model, rows)
         self._step += 1  # TRL counts training steps here
-        update = time.perf_counter() - played
-        seconds = {"rollout": played - started, "update": update, "grading": self.grading.seconds}
-        self._log_iteration(diagnostics, episodes, seconds)
-        if self.cell.on_alarm == "rollback" and self.alarms.new:
-            roll_back(self.accelerator.unwrap_model(self.model), self.optimizer, self.recorder, self.cell)
+        seconds = {"rollout": played - started, "update": time.perf_counter() - played}
+        self._finish_iteration(Iteration(self.state.global_step + 1, episodes, rows, steps, seconds))
         return loss
 
-    def prepare(self, model: nn.Module, episodes: list[Episode]) -> list[Row]:
-        """The iteration's rows in the order of training; notes their pi_old and the base's log-probs where these are needed."""
-        seed = turn_seed(self.cell.seed, self.state.global_step, "row order", 0, "", 0, 0)
-        rows = order_rows(self._rows(episodes), self.cell.row_order, torch.Generator().manual_seed(seed))
+    def prepare_rows(self, episodes: list[Episode]) -> list[Row]:
+        """The iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
+        args = self.args
+        rows = [Row(episode, turn, self.policy[turn.role]) for episode in episodes for turn in episode.turns]
         if not rows:
-            raise nothing_sampled(self.cell.max_prompt_tokens, self.state.global_step)
-        trained, anchors = [row for row in rows if row.is_trained], self.cell.anchors
-        if self.cell.old_logprobs == "recomputed":
-            self._old_logprobs = self._logprobs_of(model, trained)
-        if anchored := [row for row in trained if anchors[row.turn.role]]:
-            with self.accelerator.unwrap_model(self.model).disable_adapter():
-                self._base_logprobs = self._logprobs_of(model, anchored)
+            raise ValueError(
+                f"`max_prompt_tokens` ({args.max_prompt_tokens}) is shorter than the first prompt of every episode of iteration "
+                f"{self.state.global_step + 1}, so nothing was sampled. Set it to a larger number."
+            )
+        set_advantages(rows, args)
+        seed = turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0)
+        rows = order_rows(rows, args.row_order, torch.Generator().manual_seed(seed))
+        for watcher in self.watchers:
+            rows = watcher.on_rows(self, rows)
+        if args.old_logprobs == "recomputed":
+            for row, logps in zip(rows, self.logprobs_of(rows), strict=True):
+                row.old_logps = logps
+        anchored = [row for row in rows if self.betas[row.turn.role]]
+        for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
+            row.ref_logps = logps
         return rows
 
-    def update(self, model: nn.Module, rows: list[Row]) -> tuple[IterationDiagnostics, Tensor]:
-        """Every optimizer step of every adapter; returns what was seen of them and their mean loss, detached."""
-        cell, iteration, peft_model = self.cell, self.state.global_step, self.accelerator.unwrap_model(self.model)
-        diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high, cell.temperature, cell.diagnostics)
-        trained = [row for row in rows if row.is_trained]
-        sample, losses = sample_rows(trained) if diagnostics.is_on else [], []
-        if sample and cell.temperature != 1.0:
-            diagnostics.raw = self._logprobs_of(model, sample, temperature=1.0)
-        steps = steps_by_adapter(trained, self.adapters, cell)
-        self.updates.start(peft_model, steps if diagnostics.is_on else ())
-        peak = cell.learning_rate * rate_factor(self.alarms.log, self.recorder, cell)
+    def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
+        """Every optimizer step of every adapter, and their mean loss, detached."""
+        steps, taken, losses = steps_by_adapter(rows, self.adapters, self.args), [], []
+        for watcher in self.watchers:
+            watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
-            lr = peak * lr_factor(cell, iteration, call, len(self.adapters))
+            lr = self.learning_rate_of(call)
             for mini_batch, divisor in mini_batches:
-                losses.append(self.optimizer_step(model, adapter, mini_batch, divisor, lr, diagnostics))
-        diagnostics.cosine_previous = self.updates.finish(peft_model)
-        if sample:
-            diagnostics.add_after(sample, self._logprobs_of(model, sample))
-        return diagnostics, torch.stack(losses).mean() if losses else torch.zeros(())
+                step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
+                taken.append(step)
+                losses.append(loss)
+        for watcher in self.watchers:
+            watcher.on_update_end(self, rows)
+        return taken, torch.stack(losses).mean() if losses else torch.zeros(())
 
     def optimizer_step(
-        self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float,
-        diagnostics: IterationDiagnostics,
-    ) -> Tensor:  # fmt: skip
-        """One AdamW step of one adapter on one mini-batch; no other tensor moves. Returns the loss, detached."""
-        params, loss = self.accumulate(model, adapter, rows, divisor, diagnostics)
-        self._last_grad_norm, norm_after = clipped(params, self.cell.max_grad_norm)
-        add_up([loss])
+        self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float
+    ) -> tuple[OptimizerStep, Tensor]:
+        """One AdamW step of one adapter on one mini-batch; no other tensor moves. Also returns the loss, detached."""
+        params, loss = self.accumulate(model, adapter, rows, divisor)
+        self._last_grad_norm, norm_after = clip(params, self.args.max_grad_norm)
+        all_reduce([loss])
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.accelerator.unwrap_model(self.model).set_requires_grad(self.adapters, True)
-        diagnostics.add_step(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
-        return loss
+        self.optimizer.zero_grad(set_to_none=True)  # zeros instead of None would move the other adapters (momentum, decay)
+        self.peft_model.set_requires_grad(self.adapters, True)
+        step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
+        for watcher in self.watchers:
+            watcher.on_adapter_step(self, step)
+        return step, loss
 
     def accumulate(
-        self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, diagnostics: IterationDiagnostics
+        self, model: nn.Module, adapter: str, rows: list[Row], divisor: int
     ) -> tuple[list[nn.Parameter], Tensor]:
         """The gradient of one mini-batch, left in the adapter's tensors; returns those and this process's loss, detached.
 
-        It is accumulated by role and slot, so that each one's own part is known and the parts sum to what is applied.
-        Without diagnostics only their sum is kept, over the same groups in the same order: another order of float additions
-        would round differently, and the switch would change the weights. Each micro-batch's loss is a mean over its
-        rows or tokens; its weight makes the sum a mean over the mini-batch.
+        It is accumulated by role and slot, so that each one's own part is known and the parts sum to what is applied. If
+        nobody watches the parts, only their sum is kept, over the same groups in the same order: another order of float
+        additions would round differently. Each micro-batch's loss is a mean over its rows or tokens; its weight makes the
+        sum a mean over the mini-batch.
         """
-        peft_model = self.accelerator.unwrap_model(self.model)
-        peft_model.set_adapter(adapter)
-        params = [p for p in peft_model.parameters() if p.requires_grad]
+        self.peft_model.set_adapter(adapter)
+        params = [p for p in self.peft_model.parameters() if p.requires_grad]
         parts, loss = by_part(rows), torch.zeros((), device=self.accelerator.device)
-        is_apart, whole = diagnostics.is_on or needs_parts(self.cell), divisor * loss_mass(rows, self.cell) / len(rows)
-        n_kept, n = len(parts) if is_apart else 1, sum(local(p).numel() for p in params)
-        kept = torch.zeros(n_kept, n, device=loss.device)
+        loss_type = self.args.loss_type
+        whole = divisor * loss_mass(rows, loss_type) / len(rows)
+        part_watchers = [watcher for watcher in self.watchers if watcher.needs_gradient_parts]
+        n_kept, n = len(parts) if part_watchers else 1, sum(local(p).numel() for p in params)
+        kept = torch.zeros(n_kept, n, device=loss.device)  # (K or 1, n)
         for at, owned in enumerate(parts.values()):
-            peft_model.zero_grad(set_to_none=True)
-            for micro, weight in self._share(owned):
-                loss = loss + self._backward(model, micro, weight * loss_mass(micro, self.cell) / whole, diagnostics)
+            self.peft_model.zero_grad(set_to_none=True)
+            for micro, weight in self.shard(owned):
+                loss = loss + self._backward(model, micro, weight * loss_mass(micro, loss_type) / whole)
             part = gradient_of(params)
-            if not self.is_sharded:  # FSDP2 has added up the processes' gradients already
-                add_up([part])
+            if not self.is_sharded:  # FSDP2 has reduced the processes' gradients already
+                all_reduce([part])
             kept[at % n_kept] += part
-        if diagnostics.is_on:
-            diagnostics.add_gradients(adapter, list(parts), kept, self.is_sharded)
-        set_gradient(params, combined(list(parts), kept, self.workflow.roles, adapter, self.cell, self.updates))
+        for watcher in part_watchers:
+            watcher.on_gradient_parts(self, adapter, list(parts), kept)
+        gradient = functools.reduce(torch.add, kept)
+        for watcher in self.watchers:
+            gradient = watcher.on_gradient(self, adapter, gradient)
+        set_gradient(params, gradient)
         return params, loss
 
-    def _share(self, rows: list[Row]) -> list[tuple[list[Row], float]]:
+    def shard(self, rows: list[Row]) -> list[tuple[list[Row], float]]:
         """The micro-batches of `rows` that this process computes, with their weights."""
-        return deal(micro_batches(rows, self.cell.micro_batch_tokens), self.accelerator, self.is_sharded)
+        return shard(micro_batches(rows, self.args.micro_batch_tokens), self.accelerator, self.is_sharded)
 
-    def _backward(self, model: nn.Module, micro: list[Row], weight: float, diagnostics: IterationDiagnostics) -> Tensor:
+    def _backward(self, model: nn.Module, micro: list[Row], weight: float) -> Tensor:
         """TRL's loss of one micro-batch of one role, weighted by its share of the mini-batch, and its gradient."""
-        batch = collate(micro, self.processing_class.pad_token_id, self.accelerator.device)
-        batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
-        if self.cell.old_logprobs == "recomputed":
-            batch["old_per_token_logps"] = padded(self._old_logprobs, micro).to(self.accelerator.device)
-        self.beta = self.cell.anchors[micro[0].turn.role]
-        if self.beta:
-            batch["ref_per_token_logps"] = padded(self._base_logprobs, micro).to(self.accelerator.device)
-        with self.compute_loss_context_manager(), local_metrics(self.accelerator):
+        batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
+        batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
+        beta = self.betas[micro[0].turn.role]
+        with self._kl_weight(beta), self.compute_loss_context_manager(), local_metrics(self.accelerator):
             loss = self.compute_loss(model, batch) * weight
-        self.beta = 0.0  # or TRL would look for a reference model in the next rollout
         if not torch.isfinite(loss):
-            raise diverged(loss.item(), self.state.global_step, micro)
+            named = [(row.episode.problem.id, row.episode.index, row.turn.slot, row.turn.round) for row in micro]
+            raise FloatingPointError(
+                f"The loss is {loss.item()} at iteration {self.state.global_step + 1}, role {micro[0].turn.role!r}, rows "
+                f"(problem, episode, slot, round) {named}. Lower `learning_rate`, or resume from an earlier checkpoint."
+            )
         # FSDP2 averages gradients over the processes; ours are to be summed
         self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
-            diagnostics.add_tokens(micro, batch, *self._logps)
+            for watcher in self.watchers:
+                watcher.on_micro_batch(self, micro, batch, *self._logps)
         return loss.detach()
 
-    def _logprobs_of(self, _: nn.Module, rows: list[Row], temperature: float | None = None) -> dict[int, Tensor]:
-        """The trainer's own log-probs of the rows' completions under the present weights: id(turn) -> (C,)."""
-        peft_model, pad_id = self.accelerator.unwrap_model(self.model), self.processing_class.pad_token_id
-        found = logprobs_of(peft_model, rows, self._share, pad_id, self.accelerator, temperature)
-        peft_model.set_requires_grad(self.adapters, True)
-        return found
+    @contextmanager
+    def _kl_weight(self, beta: float) -> Iterator[None]:
+        """TRL's loss reads `self.beta`; outside of the loss it is 0, or TRL would look for a reference model."""
+        self.beta = beta
+        try:
+            yield
+        finally:
+            self.beta = 0.0
+
+    # ---- log-probs
+
+    @torch.no_grad()
+    def logprobs_of(self, rows: list[Row], temperature: float | None = None, base: bool = False) -> list[Tensor]:
+        """The log-probs (C,) of each row's completion under its adapter's present weights, or the base's; on the host.
+
+        At the sampling temperature, or at the one given. With several processes each computes a shard and gets them all.
+        """
+        computed, place = {}, {id(row): i for i, row in enumerate(rows)}
+        with ExitStack() as stack:
+            if temperature is not None:
+                stack.enter_context(head_at(self.peft_model, temperature))
+            if base:
+                stack.enter_context(self.peft_model.disable_adapter())
+            for adapter in dict.fromkeys(row.adapter for row in rows):
+                self.peft_model.set_adapter(adapter)
+                for micro, _ in self.shard([row for row in rows if row.adapter == adapter]):
+                    batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
+                    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
+                    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
+                    with self.accelerator.autocast():
+                        logps, _ = score(self.peft_model, ids, mask, batch["completion_ids"].size(1))  # (N, C)
+                    for row, values in zip(micro, logps, strict=True):
+                        computed[place[id(row)]] = values[: len(row.turn.completion_ids)].cpu()
+        self.peft_model.set_requires_grad(self.adapters, True)
+        gathered = {i: values for part in gather_objects(computed) for i, values in part.items()}
+        return [gathered[i] for i in range(len(rows))]
 
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
@@ -351,49 +463,89 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self._last_grad_norm
 
-    def _log_iteration(self, diagnostics: IterationDiagnostics, episodes: list[Episode], seconds: dict) -> None:
-        """Metrics per role into TRL's log and, with the ledger and the turns, into the record."""
-        diagnostics.merge(gather_objects(diagnostics.token_sums()))
-        roles, it = diagnostics.per_role(), self.state.global_step + 1
-        alarms = self.alarms.update(it, roles)
-        for role, metrics in roles.items():
-            for name, value in metrics.items():
-                self._metrics["train"][f"{role}/{name}"].append(value)
-        for name in [name for name in self._metrics["train"] if name.startswith("completions/")]:
-            del self._metrics["train"][name]  # TRL's lengths are of each episode's last turn: ours are per role
-        accuracy = sum(episode.reward.is_correct for episode in episodes) / len(episodes)
-        self._metrics["train"]["accuracy"].append(accuracy)
-        logger.info("iteration %d: reward %.3f, accuracy %.3f", it, self._metrics["train"]["reward"][-1], accuracy)
-        if self.recorder:
-            self.recorder.add_iteration(it, episodes, self.cell.n_episodes, roles, alarms, diagnostics, seconds)
+    # ---- logging, evaluation, checkpoints
 
-    def evaluate(self, *_: object, **__: object) -> dict[str, float]:
-        """One episode per validation problem with the current adapters: `eval_accuracy`, `eval_reward`."""
+    def _finish_iteration(self, iteration: Iteration) -> None:
+        """Metrics per role into TRL's log, once the callbacks have had their say."""
+        for role in self.policy:
+            if rows := [row for row in iteration.rows if row.turn.role == role]:
+                iteration.roles[role] = text_metrics(rows)
+        for watcher in self.watchers:
+            watcher.on_iteration_end(self, iteration)
+        metrics = self._metrics["train"]
+        for role, values in iteration.roles.items():
+            for name, value in values.items():
+                metrics[f"{role}/{name}"].append(value)
+        for name in [name for name in metrics if name.startswith("completions/")]:
+            del metrics[name]  # TRL's lengths are of each episode's last turn: ours are per role
+        if (right := accuracy(iteration.episodes)) is not None:
+            metrics["accuracy"].append(right)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """`num_generations_eval` episodes per problem with the current adapters: `eval_reward`, and `eval_accuracy` if known."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, dict):
+            return {
+                name: value
+                for key, one in dataset.items()
+                for name, value in self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{key}").items()
+            }
+        if dataset is None:
+            raise ValueError("Evaluation needs an `eval_dataset`. Pass one to the trainer or to `evaluate`.")
         self.model.eval()
-        episodes = self.play([(problem, 0) for problem in self.validation], -1, self.cell.sampling(is_evaluation=True))
-        metrics = {
-            "eval_accuracy": sum(e.reward.is_correct for e in episodes) / len(episodes),
-            "eval_reward": sum(e.reward.value for e in episodes) / len(episodes),
-        }
+        attempts = [(p, i) for p in to_problems(dataset) for i in range(self.args.num_generations_eval or 1)]
+        episodes = self.play(attempts, -1)
+        self.score_episodes(episodes, dataset)
         self._rest_engine()
-        rows = [Row(e, t, self.cell.policy[t.role], 0.0) for e in episodes[:N_INSPECTED] for t in e.turns]
-        with self.accelerator.unwrap_model(self.model).disable_adapter():
-            base_logprobs = self._logprobs_of(self.model, rows)
-        if self.recorder:
-            self.recorder.add_evaluation(self.state.global_step, episodes, base_logprobs, self.processing_class.decode)
+        metrics = {f"{metric_key_prefix}_reward": mean_reward(episodes)}
+        if (right := accuracy(episodes)) is not None:
+            metrics[f"{metric_key_prefix}_accuracy"] = right
+        for watcher in self.watchers:
+            watcher.on_episodes_evaluated(self, episodes, metrics)
+        self._metrics["eval"].clear()
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        peft_model, step, staged = self.accelerator.unwrap_model(self.model), self.state.global_step, self.saving.staged
-        own, named = peft_model.base_model.prefix, peft_model.named_parameters()
-        weights = {name: full(p.detach()) for name, p in named if own in name}
-        phases = [
-            lambda: super(MultiRoleGRPOTrainer, self)._save_checkpoint(model, trial),
-            lambda: self.updates.save(staged / f"checkpoint-{step}"),
-            lambda: self.recorder and peft_model.save_pretrained(staged / "adapters", state_dict=weights),
-            lambda: self.recorder and self.recorder.seal(step),
-        ]
-        if self.saving.attempt(step, phases) and self.recorder:
-            self.recorder.save(step)
+    def score_episodes(self, episodes: list[Episode], dataset: Any) -> None:
+        """Set `reward` of evaluation episodes by the reward functions; each process scores a share."""
+        rank, size, n = self.accelerator.process_index, self.accelerator.num_processes, len(episodes)
+        repeats = n // len(dataset)
+        own = range(n * rank // size, n * (rank + 1) // size)
+        if own:
+            inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
+            answers = [e.answer.text if e.answer else "" for e in episodes]
+            ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
+            with local_metrics(self.accelerator):
+                self._calculate_rewards(inputs, [row["prompt"] for row in inputs], [answers[i] for i in own], ids)
+        rewards = itertools.chain.from_iterable(gather_objects([episodes[i].reward for i in own]))
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode.reward = reward
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        for watcher in self.watchers:
+            watcher.save_state(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """As in TRL; a resumed run also restores its callbacks."""
+        if isinstance(resume_from_checkpoint, bool) and resume_from_checkpoint:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        if resume_from_checkpoint:
+            for watcher in self.watchers:
+                watcher.load_state(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+
+
+def mean_reward(episodes: list[Episode]) -> float:
+    """Mean outcome reward of scored episodes."""
+    return sum(episode.reward.value for episode in episodes if episode.reward is not None) / len(episodes)
+
+
+def accuracy(episodes: list[Episode]) -> float | None:
+    """Fraction of correct episodes; None where the reward function does not say which are."""
+    right = [episode.reward.is_correct for episode in episodes if episode.reward is not None]
+    return None if None in right else sum(map(bool, right)) / len(episodes)
+

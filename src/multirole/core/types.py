@@ -1,4 +1,4 @@
-"""The words of the design, as types: problem -> episode -> turn.
+"""The types that everything else passes around: problem -> episode -> turn.
 
 A *problem* is attempted `n` times; each attempt is an *episode* (the paper's "workflow rollout"); each model call in it is
 a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, its completion is trained.
@@ -14,7 +14,11 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """One row of a task. `reference` is what the task scores against; no workflow role may see it."""
+    """One row of a dataset.
+
+    `question` is the dataset's "prompt". `reference` is what the reward compares with (for a dataset, its other columns);
+    no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
+    """
 
     id: str
     task: str
@@ -24,11 +28,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Reward:
-    """Outcome reward of one episode: `value` in [-1, 1] and a typed `reason`. `is_correct` is what accuracy counts."""
+    """Outcome reward of one episode. `is_correct` is what accuracy counts; None where the reward function does not say."""
 
     value: float
-    reason: str
-    is_correct: bool
+    reason: str = "scored"
+    is_correct: bool | None = None
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Turn:
     `logprobs` are the engine's processed log-probabilities (after temperature) of `completion_ids`, same length; the
     final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
-    "answered" or "unparsed" from the task's own answer extraction. `is_right` is None until `judging` has set it.
+    "answered" or "unparsed" from the task's own answer extraction. `is_right` says whether the turn was right by itself, None where nobody has
+    judged it.
     """
 
     role: str
@@ -55,7 +60,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a workflow returns: the text that the task scores. `reason` overrides the task's when there is no answer."""
+    """What a workflow returns: the text that is scored. `reason` overrides the reward's when there is no answer."""
 
     text: str
     reason: str | None = None
@@ -63,7 +68,7 @@ class Answer:
 
 @dataclass
 class Episode:
-    """One attempt at one problem. `reward` is None until the task has scored `answer`."""
+    """One attempt at one problem. `reward` is None until `answer` has been scored."""
 
     problem: Problem
     index: int

@@ -9,10 +9,15 @@ silent, and `not_evaluated` says so.
 import logging
 from collections.abc import Iterable
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from multirole.core.hooks import Iteration, MultiRoleCallback
 from multirole.diagnostics.alarm_rules import BASELINE, NEEDS, READ, TESTS, History
+
+if TYPE_CHECKING:
+    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +43,7 @@ class Alarms:
         done = self.history.iterations
         if done and iteration <= done[-1]:
             raise ValueError(
-                f"iteration {iteration} comes after iteration {done[-1]}: alarms are kept in order. After a resume, replay the "
-                "record's rows first."
+                f"Iterations must ascend, got {iteration} after {done[-1]}. After a resume, call `replay` with the record's rows first."
             )
         self.history.add(iteration, roles)
         held = {}
@@ -73,26 +77,25 @@ class Alarms:
         return reasons
 
 
-class AlarmCallback(TrainerCallback):
-    """Acts once on every new alarm: "log" warns, "checkpoint" also saves, "stop" also ends the training.
+class AlarmCallback(MultiRoleCallback):
+    """Updates the alarms after each iteration and acts once on every new one: "log" warns, "checkpoint" also saves, "stop" also
+    ends the training.
 
-    The trainer calls `alarms.update` in its iteration, before this callback's `on_step_end`. With several processes, every
-    one needs the alarms and the callback, or some would stop and others wait; only the first one logs.
+    Pass it after `RoleDiagnostics`, whose metrics it reads, and on every process: the action must be the same on all.
     """
 
     def __init__(self, alarms: Alarms, action: str = "log") -> None:
         if action not in ACTIONS:
-            raise ValueError(
-                f"action={action!r} is nothing an alarm can do. Write one of {', '.join(map(repr, ACTIONS))}."
-            )
+            raise ValueError(f"`action` must be one of {list(ACTIONS)}, got {action!r}.")
         self.alarms, self.action = alarms, action
+
+    def on_iteration_end(self, trainer: "MultiRoleGRPOTrainer", iteration: Iteration) -> None:
+        new = self.alarms.update(iteration.number, iteration.roles)
+        for alarm in new if trainer.is_world_process_zero() else []:
+            logger.warning("iteration %(iteration)d, %(alarm)s: %(message)s", alarm)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Iteration `state.global_step` has just ended."""
-        new = [alarm for alarm in self.alarms.new if alarm["iteration"] == state.global_step]
-        for alarm in new if state.is_world_process_zero else []:
-            logger.warning("iteration %(iteration)d, %(alarm)s: %(message)s", alarm)
-        if new and self.action != "log":
+        if self.action != "log" and any(alarm["iteration"] == state.global_step for alarm in self.alarms.new):
             control.should_save = True
-        if new and self.action == "stop":
-            control.should_training_stop = True
+            control.should_training_stop |= self.action == "stop"

@@ -1,19 +1,24 @@
 """Per-role metrics of one iteration. Every name here is a row of METRICS.md.
 
 The policy metrics compare the trainer's log-probs *during* the update (lp) with the engine's at sampling time (lr),
-token by token, as the released code does: the second and third mini-batch already see a moved policy (facts: verl
-`rollout_corr_helper`). With the engine's processed log-probs they start at zero instead of at a temperature offset.
+token by token, as the released code does (verl's `rollout_corr_helper`): the second and third mini-batch already see a moved
+policy. With the engine's processed log-probs they start at zero instead of at a temperature offset.
 """
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from multirole.core.gradients import GradientParts, Part
-from multirole.core.logprobs import padded
-from multirole.core.rows import Row
+from multirole.core.distributed import gather_objects, processes
+from multirole.core.gradients import Part
+from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
+from multirole.core.rows import Row, Steps
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.diagnostics.gradients import GradientParts, Updates
 from multirole.diagnostics.signatures import SIGNATURES, signatures
 
 CLAMP = 20.0
@@ -75,37 +80,6 @@ class TokenStats:
         }
 
 
-def text_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """What can be read off one role's rows without the model, besides the `signatures` of their texts."""
-    lengths = torch.tensor([len(row.turn.completion_ids) for row in rows], dtype=torch.float64)  # (N,)
-    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
-    return {
-        "rows": len(rows),
-        "tokens": int(lengths.sum()),
-        "reward": sum(row.episode.reward.value for row in rows) / len(rows),
-        "advantage_mean": advantages.mean().item(),
-        "advantage_abs": advantages.abs().mean().item(),
-        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
-    }
-
-
-def diverged(loss: float, iteration: int, rows: list[Row]) -> FloatingPointError:
-    """What to raise where a loss is not finite."""
-    named = [(row.episode.problem.id, row.episode.index, row.turn.slot, row.turn.round) for row in rows]
-    return FloatingPointError(
-        f"loss={loss} at iteration {iteration}, role {rows[0].turn.role!r}, rows (problem, episode, slot, round) {named}: training on "
-        "would hide a divergence. Lower learning_rate, or resume from an earlier checkpoint."
-    )
-
-
-def nothing_sampled(max_prompt_tokens: int, iteration: int) -> ValueError:
-    """What to raise where an iteration has no row at all."""
-    return ValueError(
-        f"max_prompt_tokens={max_prompt_tokens} is shorter than the first prompt of every episode of iteration "
-        f"{iteration + 1}: nothing was sampled. Write a larger max_prompt_tokens."
-    )
-
-
 def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Row]:
     """Every 16th row of each role, at least four: what is measured apart, before the updates and after them."""
     by_role: dict[str, list[Row]] = defaultdict(list)
@@ -118,62 +92,117 @@ Step = tuple[str, int, str]
 """(adapter, optimizer step of it in this iteration, role)."""
 
 
-class IterationDiagnostics:
-    """Collects one iteration: token statistics and gradients per optimizer step and role, the ledger of optimizer steps.
+class RoleDiagnostics(MultiRoleCallback):
+    """Measures what an iteration does to each role, and adds it to `iteration.roles`.
+
+    Pass it before callbacks that scale gradients, so that it sees them as they were, and before callbacks that read
+    `iteration.roles`.
 
     Args:
-        temperature: of the rows' log-probs; at 1, `chi2_raw` is `chi2`.
-        is_on: whether gradients are taken apart and texts read; metrics that need it are NaN without.
-
-    `raw` maps id(turn) to the log-probs (C,) at temperature 1, under the weights that sampled, of the rows that have them.
+        is_full: whether gradients are taken apart, sampled rows scored again and texts read. Without, those metrics are NaN
+            (METRICS.md). Changes no weight.
     """
 
-    def __init__(
-        self, rows: list[Row], clip_low: float, clip_high: float, temperature: float = 1.0, is_on: bool = True
-    ) -> None:
-        self.rows, self.clip, self.temperature, self.is_on = rows, (clip_low, clip_high), temperature, is_on
-        self.raw: dict[int, torch.Tensor] = {}
+    def __init__(self, is_full: bool = True) -> None:
+        self.is_full, self.is_sharded, self.updates = is_full, False, Updates()
+        self.needs_gradient_parts = is_full
+        self._clear()
+
+    def _clear(self) -> None:
+        self.raw: dict[int, Tensor] = {}
         self.tokens: dict[Step, TokenStats] = defaultdict(TokenStats)
         self.grad_norms: dict[Step, float] = {}
         self.gradients: dict[str, GradientParts] = defaultdict(GradientParts)
         self.cosine_previous: dict[str, float] = {}
         self.chi2_after: dict[str, float] = {}
+        self.taken: Counter[str] = Counter()
         self.ledger: list[dict[str, object]] = []
 
-    def _step(self, adapter: str) -> int:
-        """The optimizer step that is being prepared."""
-        return sum(entry["adapter"] == adapter for entry in self.ledger)
+    # ---- events
 
-    def add_tokens(
-        self, rows: list[Row], batch: dict[str, torch.Tensor], lp: torch.Tensor, entropy: torch.Tensor
-    ) -> None:
-        """One micro-batch of one role, as the loss saw it."""
-        adapter, role, lr = rows[0].adapter, rows[0].turn.role, batch["sampling_per_token_logps"]
-        self.tokens[adapter, self._step(adapter), role].add(
-            lp,
-            lr,
-            batch["old_per_token_logps"],
-            entropy,
-            batch["completion_mask"],
-            batch["advantages"],
-            *self.clip,
-            raw=None if self.temperature == 1.0 else padded(self.raw, rows).to(lr),
+    def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
+        self._clear()
+        self.is_sharded, self.clip = trainer.is_sharded, (trainer.epsilon_low, trainer.epsilon_high)
+        self.is_raw_known = trainer.args.temperature == 1.0
+        self.sample = sample_rows(rows) if self.is_full else []
+        if self.sample and not self.is_raw_known:
+            measured = trainer.logprobs_of(self.sample, temperature=1.0)
+            self.raw = {id(row): logps for row, logps in zip(self.sample, measured, strict=True)}
+        self.updates.start(trainer.peft_model, steps if self.is_full else ())
+
+    def on_micro_batch(
+        self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
+    ) -> None:  # fmt: skip
+        adapter, sampled = rows[0].adapter, batch["sampling_per_token_logps"]
+        self.tokens[adapter, self.taken[adapter], rows[0].turn.role].add(
+            logps, sampled, batch["old_per_token_logps"], entropies, batch["completion_mask"], batch["advantages"],
+            *self.clip, raw=None if self.is_raw_known else self._raw(rows).to(sampled),
+        )  # fmt: skip
+
+    def _raw(self, rows: list[Row]) -> Tensor:
+        """The rows' log-probs (N, C) at temperature 1, NaN in rows that were not measured."""
+        lines = [self.raw.get(id(row), torch.full((len(row.turn.completion_ids),), math.nan)) for row in rows]
+        return torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+
+    def on_gradient_parts(
+        self, trainer: MultiRoleGRPOTrainer, adapter: str, parts: list[Part], gradients: Tensor
+    ) -> None:  # fmt: skip
+        for role, norm in self.gradients[adapter].add_step(parts, gradients, self.is_sharded).items():
+            self.grad_norms[adapter, self.taken[adapter], role] = norm
+
+    def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
+        self.ledger.append(
+            {
+                "adapter": step.adapter,
+                "step": self.taken[step.adapter],
+                "rows": len(step.rows),
+                "tokens": sum(len(row.turn.completion_ids) for row in step.rows),
+                "duplicated_rows": len(step.rows) - len({id(row.turn) for row in step.rows}),
+                "lr": step.lr,
+                "grad_norm": step.grad_norm,
+                "grad_norm_clipped": step.grad_norm_clipped,
+            }
         )
+        self.taken[step.adapter] += 1
 
-    def add_gradients(self, adapter: str, parts: list[Part], gradients: torch.Tensor, is_sharded: bool) -> None:
-        """The parts (K, n) of one optimizer step's gradient, before clipping."""
-        for role, norm in self.gradients[adapter].add_step(parts, gradients, is_sharded).items():
-            self.grad_norms[adapter, self._step(adapter), role] = norm
+    def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
+        self.cosine_previous = self.updates.finish(trainer.peft_model)
+        if self.sample:
+            self.add_after(self.sample, trainer.logprobs_of(self.sample))
 
-    def add_after(self, rows: Sequence[Row], logprobs: dict[int, torch.Tensor]) -> None:
-        """Log-probs of a sample of rows under the updated weights: id(turn) -> (C,)."""
-        by_role: dict[str, list[torch.Tensor]] = defaultdict(list)
-        for row in rows:
-            lp = logprobs[id(row.turn)]
+    def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
+        self.merge(gather_objects({step: dict(stats.sums) for step, stats in self.tokens.items()}))
+        for role, metrics in self.per_role(iteration.rows).items():
+            iteration.roles[role] |= metrics
+
+    def save_state(self, folder: Path) -> None:
+        if self.is_sharded or processes().is_main_process:
+            torch.save(self.updates.last, folder / self._file())
+
+    def load_state(self, folder: Path) -> None:
+        path = folder / self._file()
+        self.updates.last = torch.load(path, weights_only=True) if path.exists() else {}
+
+    def _file(self) -> str:
+        return f"updates_{processes().process_index}.pt" if self.is_sharded else "updates.pt"
+
+    # ---- results
+
+    def add_after(self, rows: Sequence[Row], logprobs: Sequence[Tensor]) -> None:
+        """chi2 of a sample of rows between the updated weights, whose log-probs (C,) are given, and those that sampled."""
+        by_role: dict[str, list[Tensor]] = defaultdict(list)
+        for row, lp in zip(rows, logprobs, strict=True):
             by_role[row.turn.role].append((lp - torch.tensor(row.turn.logprobs)).clamp(-CLAMP, CLAMP))
         self.chi2_after = {
             role: torch.cat(deltas).double().mul(2).exp().mean().item() - 1.0 for role, deltas in by_role.items()
         }
+
+    def merge(self, parts: list[dict[Step, dict[str, float]]]) -> None:
+        """Replace the sums of this process by those over all processes."""
+        self.tokens.clear()
+        for part in parts:
+            for step, sums in part.items():
+                self.tokens[step].merge(sums)
 
     def cosines(self) -> list[dict[str, object]]:
         """The cosine between the gradients of each two roles that share an adapter."""
@@ -182,17 +211,6 @@ class IterationDiagnostics:
             for adapter, parts in self.gradients.items()
             for role, other, cosine in parts.cosines()
         ]
-
-    def token_sums(self) -> dict[Step, dict[str, float]]:
-        """What this process has added up, step by step; `merge` makes the whole of every process's sums."""
-        return {step: dict(stats.sums) for step, stats in self.tokens.items()}
-
-    def merge(self, parts: list[dict[Step, dict[str, float]]]) -> None:
-        """Replace the sums by those over all processes."""
-        self.tokens.clear()
-        for part in parts:
-            for step, sums in part.items():
-                self.tokens[step].merge(sums)
 
     def steps(self) -> list[dict[str, object]]:
         """One row per optimizer step and role: what its tokens and its part of the gradient were, before the step.
@@ -212,37 +230,21 @@ class IterationDiagnostics:
             for (adapter, step, role), stats in sorted(self.tokens.items(), key=lambda item: item[0][:2])
         ]
 
-    def add_step(self, adapter: str, rows: list[Row], lr: float, grad_norm: float, grad_norm_clipped: float) -> None:
-        """One optimizer step, for the ledger. The norms are of the gradient that is applied, before and after clipping."""
-        tokens = sum(len(row.turn.completion_ids) for row in rows)
-        self.ledger.append(
-            {
-                "adapter": adapter,
-                "step": self._step(adapter),
-                "rows": len(rows),
-                "tokens": tokens,
-                "duplicated_rows": len(rows) - len({id(row.turn) for row in rows}),
-                "lr": lr,
-                "grad_norm": grad_norm,
-                "grad_norm_clipped": grad_norm_clipped,
-            }
-        )
-
-    def per_role(self) -> dict[str, dict[str, float]]:
+    def per_role(self, rows: list[Row]) -> dict[str, dict[str, float]]:
         """role -> metrics. `grad_norm` is the mean over the role's optimizer steps of its own part of the gradient.
 
-        A role that was not trained has NaN for what only training shows.
+        A role that took no optimizer step has NaN for what only training shows.
         """
         by_role: dict[str, list[Row]] = defaultdict(list)
-        masses: dict[str, tuple[Counter, Counter]] = defaultdict(lambda: (Counter(), Counter()))
-        for row in self.rows:
+        row_mass: dict[str, Counter] = defaultdict(Counter)
+        token_mass: dict[str, Counter] = defaultdict(Counter)
+        for row in rows:
             by_role[row.turn.role].append(row)
-            rows_of, tokens_of = masses[row.adapter]
-            rows_of[row.turn.role] += row.is_trained
-            tokens_of[row.turn.role] += row.is_trained * len(row.turn.completion_ids)
+            row_mass[row.adapter][row.turn.role] += 1
+            token_mass[row.adapter][row.turn.role] += len(row.turn.completion_ids)
         texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in by_role}
-        if self.is_on:
-            texts = signatures(list({id(row.episode): row.episode for row in self.rows}.values()))
+        if self.is_full:
+            texts = signatures(list({id(row.episode): row.episode for row in rows}.values()))
         sums: dict[str, TokenStats] = defaultdict(TokenStats)
         for (_, _, role), stats in self.tokens.items():
             sums[role].merge(stats.sums)
@@ -250,23 +252,16 @@ class IterationDiagnostics:
         norms: dict[str, list[float]] = defaultdict(list)
         for (_, _, role), norm in self.grad_norms.items():
             norms[role].append(norm)
-        return {
-            role: text_metrics(rows)
-            | texts[role]
-            | sums[role].summary()
-            | {
+        metrics = {}
+        for role, own in by_role.items():
+            adapter, is_stepped = own[0].adapter, n_steps[role] > 0
+            shares = self.gradients[adapter].of_role(role) if norms[role] else dict.fromkeys(SHARES, math.nan)
+            metrics[role] = texts[role] | sums[role].summary() | {
                 "grad_norm": sum(norms[role]) / len(norms[role]) if norms[role] else math.nan,
                 "optimizer_steps": n_steps[role],
                 "chi2_after": self.chi2_after.get(role, math.nan),
-                "row_mass": _share(role, masses[rows[0].adapter][0]),
-                "token_mass": _share(role, masses[rows[0].adapter][1]),
-                "cosine_previous": self.cosine_previous.get(rows[0].adapter, math.nan) if n_steps[role] else math.nan,
-            }
-            | (self.gradients[rows[0].adapter].of_role(role) if norms[role] else dict.fromkeys(SHARES, math.nan))
-            for role, rows in by_role.items()
-        }
-
-
-def _share(role: str, counts: Counter) -> float:
-    """The role's part of its adapter's counts; NaN where nothing of the adapter was trained."""
-    return counts[role] / counts.total() if counts.total() else math.nan
+                "row_mass": row_mass[adapter][role] / row_mass[adapter].total(),
+                "token_mass": token_mass[adapter][role] / token_mass[adapter].total(),
+                "cosine_previous": self.cosine_previous.get(adapter, math.nan) if is_stepped else math.nan,
+            } | shares  # fmt: skip
+        return metrics

@@ -1,46 +1,62 @@
-"""Remedies that act between the gradients of roles and the weights; each is one field of `Cell`, and neutral by default.
+"""Remedies for roles that break one another: callbacks that change advantages, gradients or weights.
 
-Others act elsewhere: `process_reward` in `advantages`, `kl_anchor` in the trainer's loss, `train_after` in the choice of rows.
+A KL penalty to the base is `beta` or `role_beta` of `MultiRoleGRPOConfig`. Pass remedies after `RoleDiagnostics`.
 """
 
-import functools
-import json
 import logging
 import math
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from peft import PeftModel
-from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
-from safetensors import SafetensorError
 from torch import Tensor
 
-from multirole.core.distributed import add_up, gather_objects
-from multirole.core.gradients import Part, Updates
-from multirole.experiment.cell import Cell
-from multirole.experiment.launch import Launch
-from multirole.experiment.record import Recorder
+from multirole.core.advantages import group_advantages
+from multirole.core.distributed import all_reduce, gather_objects, processes
+from multirole.core.gradients import Part
+from multirole.core.hooks import Iteration, MultiRoleCallback
+from multirole.core.rows import Row, Steps
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Episode
+from multirole.diagnostics.alarms import Alarms
 
 logger = logging.getLogger(__name__)
 
 EPS = 1e-8
-WEIGHTS = "adapter_model.safetensors"
 
 
-def needs_parts(cell: Cell) -> bool:
-    """Whether the parts of a gradient are needed one by one."""
-    return cell.balance_roles > 0 or cell.slot_scaling > 0
+class ScaledRoles(MultiRoleCallback):
+    """Multiplies the parts of a gradient.
 
-
-def part_factors(parts: list[Part], norms: dict[str, float], slots: dict[str, int], cell: Cell) -> list[float]:
-    """What each part of an optimizer step's gradient is multiplied by; `norms` are of the roles' parts, unscaled.
-
-    `balance_roles`: (mean norm / own norm) ** balance over the roles that have a gradient. `slot_scaling`: slots ** -scaling.
+    Args:
+        balance: on an adapter of several roles, each role's part is multiplied by (mean norm / its norm) ** balance; 1 makes
+            them equally long.
+        slot_scaling: the part of a role with N slots is multiplied by N ** -slot_scaling. AdamW undoes a constant factor on
+            an adapter that the role has for itself.
     """
+
+    needs_gradient_parts = True
+
+    def __init__(self, balance: float = 0.0, slot_scaling: float = 0.0) -> None:
+        self.balance, self.slot_scaling = balance, slot_scaling
+
+    def on_gradient_parts(
+        self, trainer: MultiRoleGRPOTrainer, adapter: str, parts: list[Part], gradients: Tensor
+    ) -> None:  # fmt: skip
+        norms = role_norms(parts, gradients, trainer.is_sharded)
+        factors = part_factors(parts, norms, trainer.workflow.roles, self.balance, self.slot_scaling)
+        gradients.mul_(gradients.new_tensor(factors)[:, None])
+
+
+def part_factors(
+    parts: list[Part], norms: dict[str, float], slots: dict[str, int], balance: float, slot_scaling: float
+) -> list[float]:
+    """What each part of an optimizer step's gradient is multiplied by; `norms` are of the roles' parts, unscaled."""
     positive = [norm for norm in norms.values() if norm > 0]
     mean = sum(positive) / max(1, len(positive))
-    balance = {role: (mean / norm) ** cell.balance_roles if norm > 0 else 1.0 for role, norm in norms.items()}
-    return [balance[role] * slots[role] ** -cell.slot_scaling for role, _ in parts]
+    of_role = {role: (mean / norm) ** balance if norm > 0 else 1.0 for role, norm in norms.items()}
+    return [of_role[role] * slots[role] ** -slot_scaling for role, _ in parts]
 
 
 def role_norms(parts: list[Part], gradients: Tensor, is_sharded: bool) -> dict[str, float]:
@@ -49,120 +65,125 @@ def role_norms(parts: list[Part], gradients: Tensor, is_sharded: bool) -> dict[s
     sums = [sum(gradients[i] for i, part in enumerate(parts) if part[0] == role) for role in roles]
     squares = torch.stack([whole.square().sum() for whole in sums])
     if is_sharded:
-        add_up([squares])
+        all_reduce([squares])
     return dict(zip(roles, squares.sqrt().tolist(), strict=True))
 
 
-def coherence_factor(gradient: Tensor, average: Tensor, cell: Cell, is_sharded: bool) -> float:
-    """max(floor, 1 - penalty * cosine of the gradient (n,) and its running mean, cut to [0, 1])."""
-    products = torch.stack([gradient @ average, gradient @ gradient, average @ average])
-    if is_sharded:
-        add_up([products])
-    inner, mine, its = products.tolist()
-    cosine = inner / (mine**0.5 * its**0.5 + EPS)
-    return max(cell.coherence_floor, 1.0 - cell.coherence_penalty * min(max(cosine, 0.0), 1.0))
+class CoherencePenalty(MultiRoleCallback):
+    """Takes away part of an adapter's gradient where it repeats its own running mean.
 
-
-def damped(gradient: Tensor, adapter: str, cell: Cell, updates: Updates) -> Tensor:
-    """The gradient (n,) after the coherence penalty; the running mean then moves towards it.
-
-    The mean starts at the adapter's first gradient, whose cosine with itself is 1.
+    The gradient is multiplied by max(`FLOOR`, 1 - penalty x cosine), the cosine cut to [0, 1]. The mean starts at the adapter's
+    first gradient, whose cosine with itself is 1.
     """
-    average = updates.averages.get(adapter, gradient).to(gradient.device)
-    scaled = gradient * coherence_factor(gradient, average, cell, updates.is_sharded)
-    updates.averages[adapter] = torch.lerp(scaled, average, 1.0 - 1.0 / cell.coherence_window)
-    return scaled
+
+    FLOOR = 0.5
+    WINDOW = 128
+    """Optimizer steps that the running mean covers."""
+
+    def __init__(self, penalty: float) -> None:
+        self.penalty, self.is_sharded = penalty, False
+        self.averages: dict[str, Tensor] = {}
+
+    def on_gradient(self, trainer: MultiRoleGRPOTrainer, adapter: str, gradient: Tensor) -> Tensor:
+        self.is_sharded = trainer.is_sharded
+        average = self.averages.get(adapter, gradient).to(gradient.device)
+        scaled = gradient * self.factor(gradient, average)
+        self.averages[adapter] = torch.lerp(scaled, average, 1.0 - 1.0 / self.WINDOW)
+        return scaled
+
+    def factor(self, gradient: Tensor, average: Tensor) -> float:
+        """What a gradient (n,) is multiplied by, given its running mean (n,)."""
+        products = torch.stack([gradient @ average, gradient @ gradient, average @ average])
+        if self.is_sharded:
+            all_reduce([products])
+        inner, own, its = products.tolist()
+        cosine = inner / (own**0.5 * its**0.5 + EPS)
+        return max(self.FLOOR, 1.0 - self.penalty * min(max(cosine, 0.0), 1.0))
+
+    def save_state(self, folder: Path) -> None:
+        if self.is_sharded or processes().is_main_process:
+            torch.save(self.averages, folder / self._file())
+
+    def load_state(self, folder: Path) -> None:
+        path = folder / self._file()
+        self.averages = torch.load(path, weights_only=True) if path.exists() else {}
+
+    def _file(self) -> str:
+        return f"averages_{processes().process_index}.pt" if self.is_sharded else "averages.pt"
 
 
-def combined(
-    parts: list[Part], gradients: Tensor, slots: dict[str, int], adapter: str, cell: Cell, updates: Updates
-) -> Tensor:
-    """The gradient (n,) that is applied: the sum of the parts (K, n), which a remedy of roles or slots scales in place."""
-    if needs_parts(cell):
-        factors = part_factors(parts, role_norms(parts, gradients, updates.is_sharded), slots, cell)
-        gradients.mul_(gradients.new_tensor(factors)[:, None])
-    whole = functools.reduce(torch.add, gradients)
-    return damped(whole, adapter, cell, updates) if cell.coherence_penalty else whole
+class ProcessReward(MultiRoleCallback):
+    """Adds a second advantage: whether the turn itself was right, against its (problem, role, round) group.
 
-
-def refuse_sharded(cell: Cell, launch: Launch) -> None:
-    """Refuse a rollback of weights that FSDP2 has sharded (ValueError)."""
-    if cell.on_alarm == "rollback" and launch.is_sharded:
-        raise ValueError(
-            f"on_alarm='rollback' stands beside sharding={launch.sharding!r}, and saved adapters are not read back into sharded "
-            "weights. Write sharding='none', or on_alarm='stop'."
-        )
-
-
-def _restorable(recorder: Recorder | None, cell: Cell) -> dict[int, tuple[float, Path]]:
-    """step -> validation accuracy and adapters of the steps that a run has evaluated and, on its schedule, saved so far.
-
-    Steps that were saved for another reason do not count: a resumed run would have others than an unbroken one.
+    Args:
+        weight: of the second advantage.
+        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get nothing.
     """
-    found: dict[int, tuple[float, Path]] = {}
-    if recorder is not None:
-        outcomes: dict[int, list[bool]] = {}
-        for row in recorder.tables["eval"]:
-            outcomes.setdefault(row["step"], []).append(row["correct"])
-        for step, right in outcomes.items():
-            folder = recorder.folder / "adapters" / f"step_{step:05d}"
-            if step % cell.save_every == 0 and folder.is_dir():
-                found[step] = sum(right) / len(right), folder
-    return gather_objects(found)[0]  # the first process has the record
+
+    def __init__(self, weight: float, judge: Callable[[list[Episode]], None]) -> None:
+        self.weight, self.judge = weight, judge
+
+    def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
+        rank, size, n = processes().process_index, processes().num_processes, len(episodes)
+        own = episodes[n * rank // size : n * (rank + 1) // size]
+        self.judge(own)
+        judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in own])
+        for episode, is_right in zip(episodes, [flags for part in judged for flags in part], strict=True):
+            for turn, flag in zip(episode.turns, is_right, strict=True):
+                turn.is_right = flag
+
+    def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+        for row, advantage in zip(rows, process_advantages(rows, trainer.args.num_generations), strict=True):
+            row.advantage = row.advantage + self.weight * advantage
+        return rows
 
 
-def rate_factor(alarms: list[dict], recorder: Recorder | None, cell: Cell) -> float:
-    """What rollbacks have left of the learning rate: `rollback_rate` for each iteration with an alarm and a step to return to."""
-    if cell.on_alarm != "rollback" or not alarms:
-        return 1.0
-    first = min(_restorable(recorder, cell), default=math.inf)
-    return cell.rollback_rate ** len({alarm["iteration"] for alarm in alarms if alarm["iteration"] > first})
+def process_advantages(rows: list[Row], n_episodes: int) -> list[float]:
+    """Whether each row's own turn was right, against its (problem, role, round) group.
 
-
-def roll_back(model: PeftModel, optimizer: torch.optim.Optimizer, recorder: Recorder | None, cell: Cell) -> None:
-    """Give the adapters the weights of the step of the highest validation accuracy, the earlier of equals, and no moments.
-
-    Where there is no such step yet, nothing happens.
+    0 for turns that nobody can judge and for groups of one.
     """
-    if steps := _restorable(recorder, cell):
-        best = max(steps, key=lambda step: (steps[step][0], -step))
-        load_adapters(model, steps[best][1])
-        optimizer.state.clear()
-        logger.warning("rolled back to the adapters of iteration %d; rate times %g", best, cell.rollback_rate)
+    known = [i for i, row in enumerate(rows) if row.turn.is_right is not None]
+    groups = [(*rows[i].episode.group(n_episodes), rows[i].turn.role, rows[i].turn.round) for i in known]
+    values = group_advantages([float(bool(rows[i].turn.is_right)) for i in known], groups)
+    sizes, advantages = Counter(groups), [0.0] * len(rows)
+    for i, group, value in zip(known, groups, values, strict=True):
+        advantages[i] = value if sizes[group] > 1 else 0.0
+    return advantages
 
 
-def load_adapters(model: PeftModel, folder: Path) -> None:
-    """The weights of every adapter of `model`, from a run's `adapters/step_*`.
+class Rollback(MultiRoleCallback):
+    """After an iteration with a new alarm, the adapters return to the best evaluated and saved step, AdamW's moments are
+    cleared, and the learning rate is multiplied by `rate`. Where nothing has been evaluated and saved yet, nothing happens.
 
-    Raises ValueError, before any is loaded, where one is missing, damaged, or of another base or rank.
+    Pass it after `AlarmCallback`.
+
+    Args:
+        restorable: step -> (validation accuracy, folder of its adapters) of the steps that can be returned to.
+        restore: loads the adapters of such a folder into the trainer's model.
     """
-    states = {name: _fitting(model, name, folder / name) for name in model.peft_config}
-    for name, state in states.items():
-        set_peft_model_state_dict(model, state, adapter_name=name)
 
+    def __init__(
+        self, alarms: Alarms, rate: float, restorable: Callable[[], dict[int, tuple[float, Path]]],
+        restore: Callable[[MultiRoleGRPOTrainer, Path], None],
+    ) -> None:  # fmt: skip
+        self.alarms, self.rate, self.restorable, self.restore = alarms, rate, restorable, restore
 
-def _fitting(model: PeftModel, name: str, folder: Path) -> dict[str, Tensor]:
-    """A saved adapter's tensors; ValueError where they are not those of the adapter `name` of `model`."""
-    instead = "Put the adapters of this cell's own run there, or write the results_dir that holds them."
-    if missing := [file for file in ("adapter_config.json", WEIGHTS) if not (folder / file).is_file()]:
-        raise ValueError(f"{folder} lacks {missing}, so it is no saved adapter {name!r}. {instead}")
-    try:
-        held = json.loads((folder / "adapter_config.json").read_text())
-        state = load_peft_weights(str(folder), device="cpu")
-    except (ValueError, SafetensorError) as error:
-        raise ValueError(f"{folder} is cut off or damaged ({error}), so it cannot be loaded. {instead}") from error
-    own = model.peft_config[name].to_dict()
-    for what, theirs, ours in (
-        ("base model", *(Path(config.get("base_model_name_or_path") or "").name for config in (held, own))),
-        ("lora_rank", held.get("r", 0), own.get("r", 0)),  # full copies have none
-        ("lora_alpha", held.get("lora_alpha"), own.get("lora_alpha")),
-    ):
-        if theirs != ours:
-            raise ValueError(f"{folder} was trained with {what} {theirs}, and this cell has {ours}: its weights mean "
-                             f"nothing here. {instead}")  # fmt: skip
-    shapes = {key: tensor.shape for key, tensor in get_peft_model_state_dict(model, adapter_name=name).items()}
-    if wrong := sorted(key for key in shapes | state if key not in state or shapes.get(key) != state[key].shape):
-        raise ValueError(
-            f"{folder} was trained on a base of another shape: {len(wrong)} tensors differ, the first is {wrong[0]}. {instead}"
-        )
-    return state
+    def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
+        """What rollbacks have left of the learning rate, derived from the record so that a resumed run has the same."""
+        if not self.alarms.log:
+            return
+        first = min(self._restorable(), default=math.inf)
+        alarmed = {alarm["iteration"] for alarm in self.alarms.log if alarm["iteration"] > first}
+        trainer.lr_scale = self.rate ** len(alarmed)
+
+    def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
+        steps = self._restorable() if self.alarms.new else {}
+        if steps:
+            best = max(steps, key=lambda step: (steps[step][0], -step))  # the earlier of equals
+            self.restore(trainer, steps[best][1])
+            trainer.optimizer.state.clear()
+            logger.warning("rolled back to the adapters of iteration %d; learning rate times %g", best, self.rate)
+
+    def _restorable(self) -> dict[int, tuple[float, Path]]:
+        return gather_objects(self.restorable())[0]  # the first process has the record

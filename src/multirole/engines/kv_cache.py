@@ -38,7 +38,7 @@ class Pool:
         self.prompt_length = torch.zeros(0, dtype=torch.int64, device=device)
         self.ids = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(0, 0, device=device)
-        self.sampling = torch.zeros(0, 3, device=device)
+        self.temperature = torch.zeros(0, device=device)
         self.state = torch.zeros(0, N_COLUMNS, dtype=torch.int64, device=device)
         self._name_columns()
 
@@ -56,7 +56,7 @@ class Pool:
         self.kv = _grown_kv(self.kv, n_rows, length)
         rows, tokens = self.kv.shape[2], self.kv.shape[4]
         self.ids, self.logprobs = _grown(self.ids, (rows, tokens)), _grown(self.logprobs, (rows, tokens))
-        self.sampling, self.state = _grown(self.sampling, (rows, 3)), _grown(self.state, (rows, N_COLUMNS))
+        self.temperature, self.state = _grown(self.temperature, (rows,)), _grown(self.state, (rows, N_COLUMNS))
         self._name_columns()
 
     def add_prompt(self, length: int) -> int:
@@ -143,7 +143,7 @@ class Pool:
         holes = [slot for slot in finished if slot < n]
         movers = [slot for slot in range(n, self.n) if slot not in gone]
         if holes:
-            for tensor in (self.state, self.sampling, self.ids, self.logprobs):
+            for tensor in (self.state, self.temperature, self.ids, self.logprobs):
                 tensor[holes] = tensor[movers]
             self.kv[:, :, holes, :, : self.longest] = self.kv[:, :, movers, :, : self.longest]
         self.n = n

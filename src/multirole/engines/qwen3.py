@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
@@ -137,10 +137,7 @@ def _layer(layer: nn.Module, adapter: str | None) -> tuple[Tensor, Tensor, Tenso
 
 
 def _merged(module: nn.Module, adapter: str | None) -> Tensor:
-    """A float32 copy of W + scaling * B @ A, of the adapter's own W, or of W where `adapter` has no part in this module."""
-    if isinstance(module, LNTuningLayer):
-        copies = module.ln_tuning_layers
-        module = copies[adapter] if adapter in copies else module.get_base_layer()
+    """A float32 copy of W + scaling * B @ A, or of W where `adapter` has no part in this module."""
     if not isinstance(module, LoraLayer):
         return full(module.weight.detach()).float().clone()
     weight = full(module.get_base_layer().weight.detach()).float()
@@ -168,15 +165,15 @@ def _problems(model: PeftModel | Served, inner: nn.Module) -> Iterator[str]:
         yield "its linear layers have biases"
     targets = {id(module) for name, module in inner.named_modules() if name.rsplit(".", 1)[-1] in PROJECTIONS}
     for name, module in inner.named_modules():
-        if isinstance(module, (LoraLayer, LNTuningLayer)):
+        if isinstance(module, BaseTunerLayer):
             if id(module) not in targets:
                 yield f"an adapter targets {name}, which is none of {PROJECTIONS}"
-            if module.merged:
+            if not isinstance(module, LoraLayer):
+                yield f"{name} has an adapter that is not LoRA"
+            elif module.merged:
                 yield f"{name} is merged"
-        if isinstance(module, LoraLayer) and (
-            len(module.lora_magnitude_vector) or any(b.bias is not None for b in module.lora_B.values())
-        ):
-            yield f"{name} uses DoRA or has a LoRA bias"
+            elif len(module.lora_magnitude_vector) or any(b.bias is not None for b in module.lora_B.values()):
+                yield f"{name} uses DoRA or has a LoRA bias"
     if isinstance(model, PeftModel) and any(config.modules_to_save for config in model.peft_config.values()):
         yield "an adapter has modules_to_save"
 
@@ -185,6 +182,6 @@ def _check(model: PeftModel | Served, inner: nn.Module) -> None:
     """Refuse what would be served wrongly."""
     for problem in _problems(model, inner):
         raise ValueError(
-            f"TransformersEngine got a model it does not implement: {problem}; it computes plain Qwen3 and Llama with LoRA on, "
-            'or copies of, the linear layers and would return wrong tokens; use engine="vllm" for this model'
+            f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
+            "linear layers; use engine='vllm' for other models."
         )

@@ -11,6 +11,7 @@ are bit-identical. Not covered: other models, biases, sliding windows, RoPE that
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,9 @@ from torch import Tensor
 from multirole.core.engine import Completion, Request, check_request
 from multirole.engines.kv_cache import Pool, Shape
 from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
+
+if TYPE_CHECKING:
+    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
@@ -59,33 +63,20 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def sample(logits: Tensor, sampling: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse-CDF tokens (N,) and their log-probs (N,) from logits (N, V); rows at temperature 0 are greedy.
 
-    `sampling` (N, 3) holds temperature, top_p and top_k. The log-probs of greedy rows are those of the temperature-1
+    `temperature` is (N,). The log-probs of greedy rows are those of the temperature-1
     distribution.
     """
-    temperature, top_p, top_k = sampling.unbind(1)
     greedy = temperature == 0
     logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    if (top_k > 0).any() or (top_p < 1).any():
-        logits = _truncate(logits, top_p, top_k)
     logprobs = logits.log_softmax(-1)  # (N, V)
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)  # (N, V)
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp_max(logits.shape[1] - 1)  # (N,)
     if greedy.any():
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]  # (N,), (N,)
-
-
-def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """-inf for all but the top_k likeliest tokens (0: all), and of these all but the least number whose mass is top_p."""
-    ordered, at = logits.sort(descending=True, dim=-1)  # (N, V)
-    beyond = torch.arange(logits.shape[1], device=logits.device) >= top_k[:, None]
-    ordered = ordered.masked_fill(beyond & (top_k > 0)[:, None], -torch.inf)
-    p = ordered.softmax(-1)
-    ordered = ordered.masked_fill((p.cumsum(-1) - p >= top_p[:, None]) & (top_p < 1)[:, None], -torch.inf)
-    return torch.full_like(logits, -torch.inf).scatter(1, at, ordered)
 
 
 class TransformersEngine:
@@ -104,13 +95,21 @@ class TransformersEngine:
         self.weights: dict[str | None, Weights] = {}
         self.clock = 0
 
+    @classmethod
+    def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "TransformersEngine":
+        """The engine of a trainer."""
+        args = trainer.args
+        return cls(
+            trainer.processing_class.eos_token_id, max_length=args.max_prompt_tokens + args.max_completion_length
+        )
+
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:
         """Take `model`'s present weights. Nothing is cached between requests, so nothing can be stale."""
         if self.waiting or self.n_running:
             raise RuntimeError(
                 f"publish(version={version}) with {self.n_running} running and {len(self.waiting)} waiting requests; "
-                "their tokens would mix two policies; call step() until every request has finished"
+                "their tokens would mix two policies. Call step() until every request has finished."
             )
         self.weights = merge_adapters(model)
         self.names = list(self.weights)
@@ -201,7 +200,7 @@ class TransformersEngine:
             rows.append((*row, cached, homes[group]) if pool.is_shared else (*row, 0, 0))
             targets[group].append(slot)
         pool.state[start:stop] = torch.tensor(rows)
-        pool.sampling[start:stop] = torch.tensor([(r.temperature, r.top_p, r.top_k) for _, _, r in items])
+        pool.temperature[start:stop] = torch.tensor([r.temperature for _, _, r in items])
         pool.n, pool.is_placed = stop, False
         self.stats.prompt_tokens += sum(len(request.prompt_ids) for _, _, request in items)
         for group in prompts.keys() & running.keys():
@@ -245,7 +244,7 @@ class TransformersEngine:
     def _decode(self, pools: list[Pool]) -> None:
         """One token for every row of every pool. Inside, rows are sorted by adapter; attention works in slot order."""
         state = torch.cat([pool.state[: pool.n] for pool in pools])  # (N, 10)
-        sampling = torch.cat([pool.sampling[: pool.n] for pool in pools])  # (N, 3)
+        temperature = torch.cat([pool.temperature[: pool.n] for pool in pools])  # (N,)
         for pool in pools:
             pool.start_step()
         order = state[:, 2].argsort(stable=True)  # (N,) slots in adapter order
@@ -268,7 +267,7 @@ class TransformersEngine:
         tokens, positions = state[order, 5], state[order, 6]
         hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
         logits = F.linear(hidden[back] if several else hidden, self.weights[None].head)  # (N, V)
-        tokens, logprobs = sample(logits, sampling, uniform(state[:, 3], state[:, 7]))
+        tokens, logprobs = sample(logits, temperature, uniform(state[:, 3], state[:, 7]))
         self.stats.steps += 1
         self.stats.completion_tokens += len(tokens)
         for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 
 from multirole.core.distributed import full
 from multirole.core.engine import Completion, Request, check_request
-from multirole.experiment.launch import is_launched
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
     from vllm.lora.request import LoRARequest
+
+    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
@@ -43,8 +44,8 @@ def build_llm(
         from vllm import LLM
     except ImportError as error:
         raise ImportError(
-            'engine="vllm" was asked for; vLLM is not installed here or does not import; install multirole with its '
-            '"cuda" or "cpu" extra, or write engine="transformers"'
+            "`engine='vllm'` needs vLLM, which is not installed or does not import here. Install multirole with its 'cuda' or "
+            "'cpu' extra, or use engine='transformers'."
         ) from error
     cuda = torch.cuda.is_available()
     if cuda:
@@ -54,7 +55,7 @@ def build_llm(
             "enable_sleep_mode": True,
             "tensor_parallel_size": tensor_parallel_size,
         }
-        if is_launched():  # one engine per process, on its own GPU, or one that several of our processes step together
+        if "WORLD_SIZE" in os.environ:  # one engine per process, on its own GPU, or one that several of our processes step together
             device_options["distributed_executor_backend"] = "external_launcher"
     else:
         from multirole.engines.vllm_cpu import use_dense_lora_ops
@@ -104,7 +105,7 @@ class VLLMEngine:
     ) -> None:
         if max_lora_rank > LORA_RANKS[-1]:
             raise ValueError(
-                f"max_lora_rank={max_lora_rank}; vLLM serves ranks up to {LORA_RANKS[-1]}; use a smaller lora_rank"
+                f"vLLM serves LoRA ranks up to {LORA_RANKS[-1]}, got {max_lora_rank}. Use a smaller rank or engine='transformers'."
             )
         self.adapters, self.max_length = list(adapters), max_length
         self.llm: LLM | None = build_llm(
@@ -114,6 +115,19 @@ class VLLMEngine:
         self.lora: dict[str, LoRARequest] = {}
         self.running: set[int] = set()
 
+    @classmethod
+    def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "VLLMEngine":
+        """The engine of a trainer whose base model was loaded from a folder or from the Hub."""
+        args, model = trainer.args, trainer.peft_model
+        configs = [model.peft_config[name] for name in trainer.adapters]
+        if not all(isinstance(config, LoraConfig) for config in configs):
+            raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
+        return cls(
+            configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
+            args.max_prompt_tokens + args.max_completion_length,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization, tensor_parallel_size=args.vllm_tensor_parallel_size,
+        )  # fmt: skip
+
     def add(self, key: int, request: Request) -> None:
         """Queue one request under the caller's own `key`."""
         from vllm import SamplingParams
@@ -122,8 +136,6 @@ class VLLMEngine:
         check_request(request, [None, *self.lora], self.max_length)
         params = SamplingParams(
             temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
             max_tokens=request.max_tokens,
             seed=request.seed % 2**63,  # vLLM takes -1 for "no seed"
             logprobs=0,  # of the sampled token only

@@ -1,0 +1,170 @@
+"""`MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the dozen options that several roles and adapters add to it."""
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args, get_origin
+
+from trl import GRPOConfig
+
+REFUSED = {
+    "num_iterations": (1, "each sampled batch is used once; `updates` decides in how many optimizer steps"),
+    "top_p": (1.0, "the loss compares log-probs of the whole distribution with those that were sampled"),
+    "top_k": (0, "the loss compares log-probs of the whole distribution with those that were sampled"),
+    "min_p": (None, "the loss compares log-probs of the whole distribution with those that were sampled"),
+    "repetition_penalty": (1.0, "the loss compares log-probs of the whole distribution with those that were sampled"),
+    "generation_kwargs": (None, "the rollout engine takes `temperature` and `max_completion_length` only"),
+    "cache_implementation": (None, "the rollout engine manages its own cache"),
+    "use_transformers_continuous_batching": (False, "the rollout engine batches continuously by itself"),
+    "use_transformers_paged": (False, "the rollout engine batches continuously by itself"),
+    "vllm_mode": ("colocate", "requests of several adapters need an engine in this process"),
+    "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
+    "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
+    "mask_truncated_completions": (False, "every completion token is trained, so that role masks partition the tokens"),
+    "top_entropy_quantile": (1.0, "the quantile would be taken per micro-batch, whose size must not change the gradient"),
+    "entropy_coef": (0.0, "the bonus would be averaged per micro-batch, whose size must not change the gradient"),
+    "use_adaptive_entropy": (False, "the bonus would be averaged per micro-batch, whose size must not change the gradient"),
+    "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
+    "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
+    "torch_compile": (False, "row lengths differ between micro-batches"),
+}  # fmt: skip
+"""Fields of `GRPOConfig` that mean nothing here: name -> (the only value, why)."""
+
+
+@dataclass
+class MultiRoleGRPOConfig(GRPOConfig):
+    """Configuration of [`MultiRoleGRPOTrainer`]. All else is TRL's `GRPOConfig`, with these meanings:
+
+    - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
+      `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size`, `steps_per_generation`
+      and `gradient_accumulation_steps` only serve to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
+      `logging_steps` and `warmup_steps` count iterations. With `max_steps=-1`, `num_train_epochs` passes are made.
+    - `max_completion_length` and `temperature` hold for every turn.
+    - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
+    - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` and `vllm_tensor_parallel_size` are passed on.
+    - `num_generations_eval` episodes per evaluation problem, 1 by default.
+    - Fields that cannot mean anything here raise a ValueError that says why.
+
+    Args:
+        policy (`str` or `dict[str, str]`, defaults to `"sp"`):
+            Role to adapter map (paper section 3): `"sp"`, one adapter for all roles; `"ip"`, one for each role; or a map such as
+            `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`.
+        updates (`str`, defaults to `"per_batch"`):
+            Optimizer steps of an adapter in an iteration: one `"per_batch"` of `generation_batch_size` rows (paper section 5.1: a role
+            with three slots takes three), `"one"` on all its rows, or one per about `step_tokens` completion tokens (`"tokens"`).
+        step_tokens (`int`, *optional*):
+            Completion tokens of an optimizer step with `updates="tokens"`.
+        advantage_group (`str`, defaults to `"episode"`):
+            Rewards are compared among the `num_generations` episodes of a problem, one value per `"episode"`; or within the
+            (problem, `"role"`) or (problem, role, `"slot"`) rows, as the authors' released code does.
+        old_logprobs (`str`, defaults to `"sampled"`):
+            The PPO ratio's denominator: log-probs of the engine that `"sampled"`, or `"recomputed"` by the trainer before the update.
+        lr_clock (`str`, defaults to `"iteration"`):
+            The learning-rate schedule ticks once per `"iteration"`, or once per `"update_call"`, that is per adapter and iteration,
+            as the authors' released code does.
+        minibatch_split (`str`, defaults to `"even"`):
+            Ragged row counts are cut into `"even"` mini-batches, or into `"sequential"` full ones and a partial one that is divided
+            by the full size (released code).
+        row_order (`str`, defaults to `"shuffled"`):
+            Rows are `"shuffled"` by the seed, or length-stratified (`"mountain"`, released code).
+        role_beta (`dict[str, float]`, *optional*):
+            KL weight of single roles, in place of `beta`.
+        micro_batch_tokens (`int`, defaults to `16384`):
+            Padded tokens of one forward pass. Changes memory and speed, not the gradient.
+        max_prompt_tokens (`int`, defaults to `2048`):
+            A turn whose prompt is longer ends its episode without an answer.
+        max_turns (`int`, defaults to `256`):
+            Model calls of one episode, at most.
+        renderer (`str`, defaults to `"chat_template"`):
+            How messages become tokens: the tokenizer's `"chat_template"`, or as the authors' `"released_code"` writes Qwen prompts.
+        engine (`str`, defaults to `"auto"`):
+            Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed
+            and a GPU is visible.
+    """
+
+    policy: str | dict[str, str] = field(default="sp", metadata={"help": "Role to adapter map: sp, ip or role=adapter,..."})
+    updates: Literal["per_batch", "one", "tokens"] = field(
+        default="per_batch", metadata={"help": "Optimizer steps of an adapter in an iteration."}
+    )
+    step_tokens: int | None = field(default=None, metadata={"help": "Completion tokens of a step with updates='tokens'."})
+    advantage_group: Literal["episode", "role", "slot"] = field(
+        default="episode", metadata={"help": "Among which rows of a problem rewards are compared."}
+    )
+    old_logprobs: Literal["sampled", "recomputed"] = field(
+        default="sampled", metadata={"help": "Where the PPO ratio's denominator comes from."}
+    )
+    lr_clock: Literal["iteration", "update_call"] = field(
+        default="iteration", metadata={"help": "What a tick of the learning-rate schedule is."}
+    )
+    minibatch_split: Literal["even", "sequential"] = field(
+        default="even", metadata={"help": "How ragged row counts are cut into optimizer steps."}
+    )
+    row_order: Literal["shuffled", "mountain"] = field(default="shuffled", metadata={"help": "Order of an iteration's rows."})
+    role_beta: dict[str, float] | None = field(default=None, metadata={"help": "KL weight of single roles."})
+    micro_batch_tokens: int = field(default=16384, metadata={"help": "Padded tokens of one forward pass."})
+    max_prompt_tokens: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
+    max_turns: int = field(default=256, metadata={"help": "Model calls of one episode, at most."})
+    renderer: Literal["chat_template", "released_code"] = field(
+        default="chat_template", metadata={"help": "How messages become tokens."}
+    )
+    engine: str = field(default="auto", metadata={"help": "Rollout engine: auto, transformers, vllm or module:Class."})
+
+    loss_type: str = field(default="grpo", metadata={"help": "TRL's loss type; the paper's is grpo, TRL's default dapo."})
+    use_bias_correction_kl: bool = field(default=False, metadata={"help": "See GRPOConfig."})
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        if self.use_vllm:
+            self.engine, self.use_vllm = "vllm", False
+        if isinstance(self.role_beta, str):
+            self.role_beta = json.loads(self.role_beta)
+        self.per_device_eval_batch_size = self.num_generations_eval = self.num_generations_eval or 1
+        super().__post_init__()
+        if self.steps_per_generation != self.gradient_accumulation_steps and self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
+                f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
+                "decides on those. Set only `generation_batch_size`."
+            )
+        assert self.generation_batch_size is not None
+        # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
+        self.per_device_train_batch_size = self.generation_batch_size // self.world_size
+        self.gradient_accumulation_steps = self.steps_per_generation = 1
+
+    def _check_options(self) -> None:
+        """Refuse, before anything is loaded, what cannot work (ValueError)."""
+        for name, (only, why) in REFUSED.items():
+            value = vars(self)[name]
+            if value != only and value is not None:
+                raise ValueError(f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {only!r}.")
+        for option in fields(self):
+            allowed, value = get_args(option.type), vars(self)[option.name]
+            if get_origin(option.type) is Literal and value not in allowed:
+                raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
+        for name in ("micro_batch_tokens", "max_prompt_tokens", "max_turns"):
+            if vars(self)[name] < 1:
+                raise ValueError(f"`{name}` must be a positive integer, got {vars(self)[name]!r}.")
+        if (self.updates == "tokens") != (self.step_tokens is not None):
+            raise ValueError(
+                f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
+                "`step_tokens`, and nothing else uses it."
+            )
+        if self.updates == "tokens" and self.minibatch_split == "sequential":
+            raise ValueError(
+                "`minibatch_split='sequential'` divides a partial step by the rows of a full one, and `updates='tokens'` has no "
+                "such number. Use `minibatch_split='even'`."
+            )
+        if self.advantage_group != "episode" and self.scale_rewards == "batch":
+            raise ValueError(
+                f"`scale_rewards='batch'` with `advantage_group={self.advantage_group!r}` is not supported. Use 'group' or 'none'."
+            )
+
+    @property
+    def n_episodes(self) -> int:
+        """Episodes of an iteration, over all processes."""
+        assert self.generation_batch_size is not None
+        return self.generation_batch_size
+
+    @property
+    def n_problems(self) -> int:
+        """Problems of an iteration, over all processes."""
+        return self.n_episodes // self.num_generations

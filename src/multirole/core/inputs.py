@@ -1,0 +1,150 @@
+"""What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Sized
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel, set_seed
+from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
+
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.types import Episode, Problem, Workflow
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+INDEX = "_index"
+"""Column that carries a row's place in the dataset through TRL's data loader."""
+
+
+def check_workflow(workflow: Workflow) -> None:
+    """Refuse an object that cannot be played as a workflow (ValueError or TypeError)."""
+    advice = "A workflow has `name`, `roles` such as {'judge': 1} and `async def run(self, problem, call)`."
+    if isinstance(workflow, type):
+        raise TypeError(f"`workflow` must be an instance, got the class {workflow.__name__}. Call it: {workflow.__name__}().")
+    if not inspect.iscoroutinefunction(inspect.getattr_static(workflow, "run", None)):
+        raise ValueError(f"`workflow` ({type(workflow).__name__}) has no coroutine `run`. {advice}")
+    members = {name: inspect.getattr_static(workflow, name, None) for name in ("name", "roles")}
+    name, roles = members["name"], members["roles"]
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise ValueError(f"`workflow.name` must be a word of letters, digits, '_' and '-', got {name!r}. {advice}")
+    if not isinstance(roles, dict) or not roles:
+        raise ValueError(f"`workflow.roles` must map each role to its number of slots, got {roles!r}. {advice}")
+    for role, slots in roles.items():
+        if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role) or type(slots) is not int or slots < 1:
+            raise ValueError(
+                f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
+            )
+
+
+def with_adapters(
+    model: str | PreTrainedModel | PeftModel, peft_config: PeftConfig | None, adapters: list[str], args: MultiRoleGRPOConfig
+) -> PeftModel:
+    """The model with one trainable adapter per name."""
+    set_seed(args.seed)  # adapters are initialised at random
+    if isinstance(model, str):
+        model = create_model_from_path(model, **(args.model_init_kwargs or {}))
+    if isinstance(model, PeftModel):
+        if peft_config is not None:
+            raise ValueError("`model` is a PeftModel already, so `peft_config` cannot apply. Pass only one of the two.")
+        if missing := [name for name in adapters if name not in model.peft_config]:
+            raise ValueError(
+                f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
+                "a `peft_config`, or a PeftModel with an adapter for each name."
+            )
+        return model
+    if peft_config is None:
+        raise ValueError(
+            "Roles are trained as adapters of one base model, and no `peft_config` was given. "
+            "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
+        )
+    first, *others = adapters
+    peft_model = get_peft_model(model, peft_config, adapter_name=first)
+    for name in others:
+        peft_model.add_adapter(name, peft_config)
+    return peft_model
+
+
+def check_dataset(name: str, dataset: Any) -> None:
+    """Refuse a dataset whose rows are not prompts that can be indexed (ValueError or TypeError)."""
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}.")
+    if "prompt" not in dataset.column_names:
+        raise ValueError(f'`{name}` needs a "prompt" column; it has {dataset.column_names}.')
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` is empty.")
+
+
+def to_problems(dataset: "Dataset") -> list[Problem]:
+    """One problem per row. "id" and "task" are its name and its prompt templates, if there are such columns."""
+    others = [name for name in dataset.column_names if name not in ("prompt", INDEX)]
+    return [
+        Problem(str(row.get("id", i)), str(row.get("task", "")), question_of(row["prompt"]), {name: row[name] for name in others})
+        for i, row in enumerate(dataset)
+    ]
+
+
+def question_of(prompt: str | list[dict[str, str]]) -> str:
+    """The text of a prompt: a string, or a conversation of a single user message."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and prompt[0]["role"] == "user" and isinstance(prompt[0]["content"], str):
+        return prompt[0]["content"]
+    raise ValueError(
+        f'A "prompt" must be text or a single user message, got {prompt!r}. System messages and history belong in the workflow, '
+        "which writes every role's messages itself."
+    )
+
+
+def set_max_steps(args: MultiRoleGRPOConfig, dataset: "Dataset") -> None:
+    """Translate `num_train_epochs` passes over the dataset into iterations, unless `max_steps` is set."""
+    if args.max_steps <= 0:
+        args.max_steps = math.ceil(args.num_train_epochs * len(dataset) / args.n_problems)
+
+
+def checked_reward(function: Any) -> Any:
+    """The reward function with its failures reported by its name: an exception, or a reward that is not a finite number.
+
+    None stays allowed (TRL leaves that episode out). Reward models and their names pass unchanged.
+    """
+    if isinstance(function, (str, nn.Module)):
+        return function
+    name = get_callable_name(function)
+
+    def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
+        for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
+            if reward is not None and not math.isfinite(reward):
+                raise ValueError(
+                    f"The reward function {name!r} returned {reward} for problem {episode.problem.id!r}. Return a finite number, or None to "
+                    "leave an episode out."
+                )
+        return rewards
+
+    def failed(error: Exception) -> RuntimeError:
+        return RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}")
+
+    @wraps(function)
+    def call(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
+        try:
+            rewards = list(function(*args, episodes=episodes, **kwargs))
+        except Exception as error:  # the user's own code
+            raise failed(error) from error
+        return check(rewards, episodes)
+
+    @wraps(function)
+    async def call_async(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
+        try:
+            rewards = list(await function(*args, episodes=episodes, **kwargs))
+        except Exception as error:  # the user's own code
+            raise failed(error) from error
+        return check(rewards, episodes)
+
+    wrapper: Callable[..., Any] = call_async if is_async_callable(function) else call
+    wrapper.__name__ = name
+    return wrapper
+
