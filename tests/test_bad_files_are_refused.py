@@ -110,7 +110,7 @@ MACHINES = {  # name -> what is patched, fields of the cell, given, why, instead
                      "Install 0.22 to 0.31"),
     "vLLM too new": ({"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}, {"engine": "vllm"}, "1.0.0+cu130",
                      "TRL 1.16 does not", "engine='transformers'"),
-    "no vLLM": ({"multirole.experiment.machine.is_installed": lambda name: False}, {"engine": "vllm"}, "'vllm'", "not installed",
+    "no vLLM": ({"multirole.experiment.machine.installed_vllm": dict}, {"engine": "vllm"}, "'vllm'", "not installed",
                 "Install 0.22 to 0.31"),
     "too little memory": ({"multirole.plan.this_device": lambda: ("CPU", 2**28)}, {}, "0.25 GiB", "does not fit",
                           "lower micro_batch_tokens"),

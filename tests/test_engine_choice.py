@@ -13,8 +13,7 @@ def this_machine(monkeypatch):
 
     def make(cuda: bool, *distributions: str) -> None:
         monkeypatch.setattr(machine, "has_cuda", lambda: cuda)
-        monkeypatch.setattr(machine, "is_installed", lambda name: name in distributions)
-        monkeypatch.setattr(machine, "version", lambda name: "0.31.0")
+        monkeypatch.setattr(machine, "installed_vllm", lambda: dict.fromkeys(distributions, "0.31.0"))
 
     return make
 

