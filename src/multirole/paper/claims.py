@@ -21,10 +21,9 @@ from scipy.stats import binomtest
 from multirole.experiment.presets import TASKS
 from multirole.paper.grid import WORKFLOWS
 from multirole.paper.measures import amplitudes
-from multirole.paper.numbers import points
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import OUTER, Interval, difference
-from multirole.paper.write import Table
+from multirole.paper.write import Table, points
 
 FALL = 0.05
 FIRST = 5  # iterations whose median is the "first logged value" of a noisy metric

@@ -1,7 +1,6 @@
 """Figure 6: the diagnostics of cells whose validation falls, one column per cell, one row per diagnostic."""
 
 from dataclasses import dataclass
-from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -10,10 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
-from multirole.inspector.report import ROLE_COLOURS
-from multirole.paper.dynamics_table import POOLED, role_series
+from multirole.diagnostics.names import POLICY_NAMES, ROLE_COLOURS
+from multirole.paper.dynamics import POOLED, role_series
 from multirole.paper.measures import over_first, typical, validation
-from multirole.paper.numbers import POLICY_NAMES
 from multirole.paper.results import Key, Results
 
 ROWS = {
@@ -66,8 +64,8 @@ def draw(figure: Figure, results: Results, columns: list[Column], colours: dict[
         _draw_validation(panels["validation"], results, column, colours)
         if column.has_alarms:
             _draw_alarms(panels, results, column, rung)
-        look = {"title_fontproperties": {"weight": "bold", "size": 9.5}, "fontsize": 8, "columnspacing": 1.2}
-        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 4}
+        look = {"title_fontproperties": {"weight": "bold", "size": 8}, "fontsize": 7, "columnspacing": 1.2}
+        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2}
         axes[0].legend(handles=handles, title=column.title, **look, **above)
         axes[-1].set_xlabel("iteration")
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
@@ -144,6 +142,5 @@ def _draw_alarms(panels: dict[str, Axes], results: Results, column: Column, rung
         panels["alarms"].scatter(alarm["iteration"], names.index(alarm["alarm"]), 20, color=colour, zorder=3)
         for axes in panels.values():
             axes.axvline(alarm["iteration"], color=colour, lw=0.6, alpha=0.6, zorder=0)
-    lines = [fill(name.replace("_", " "), 15) for name in names]
-    panels["alarms"].set_yticks(range(len(names)), lines, fontsize=7)
+    panels["alarms"].set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=6)
     panels["alarms"].set_ylim(len(names) - 0.4, -0.6)

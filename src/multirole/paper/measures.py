@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from multirole.experiment.presets import TASKS
-from multirole.paper.dynamics_table import FIRST_ITERATIONS, POOLED, role_series
+from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import Interval, bootstrap, difference

@@ -13,8 +13,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from multirole.inspector.report import ROLE_COLOURS
-from multirole.paper.figures import POLICY_COLOURS
+from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import first_fall
 from multirole.paper.write import STYLE

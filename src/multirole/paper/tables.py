@@ -1,40 +1,51 @@
-"""The paper's Tables 1-7 and the compute of a grid, one call each, from a results folder and nothing else.
-
-`tables(results)` is all of them, in order. What is not finished yet is a dash, counted in the caption.
-"""
+"""The tables of the paper and of a study, as `tables.yaml` declares them, from a results folder; what is not finished is a dash."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
 
+from multirole.experiment.cell import Cell
 from multirole.experiment.presets import TASKS
-from multirole.paper.dynamics_table import table_2
+from multirole.paper import ledger, setup_tables, signature_tables, study_tables
+from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.numbers import (
-    MISSING,
-    TASK_NAMES,
-    WORKFLOW_NAMES,
-    intervals,
-    not_published,
-    percent,
-    points,
-    policy_label,
-    sample,
-    unfinished,
-)  # fmt: skip
 from multirole.paper.results import Key, Results
-from multirole.paper.setup_tables import table_7, table_compute
-from multirole.paper.signature_tables import table_4, table_5, table_6
-from multirole.paper.statistics import Interval, McNemar, bootstrap, difference, mcnemar, split_half_peak
-from multirole.paper.write import Table
+from multirole.paper.statistics import bootstrap, difference, mcnemar, method, split_half_peak
+from multirole.paper.study import Study
+from multirole.paper.write import Table, number, pivoted
 
+DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
 Outcomes = dict[int, np.ndarray]
 """seed -> (P,) outcomes on the same problems in the same order."""
-PEAK = (
-    "The peak is the best evaluated checkpoint of a run, chosen on the problems it is read on, as in the paper: it is "
-    "optimistic."
-)
+
+
+def sentences(results: Results) -> dict[str, str]:
+    """What captions share: the regime and the sample, how the brackets are made, and what is missing."""
+    cell, seeds = results.grid.cells()[0], results.grid.seeds
+    times = cell.learning_rate / Cell("single", "sp", cell.task, cell.scale, preset=cell.preset).learning_rate
+    times = {1.0: "", 3.0: "three times "}.get(round(times, 6), f"{times:.3g} times ")
+    rate = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+    regime = f"Scale {cell.scale}, learning rate {rate}, {cell.lr_schedule} schedule: {times}the preset's rate;"
+    over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
+    counts = {"runs": (results.grid.cells(), results.runs), "evaluations": (results.grid.evaluations(), results.evaluations)}
+    missing = [f"{len(asked) - len(done)} of {len(asked)} {what}" for what, (asked, done) in counts.items()]
+    read = results.evaluated("own", "turns")
+    facts = {
+        "regime": f"{regime} {over}.",
+        "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
+        "intervals": f"Brackets hold intervals: {method(len(seeds))}; with so few seeds they are too narrow rather than too "
+        "wide. A star marks a difference whose interval excludes zero.",
+        "finished": f"Not finished: {' and '.join(missing)}." if results.missing() else "All runs are finished.",
+        "cap": cell.max_response_tokens,
+        "first": FIRST_ITERATIONS,
+        "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
+    }
+    for name, sentence in DECLARED["sentences"].items():
+        facts[name] = sentence.format(**facts)
+    return facts
 
 
 def of_runs(results: Results, workflow: str, policy: str, task: str, at: str = "best") -> Outcomes:
@@ -43,204 +54,110 @@ def of_runs(results: Results, workflow: str, policy: str, task: str, at: str = "
     return {} if outcomes is None else dict(zip(results.seeds(workflow, policy, task), outcomes, strict=True))
 
 
-def of_base(results: Results, workflow: str, task: str) -> Outcomes:
-    """The untrained workflow: step 0 of its runs, which both policies share."""
-    return of_runs(results, workflow, "ip", task, "base") | of_runs(results, workflow, "sp", task, "base")
-
-
 def of_evaluations(results: Results, adapters: str, workflow: str, task: str) -> Outcomes:
     """Outcomes of a transfer."""
     outcomes = results.evaluation_outcomes(adapters, workflow, task)
-    cells = [key for kind, key in results.evaluations if kind == adapters]
-    seeds = sorted(key.seed for key in cells if (key.workflow, key.task) == (workflow, task))
+    seeds = sorted(k.seed for kind, k in results.evaluations if (kind, k.workflow, k.task) == (adapters, workflow, task))
     return {} if outcomes is None else dict(zip(seeds, outcomes, strict=True))
 
 
-def of_split_halves(results: Results, workflow: str, policy: str, task: str) -> Outcomes:
-    """Outcomes at peaks that were chosen without them."""
-    seeds = results.seeds(workflow, policy, task)
-    return {seed: split_half_peak(results.correct(Key(workflow, policy, task, seed))) for seed in seeds}
+def measured(of: dict[str, Outcomes], columns: list[str], **where: str) -> list[dict]:
+    """A row per column: the mean of an outcome of `of`, or for "A − B" the difference of two, paired by seed and problem."""
+    rows = []
+    for column in columns:
+        after, _, before = column.partition(" − ")
+        seeds = [seed for seed in of[after] if not before or seed in of[before]]
+        right = [np.stack([of[name][seed] for seed in seeds]) for name in (after, before) if name and seeds]
+        found = difference(*right) if len(right) == 2 else bootstrap(*right) if right else np.nan
+        rows.append(number(column, found, ("difference" if before else "accuracy") if seeds else "missing", **where))
+    return rows
 
 
-def mean(outcomes: Outcomes) -> Interval | None:
-    """The mean with its interval; None of nothing."""
-    return bootstrap(np.stack(list(outcomes.values()))) if outcomes else None
-
-
-def paired(first: Outcomes, second: Outcomes) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both outcomes (S, P) in the seeds that both have; None where there is none."""
-    seeds = [seed for seed in first if seed in second]
-    return (np.stack([first[s] for s in seeds]), np.stack([second[s] for s in seeds])) if seeds else None
-
-
-def minus(after: Outcomes, before: Outcomes) -> Interval | None:
-    """Mean difference, paired by seed and problem."""
-    pair = paired(after, before)
-    return difference(*pair) if pair else None
-
-
-def shown(numbers: dict[str, Interval | None]) -> dict[str, str]:
-    """Percent of the accuracies, and points of the differences, whose names hold a minus sign."""
-    return {name: points(number) if "−" in name else percent(number) for name, number in numbers.items()}
-
-
-def rows_of(numbers: dict[str, Interval | None], **where: str) -> list[dict]:
-    """One row per number, fractions; a number that is not there has none."""
-    return [where | {"number": name} | number._asdict() for name, number in numbers.items() if number]
-
-
-def labels(task: str, workflow: str) -> dict[str, str]:
-    """The first two columns."""
-    return {"task": TASK_NAMES[task], "workflow": WORKFLOW_NAMES[workflow]}
-
-
-def table_1(results: Results) -> Table:
-    """Validation accuracy: base, SA-RL, IP, SP and the residuals."""
-    lines, values = [], []
+def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
+    """Accuracies and differences of every workflow on every task; both policies share the untrained workflow."""
+    rows = []
     for task, workflow in product(TASKS, WORKFLOWS):
-        single, ip, sp = (
-            of_runs(results, w, p, task) for w, p in (("single", "sp"), (workflow, "ip"), (workflow, "sp"))
-        )
-        numbers = {
-            "base": mean(of_base(results, workflow, task)),
-            "SA-RL": mean(single),
-            "IP": mean(ip),
-            "SP": mean(sp),
-            "IP − SA-RL": minus(ip, single),
-            "SP − SA-RL": minus(sp, single),
+        of = {
+            "base": of_runs(results, workflow, "ip", task, "base") | of_runs(results, workflow, "sp", task, "base"),
+            "SA-RL": of_runs(results, "single", "sp", task),
+            "IP": of_runs(results, workflow, "ip", task),
+            "SP": of_runs(results, workflow, "sp", task),
+            "transfer": of_evaluations(results, "transfer", workflow, task),
+            "transfer to all": of_evaluations(results, "transfer_all", workflow, task),
         }
-        lines.append(labels(task, workflow) | shown(numbers))
-        values += rows_of(numbers, task=task, workflow=workflow)
-    caption = (
-        f"Validation accuracy in percent. {sample(results)} Base is the untrained workflow (step 0 of its runs). "
-        f"SA-RL, IP and SP are peaks. {PEAK} The next table (table_1_checks) has the peak without that advantage. The "
-        "last two columns are the paper's residuals in percentage points, paired by seed and problem; SA-RL knows no "
-        f"workflow and is the same in all rows of a task. {intervals(results)} {not_published('Table 1')} "
-        f"{unfinished(results)}"
-    )
-    title = "Table 1: validation accuracy of the base workflow, of SA-RL, IP and SP"
-    return Table("table_1", title, caption, pd.DataFrame(lines), pd.DataFrame(values))
+        rows += measured(of, columns, task=task, workflow=workflow)
+    return pd.DataFrame(rows)
 
 
-def table_1_checks(results: Results) -> Table:
-    """Beyond the paper: the gain over base, the peak chosen on other problems, and what is left at the end."""
-    lines, values = [], []
-    cells = [*product(WORKFLOWS, POLICIES), ("single", "sp")]
-    for task, (workflow, policy) in product(TASKS, cells):
-        base, peak, final = (of_runs(results, workflow, policy, task, at) for at in ("base", "best", "terminal"))
-        numbers = {
-            "base": mean(base),
-            "peak": mean(peak),
-            "split-half peak": mean(of_split_halves(results, workflow, policy, task)),
-            "final": mean(final),
-            "peak − base": minus(peak, base),
-            "final − peak": minus(final, peak),
-        }
-        lines.append(labels(task, workflow) | {"policy": policy_label(workflow, policy)} | shown(numbers))
-        values += rows_of(numbers, task=task, workflow=workflow, policy=policy)
-    caption = (
-        f"Not in the paper. Validation accuracy in percent, differences in percentage points. {sample(results)} {PEAK} "
-        "The split-half peak is not: its checkpoint is chosen on every second problem and read on the others, and the "
-        "other way round. Final is the last checkpoint; final − peak is never positive, since no checkpoint is above "
-        f"the peak. {intervals(results)} They do not count the choice of the checkpoint. {unfinished(results)}"
-    )
-    title = "Table 1, checked: split-half peaks and final accuracies"
-    return Table("table_1_checks", title, caption, pd.DataFrame(lines), pd.DataFrame(values))
+def checks(results: Results, columns: list[str]) -> pd.DataFrame:
+    """The gain over base, the peak chosen on other problems, and what is left at the end."""
+    rows, places = [], {"base": "base", "peak": "best", "final": "terminal"}
+    for task, (workflow, policy) in product(TASKS, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
+        cell = workflow, policy, task
+        of = {name: of_runs(results, *cell, at) for name, at in places.items()}
+        of["split-half peak"] = {s: split_half_peak(results.correct(Key(*cell, s))) for s in results.seeds(*cell)}
+        rows += measured(of, columns, task=task, workflow=workflow, policy=policy)
+    return pd.DataFrame(rows)
 
 
-def table_1_mcnemar(results: Results) -> Table:
-    """Beyond the paper: IP against SP at their peaks and at the end, with McNemar's test."""
-    lines, values = [], []
-    for (task, workflow), (at, name) in product(product(TASKS, WORKFLOWS), (("best", "peak"), ("terminal", "final"))):
-        ip, sp = (of_runs(results, workflow, policy, task, at) for policy in POLICIES)
-        pair, line = paired(ip, sp), labels(task, workflow) | {"at": name}
-        if pair is None:
-            lines.append(line | dict.fromkeys(("IP − SP", "only IP right", "only SP right", "p"), MISSING))
-            continue
-        gap, test = difference(*pair), mcnemar(*pair)
-        lines.append(line | {"IP − SP": points(gap)} | tested(test))
-        values.append({"task": task, "workflow": workflow, "at": name} | gap._asdict() | test._asdict())
-    caption = (
-        "Not in the paper. IP − SP in percentage points, paired by seed and problem, at each run's peak and at its "
-        f"last checkpoint. {sample(results)} {intervals(results)} Only IP right and only SP right count the discordant "
-        "pairs (problem, seed), pooled over seeds; p is the exact two-sided McNemar test of them. Pairs of one "
-        "problem are not independent: p is of this set of runs, says nothing of new seeds, and is not corrected for "
-        f"the {len(lines)} tests. {PEAK} {unfinished(results)}"
-    )
-    title = "Table 1, checked: IP against SP on the same problems"
-    return Table("table_1_mcnemar", title, caption, pd.DataFrame(lines), pd.DataFrame(values))
+def ip_against_sp(results: Results) -> pd.DataFrame:
+    """IP minus SP on the same problems, with the discordant pairs and McNemar's test."""
+    rows = []
+    for (task, workflow), (name, at) in product(product(TASKS, WORKFLOWS), (("peak", "best"), ("final", "terminal"))):
+        of = {policy.upper(): of_runs(results, workflow, policy, task, at) for policy in POLICIES}
+        where = {"task": task, "workflow": workflow, "at": name}
+        rows += measured(of, ["IP − SP"], **where)
+        if seeds := [seed for seed in of["IP"] if seed in of["SP"]]:
+            test = mcnemar(*(np.stack([of[policy][seed] for seed in seeds]) for policy in ("IP", "SP")))
+            rows.append(number("only IP right", test.only_first, "count", **where))
+            rows.append(number("only SP right", test.only_second, "count", **where))
+            rows.append(number("p", test.p, "p", **where))
+    return pd.DataFrame(rows)
 
 
-def tested(test: McNemar) -> dict[str, str]:
-    """Discordant counts and p."""
-    p = f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"
-    return {"only IP right": f"{test.only_first:,}", "only SP right": f"{test.only_second:,}", "p": p}
+MEASURES = {
+    "comparison": comparison,
+    "checks": checks,
+    "ip_against_sp": ip_against_sp,
+    "dynamics": dynamics,
+    "signatures": signature_tables.panel_values,
+    "hyper_parameters": setup_tables.hyper_parameters,
+    "compute": setup_tables.compute,
+    "ledger": ledger.ledger_values,
+    "matched_updates": study_tables.matched_updates,
+    "setup": study_tables.setup,
+    "policies": study_tables.policies,
+    "remedies": study_tables.remedies,
+    "controls": study_tables.controls,
+    "inference": study_tables.inference,
+}
 
 
-def transfers(results: Results, task: str, workflow: str) -> dict[str, Outcomes]:
-    """The accuracies of Table 3, by column."""
-    return {
-        "SA-RL": of_runs(results, "single", "sp", task),
-        "base": of_base(results, workflow, task),
-        "transfer": of_evaluations(results, "transfer", workflow, task),
-        "transfer to all": of_evaluations(results, "transfer_all", workflow, task),
-        "IP": of_runs(results, workflow, "ip", task),
-        "SP": of_runs(results, workflow, "sp", task),
-    }
-
-
-TRANSFER = (
-    "Transfer gives the single agent's adapter at its peak to the solver role alone (the generator; in Orch-Workers "
-    "the worker) and none to the others; transfer to all gives it to every role."
-)
-
-
-def table_3(results: Results) -> Table:
-    """The single agent's adapter inside each workflow, beside joint training."""
-    lines, values = [], []
-    for task, workflow in product(TASKS, WORKFLOWS):
-        numbers = {name: mean(outcomes) for name, outcomes in transfers(results, task, workflow).items()}
-        lines.append(labels(task, workflow) | shown(numbers))
-        values += rows_of(numbers, task=task, workflow=workflow)
-    caption = (
-        f"Validation accuracy in percent. {sample(results)} {TRANSFER} The paper's table has SA-RL and transfer; base, "
-        "transfer to all and the jointly trained IP and SP stand beside them for reference, base, SA-RL, IP and SP as "
-        f"in Table 1. {PEAK} {intervals(results)} {not_published('Table 3')} "
-        f"{unfinished(results, ('transfer', 'transfer_all'))}"
-    )
-    title = "Table 3: the single-agent adapter in the workflows"
-    return Table("table_3", title, caption, pd.DataFrame(lines), pd.DataFrame(values))
-
-
-def table_3_differences(results: Results) -> Table:
-    """Beyond the paper: what the workflow adds to the single agent's adapter, and joint training to that."""
-    lines, values = [], []
-    for task, workflow in product(TASKS, WORKFLOWS):
-        of = transfers(results, task, workflow)
-        numbers = {
-            "transfer − base": minus(of["transfer"], of["base"]),
-            "transfer − SA-RL": minus(of["transfer"], of["SA-RL"]),
-            "transfer to all − transfer": minus(of["transfer to all"], of["transfer"]),
-            "IP − transfer": minus(of["IP"], of["transfer"]),
-            "SP − transfer": minus(of["SP"], of["transfer"]),
-        }
-        lines.append(labels(task, workflow) | shown(numbers))
-        values += rows_of(numbers, task=task, workflow=workflow)
-    caption = (
-        "Not in the paper. Differences between the columns of Table 3 in percentage points, paired by seed and "
-        f"problem. {sample(results)} {TRANSFER} Transfer − SA-RL is what the workflow adds to an adapter that was "
-        "trained without it; IP − transfer and SP − transfer are what joint training adds to that. IP and SP are "
-        "peaks of their own runs; the transferred adapter was chosen at the single agent's peak, and so has the "
-        f"smaller advantage. {intervals(results)} {unfinished(results, ('transfer', 'transfer_all'))}"
-    )
-    title = "Table 3, taken apart: workflow and joint training"
-    return Table("table_3_differences", title, caption, pd.DataFrame(lines), pd.DataFrame(values))
+def make(results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, **options: object) -> Table:
+    """Measure and draw one declared table; values that are texts are shown as they are."""
+    if measure == "signatures":
+        options["labels"] = DECLARED["signatures"]
+    values = MEASURES[measure](*(results, study) if study else (results,), **options)
+    shown = pivoted(values) if "number" in values else values
+    return Table(name, title, caption.format(**sentences(results)), shown, values)
 
 
 def tables(results: Results) -> list[Table]:
-    """Every table, in the paper's order."""
-    makers = (
-        table_1, table_1_checks, table_1_mcnemar, table_2, table_3, table_3_differences, table_4, table_5, table_6,
-        table_7, table_compute,
-    )  # fmt: skip
-    return [make(results) for make in makers]
+    """Make the paper's tables, in its order."""
+    return [make(results, None, **declared) for declared in DECLARED["paper"]]
+
+
+def tables_of_study(results: Results, study: Study) -> list[Table]:
+    """Make the study's tables, as far as their runs are finished."""
+    made = [make(results, study, **declared) for declared in DECLARED["study"]]
+    return [table for table in made if len(table.shown)]
+
+
+def signature_table(results: Results, workflow: str, policy: str, task: str) -> Table:
+    """Make a table of every signature of one cell, as Tables 4 to 6 show some."""
+    roles = results.grid.cell(workflow, policy, task, results.grid.seeds[0]).make_workflow().roles
+    names = [name for name in DECLARED["signatures"] if name != "iteration"]
+    panel = {"cell": f"{workflow} {policy} {task}"} | dict.fromkeys(roles, names)
+    name = f"signatures_{workflow}_{policy}_{task}"
+    caption = "{checkpoints} {texts}"
+    return make(results, None, name, f"Signatures of {panel['cell']}", "signatures", caption, panels={"all": panel})

@@ -1,33 +1,50 @@
-"""Writes a table or a figure in every format, with its caption; the same results give the same bytes."""
+"""Draws a table from rows of numbers, and writes tables and figures; the same results give the same bytes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from multirole.diagnostics.names import POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES
 from multirole.experiment.storage import write_text
+from multirole.paper.statistics import Interval
 
+MISSING = "–"
+NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
+FORMS = {  # unit -> (factor, format)
+    "accuracy": (100, ",.1f"),
+    "difference": (100, "+,.1f"),
+    "rate": (100, ",.1f"),
+    "tokens": (1, ",.1f"),
+    "similarity": (1, ",.2f"),
+    "count": (1, ",.0f"),
+    "million": (1e-6, ",.2f"),
+    "hours": (1 / 3600, "significant"),
+    "ratio": (1, "significant"),
+    "p": (1, ",.3f"),
+}
+"""Of a number's unit: accuracies and rates are fractions that are shown in percent, differences of them in points, and durations,
+held in seconds, in hours."""
+LATEX = str.maketrans({"−": "$-$", "χ": "$\\chi$", "²": "$^2$", "×": "$\\times$", "–": "--"})
 STYLE = {
-    "figure.dpi": 110,
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+    "font.family": "DejaVu Sans",  # matplotlib ships it, so that no machine draws a figure otherwise
+    "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "svg.hashsalt": "multirole",
     "pdf.fonttype": 42,
 }
-"""Of every figure: one font that matplotlib ships, so that no machine draws it otherwise."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as a reader sees it, and the numbers behind it.
-
-    `shown` holds text, ready to print; `values` the same results as numbers, one row per number or cell, for machines.
-    """
+    """A table as a reader sees it (`shown`, texts) and the numbers behind it (`values`)."""
 
     name: str
     title: str
@@ -35,57 +52,109 @@ class Table:
     shown: pd.DataFrame
     values: pd.DataFrame
 
+    def _repr_markdown_(self) -> str:
+        """Show the table in a notebook."""
+        return f"{self.shown.to_markdown(index=False, disable_numparse=True)}\n\n{self.caption}"
 
-def markdown(frame: pd.DataFrame) -> str:
-    """A frame of texts as a Markdown table; the index is left out."""
-    rows = [list(map(str, frame.columns)), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure with its file name and its caption."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+def number(name: str, value: float | Interval, unit: str, **where: object) -> dict[str, object]:
+    """Make one row of a table's values: `where` says which line of the table, `name` which column."""
+    of = value._asdict() if isinstance(value, Interval) else {"mean": value}
+    return where | {"number": name, "unit": unit, "value": of.pop("mean")} | of
+
+
+def spread(values: Iterable[float], middle: str = "mean") -> dict[str, float]:
+    """Summarize one value per seed by its middle ("mean" or "median") and its range; NaN where a seed has none."""
+    of = pd.Series(list(values), dtype=float)
+    return {"value": of.agg(middle), "low": of.min(), "high": of.max(), "seeds": int(of.count())}
+
+
+def formatted(value: float, unit: str) -> str:
+    """Format one number with a true minus sign."""
+    factor, form = FORMS[unit]
+    value *= factor
+    if form != "significant":
+        text = format(value, form)
+    elif value and not 1e-3 <= abs(value) < 1e5:
+        text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 100 or not value else f"{value:#.3g}".rstrip(".")
+    return text.replace("-", "−")
+
+
+def cell_text(row: pd.Series | dict) -> str:
+    """Show a number with its interval or range, and a star where the interval of a difference excludes zero."""
+    if np.isnan(row["value"]):
+        return MISSING if row["unit"] == "missing" else "undefined"
+    if row["unit"] == "p" and row["value"] < 0.001:
+        return "< 0.001"
+    text, low, high = (formatted(row.get(name, np.nan), row["unit"]) for name in ("value", "low", "high"))
+    if low == high or "nan" in low:
+        return text
+    star = "*" * (row["unit"] == "difference" and (row["low"] > 0 or row["high"] < 0))
+    return f"{text} [{low}, {high}]{star}"
+
+
+def points(interval: Interval) -> str:
+    """Show a difference of accuracies in percentage points."""
+    return cell_text(number("", interval, "difference")).removesuffix("*")
+
+
+def pivoted(values: pd.DataFrame) -> pd.DataFrame:
+    """One line per combination of the columns before "number", one column per number, as texts in the order of `values`."""
+    keys = list(values.columns[: values.columns.get_loc("number")])
+    texts = values.assign(text=[cell_text(row) for row in values.to_dict("records")])
+    lines = texts[keys].drop_duplicates()
+    wide = texts.pivot(index=keys, columns="number", values="text").reindex(columns=texts["number"].unique())
+    shown = lines.merge(wide.fillna(MISSING).reset_index(), on=keys, how="left").astype(object)
+    if {"workflow", "policy"} <= set(keys):
+        shown.loc[shown["workflow"] == "single", "policy"] = "SA-RL"
+    shown = shown.assign(**{key: shown[key].replace(NAMES[key]) for key in keys if key in NAMES})
+    return shown.rename(columns=lambda name: name.replace("chi2", "χ²"))
 
 
 def latex(table: Table) -> str:
     """A `table` environment as wide as the text; needs the packages booktabs and graphicx."""
-    body = table.shown.style.hide(axis="index").format(_escape).format_index(_escape, axis=1)
-    text = body.to_latex(
-        hrules=True, caption=f"{_escape(table.title)}. {_escape(table.caption)}", label=f"tab:{table.name}"
-    )
-    start, end = "\\begin{tabular}", "\\end{tabular}"
-    text = text.replace(start, "\\resizebox{\\textwidth}{!}{%\n" + start).replace(end, end + "}")
-    return text.replace("\\begin{table}", "\\begin{table}\n\\centering\\small")
+    body = table.shown.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+    caption = f"{table.title}. {table.caption}".replace("%", "\\%").replace("_", "\\_").replace("#", "\\#")
+    return (
+        f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\n\\label{{tab:{table.name}}}\n"
+        f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body.to_latex(hrules=True)}}}\n\\end{{table}}\n"
+    ).translate(LATEX)
 
 
-def _escape(text: object) -> str:
-    marks = {
-        "\\": "\\textbackslash{}",
-        "−": "$-$",
-        "×": "$\\times$",
-        "χ²": "$\\chi^2$",
-        "–": "--",
-        "≥": "$\\geq$",
-        "≤": "$\\leq$",
-        "<": "$<$",
-        ">": "$>$",
-        "|": "$|$",
-        "*": "",  # bold, in Markdown
-    }
-    plain = "".join("\\" + c if c in "&%$#_{}" else marks.get(c, c) for c in str(text).replace("χ²", "\0"))
-    return plain.replace("\0", marks["χ²"])
-
-
-def write_tables(tables: list[Table], folder: Path) -> None:
-    """`<name>.md`, `.tex` and `.csv` of each."""
+def write_tables(tables: Iterable[Table], folder: Path) -> None:
+    """Write `<name>.md`, `.tex` and `.csv` of each table."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        text = f"# {table.title}\n\n{markdown(table.shown)}\n\n{table.caption}\n"
-        write_text(folder / f"{table.name}.md", text)
+        write_text(folder / f"{table.name}.md", f"# {table.title}\n\n{table._repr_markdown_()}\n")
         write_text(folder / f"{table.name}.tex", latex(table))
         write_text(folder / f"{table.name}.csv", table.values.to_csv(index=False, float_format="%.6g"))
 
 
-def write_figure(figure: Figure, caption: str, name: str, folder: Path) -> None:
-    """`<name>.pdf`, `.png` and the caption as `.md`; closes the figure."""
+def write_figure(plate: Plate, folder: Path) -> None:
+    """Write `<name>.png`, `.pdf` and the caption as `.md`, and close the figure."""
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):  # the kind of font is read when saving
-        figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
-        figure.savefig(folder / f"{name}.png", dpi=STYLE["figure.dpi"] * 1.4, metadata={"Software": None})
-    write_text(folder / f"{name}.md", caption + "\n")
-    plt.close(figure)
+        plate.figure.savefig(folder / f"{plate.name}.pdf", metadata={"CreationDate": None})
+        plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
+    write_text(folder / f"{plate.name}.md", plate.caption + "\n")
+    plt.close(plate.figure)
+
+
+def value(table: str, folder: str | Path = "results/tiny-s/tables", column: str = "value", **where: object) -> float:
+    """Look one number up in a written table, such as `value("table_1", task="math", workflow="voting", number="IP")`."""
+    rows = pd.read_csv(Path(folder) / f"{table}.csv")
+    rows = rows[(rows[list(where)] == list(where.values())).all(axis=1)]
+    if len(rows) != 1:
+        raise ValueError(f"{where} matches {len(rows)} rows of {table}.csv; give the values of more columns, or others.")
+    return float(rows[column].iloc[0])
