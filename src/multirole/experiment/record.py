@@ -36,7 +36,7 @@ import torch
 from multirole import sandbox
 from multirole.core.distributed import processes
 from multirole.core.types import Episode, Turn
-from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole, prune, publish, read_manifest, seal, staging, step_of
 from multirole.experiment.models import locate
@@ -210,7 +210,7 @@ class Recorder:
 
     def add_iteration(
         self, iteration: int, episodes: list[Episode], n_episodes: int, roles: dict[str, dict], alarms: list[dict],
-        diagnostics: IterationDiagnostics, seconds: dict[str, float],
+        diagnostics: RoleDiagnostics, seconds: dict[str, float],
     ) -> None:  # fmt: skip
         """One finished iteration (1-based): its summary, roles, optimizer steps, cosines between roles, new alarms."""
         ledger = diagnostics.ledger

@@ -1,13 +1,15 @@
-"""Train one cell from its configuration to DONE: what the notebook calls, in one function."""
+"""Train one cell from its configuration to DONE: builds the library's stock arguments from a `Cell` and records the run."""
 
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import LNTuningConfig, LoraConfig, PeftModel, get_peft_model
-from peft.tuners.ln_tuning.layer import LNTuningLayer
+from datasets import Dataset
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,63 +21,55 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from multirole import sandbox
-from multirole.core.distributed import gather_objects, processes
-from multirole.core.engine import Engine
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.distributed import full, gather_objects, processes
+from multirole.core.engine import Engine, load_engine
 from multirole.core.policy import adapter_names
 from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import first_prompts
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Problem
-from multirole.doctor import admit
+from multirole.core.types import Episode, Problem, Reward
+from multirole.diagnostics.alarms import AlarmCallback, Alarms
+from multirole.diagnostics.judging import judge
+from multirole.diagnostics.metrics import RoleDiagnostics
+from multirole.diagnostics.remedies import CoherencePenalty, ProcessReward, Rollback, ScaledRoles
+from multirole.experiment.adapters import load_adapters
 from multirole.experiment.cell import Cell
-from multirole.experiment.checkpoints import staging
+from multirole.experiment.checkpoints import Saving, staging
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.experiment.locks import claim
 from multirole.experiment.machine import check_vllm, engine_of
 from multirole.experiment.models import check_model, locate
 from multirole.experiment.presets import is_tiny
 from multirole.experiment.record import Recorder, add_session, folder_of, is_done, make_writable, open_folder
-from multirole.experiment.refusals import check_served
+from multirole.experiment.recording import Recording, restorable
 from multirole.experiment.stops import Stop, heeding
-from multirole.plan import check_disk, plan
-from multirole.tasks import TASKS
-from multirole.tasks.sources import forget_rows
 
 logger = logging.getLogger(__name__)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def preflight(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = None) -> None:
-    """Refuse, all at once, a run whose model, rows or device are not here or cannot serve it (ValueError).
+def preflight(cell: Cell) -> None:
+    """Refuse, all at once, a run whose model, rows or device are missing or cannot serve it (ValueError).
 
-    `folder` is where checkpoints will be saved; None saves none. Downloads the pinned model and rows where they are missing
-    and everything else is here; says so within seconds where the Hub cannot be reached.
+    Downloads the pinned model and rows where they are missing and everything else is there; fails within seconds where the
+    Hub cannot be reached. Memory and disk are `multirole.plan.check`'s.
     """
-    check_served(cell, engine_of(cell))
-    missing, needs = [], []
-    has_device = is_tiny(cell.scale) or cell.model is not None or torch.cuda.is_available()
-    if not has_device:
+    missing = []
+    if not (is_tiny(cell.scale) or cell.model is not None or torch.cuda.is_available()):
         missing.append(
-            f"a GPU: none is visible, and scale={cell.scale!r} is no work for a CPU. Write scale='tiny-s' to try the same "
-            "code here, or model=FOLDER with a small model of yours."
+            f"a GPU: none is visible, and scale={cell.scale!r} needs one. Use scale='tiny-s' to try the same code here, or "
+            "model=FOLDER with a small model of yours."
         )
-    try:
-        check_model(cell, locate(cell, may_download=not missing), engine_of(cell))
-        needs.append(("memory", lambda: plan(cell, launch).check()))
-        if folder is not None:
-            needs.append(("disk space", lambda: check_disk(cell, folder)))
-    except ValueError as error:
-        missing.append(f"the base model: {error}")
-    try:
-        TASKS[cell.task_name].problems("validation", cell.n_validation, **cell.data_options)
-    except (ValueError, OSError) as error:
-        missing.append(f"the task's rows: {error}")
+    checks: dict[str, Callable[[], object]] = {
+        "the base model": lambda: check_model(cell, locate(cell, may_download=not missing), engine_of(cell)),
+        "the task's rows": lambda: cell.make_task().problems("validation", cell.n_validation),
+    }
     if engine_of(cell) == "vllm":
-        needs.append(("vLLM", lambda: check_vllm(cell)))
-    for what, check in needs if has_device else []:
+        checks["vLLM"] = lambda: check_vllm(cell)
+    for what, check in checks.items():
         try:
             check()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             missing.append(f"{what}: {error}")
     if missing:
         numbered = "\n".join(f"{i}. {what}" for i, what in enumerate(missing, start=1))
@@ -85,45 +79,34 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = No
 
 
 def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    """The frozen base with one fresh float32 adapter per name of the policy map, and its tokenizer.
-
-    An adapter is a LoRA (paper Table 7); at rank 0 a copy of every linear layer, which PEFT's LN tuning makes of any layer.
-    """
+    """The frozen base with one fresh float32 LoRA adapter per name of the policy map (paper Table 7), and its tokenizer."""
     set_seed(cell.seed)  # adapters are initialised at random
     disable_progress_bar()  # it would stay in the executed notebook
     path = locate(cell)
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[cell.dtype])
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, cell.dtype))
     tokenizer = AutoTokenizer.from_pretrained(path)
-    which = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    adapter = (
-        LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", **which)
-        if cell.lora_rank
-        else LNTuningConfig(**which)
-    )
+    lora = LoraConfig(
+        r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
     first, *others = adapter_names(cell.policy)
-    model = get_peft_model(base, adapter, adapter_name=first)
+    model = get_peft_model(base, lora, adapter_name=first)
     for name in others:
-        model.add_adapter(name, adapter)
-    for module in model.modules():
-        if isinstance(module, LNTuningLayer):
-            module.ln_tuning_layers.float()  # PEFT leaves copies in the base's dtype
+        model.add_adapter(name, lora)
     return model, tokenizer
 
 
 def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS) -> Engine:
-    """The cell's rollout engine."""
+    """The cell's rollout engine, where there is no trainer to build it: for evaluations."""
     processes()  # torch.distributed belongs to accelerate: vLLM would otherwise set it up its own way
-    max_length = cell.max_prompt_tokens + max(cell.sampling(is_evaluation=e).max_tokens for e in (False, True))
+    max_length = cell.max_prompt_tokens + cell.max_response_tokens
+    engine = load_engine(engine_of(cell))
     if engine_of(cell) == "vllm":
-        from multirole.engines.vllm_engine import VLLMEngine
-
-        return VLLMEngine(
+        return engine(
             str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length,
             gpu_memory_utilization=launch.vllm_memory, tensor_parallel_size=launch.vllm_tensor_parallel,
         )  # fmt: skip
-    from multirole.engines.transformers_engine import TransformersEngine
-
-    return TransformersEngine(tokenizer.eos_token_id, max_length=max_length)
+    return engine(tokenizer.eos_token_id, max_length=max_length)
 
 
 def load_problems(
@@ -134,9 +117,8 @@ def load_problems(
     Training problems whose first prompt is over the cap are left out. Validation problems all stay: one that is too
     long ends without an answer (`prompt_overflow`).
     """
-    task, workflow, cap = TASKS[cell.task_name], cell.make_workflow(), cell.max_prompt_tokens
-    train = task.problems("train", cell.n_train, **cell.data_options)
-    validation = task.problems("validation", cell.n_validation, **cell.data_options)
+    task, workflow, cap = cell.make_task(), cell.make_workflow(), cell.max_prompt_tokens
+    train, validation = task.problems("train", cell.n_train), task.problems("validation", cell.n_validation)
     lengths = first_prompts(workflow, [*train, *validation], lambda chat: RENDERERS[cell.renderer](tokenizer, chat))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {
@@ -148,16 +130,178 @@ def load_problems(
     logger.info("problems: %s", counts)
     if len(kept) < cell.n_problems:
         raise ValueError(
-            f"max_prompt_tokens={cap} leaves {len(kept)} of {len(train)} training problems, and one iteration needs "
-            f"{cell.n_problems}. Write a larger max_prompt_tokens or a smaller n_problems."
+            f"`max_prompt_tokens` ({cap}) leaves {len(kept)} of {len(train)} training problems, and one iteration needs "
+            f"{cell.n_problems}. Use a larger max_prompt_tokens or a smaller n_problems."
         )
     return kept, validation, counts
 
 
+def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> MultiRoleGRPOConfig:
+    """The cell's settings under TRL's names."""
+    fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
+            "cpu_ram_efficient_loading": False}  # fmt: skip
+    if cell.model is None:  # a model of one's own says itself which of its layers are not split
+        fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
+    n_episodes = cell.n_problems * cell.n_episodes
+    return MultiRoleGRPOConfig(
+        output_dir=output_dir,
+        seed=cell.seed,
+        policy=cell.policy,
+        max_steps=cell.iterations,
+        generation_batch_size=n_episodes,
+        per_device_train_batch_size=n_episodes // processes().num_processes,
+        num_generations=cell.n_episodes,
+        max_prompt_tokens=cell.max_prompt_tokens,
+        max_completion_length=cell.max_response_tokens,
+        temperature=cell.temperature,
+        role_beta=cell.anchors,
+        epsilon=cell.clip_low,
+        epsilon_high=cell.clip_high,
+        delta=cell.dual_clip,
+        learning_rate=cell.learning_rate,
+        lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
+        warmup_steps=cell.warmup_iterations,
+        lr_clock=cell.lr_clock,
+        weight_decay=cell.weight_decay,
+        max_grad_norm=cell.max_grad_norm,
+        updates=cell.updates,
+        step_tokens=cell.step_tokens,
+        advantage_group=cell.advantage_group,
+        old_logprobs=cell.old_logprobs,
+        minibatch_split=cell.minibatch_split,
+        row_order=cell.row_order,
+        renderer=cell.renderer,
+        micro_batch_tokens=cell.micro_batch_tokens,
+        engine=engine_of(cell),
+        vllm_gpu_memory_utilization=launch.vllm_memory,
+        vllm_tensor_parallel_size=launch.vllm_tensor_parallel,
+        eval_strategy="steps",
+        eval_steps=cell.eval_every,
+        save_strategy="steps",
+        save_steps=cell.save_every,
+        save_total_limit=2,
+        logging_steps=1,
+        report_to="none",
+        gradient_checkpointing=not is_tiny(cell.scale),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        bf16=cell.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
+        fsdp=launch.is_sharded,
+        fsdp_config=fsdp if launch.is_sharded else None,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+class TaskReward:
+    """A task's outcome reward (paper A.7) as a TRL reward function, and its scorer for single turns."""
+
+    __name__ = "outcome_reward"
+
+    def __init__(self, task: Any, problems: list[Problem]) -> None:
+        self.task, self.problems = task, {problem.id: problem for problem in problems}
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """The task's rewards; `problems` may be the trainer's, which know the dataset's columns only."""
+        return self.task.score([self.problems[problem.id] for problem in problems], texts)
+
+    def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
+        rewards = self.score([episode.problem for episode in episodes], [e.answer.text for e in episodes if e.answer])
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode.reward = reward
+        return [reward.value for reward in rewards]
+
+
+def to_dataset(problems: list[Problem]) -> Dataset:
+    """What the trainer sees of problems: no reference answers."""
+    return Dataset.from_dict(
+        {"prompt": [p.question for p in problems], "id": [p.id for p in problems], "task": [p.task for p in problems]}
+    )
+
+
+class CellTrainer(MultiRoleGRPOTrainer):
+    """The library's trainer with checkpoints that are whole or absent (`checkpoints`), sealed together with the record."""
+
+    saving: Saving
+    recorder: Recorder | None
+    alarms: Alarms
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        step, staged = self.state.global_step, self.saving.staged
+        own, named = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
+        weights = {name: full(p.detach()) for name, p in named if own in name}
+        phases = [
+            lambda: super(CellTrainer, self)._save_checkpoint(model, trial),
+            lambda: self.recorder and self.peft_model.save_pretrained(staged / "adapters", state_dict=weights),
+            lambda: self.recorder and self.recorder.seal(step),
+        ]
+        if self.saving.attempt(step, phases) and self.recorder:
+            self.recorder.save(step)
+
+
+def make_trainer(
+    cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS, callbacks: Sequence[TrainerCallback] = (),
+    recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
+    model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
+) -> CellTrainer:  # fmt: skip
+    """The trainer of a cell, with its diagnostics, alarms, remedies and record as callbacks.
+
+    Args:
+        recorder: where metrics, outcomes and turns go; None keeps nothing. Only the first of several processes has one.
+        problems, model: training and validation problems, and the model with its tokenizer; loaded if not given.
+    """
+    workflow, task = cell.make_workflow(), cell.make_task()
+    train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    peft_model, tokenizer = model or load_model(cell)
+    reward = TaskReward(task, [*train, *validation])
+    diagnostics, alarms = RoleDiagnostics(cell.diagnostics), Alarms(cell.policy, workflow.roles)
+    watchers: list[TrainerCallback] = [
+        diagnostics, AlarmCallback(alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm)
+    ]  # fmt: skip
+    if cell.balance_roles or cell.slot_scaling:
+        watchers.append(ScaledRoles(cell.balance_roles, cell.slot_scaling))
+    if cell.coherence_penalty:
+        watchers.append(CoherencePenalty(cell.coherence_penalty))
+    if cell.process_reward:
+        watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
+    watchers.append(Recording(recorder, diagnostics, alarms))
+    if cell.on_alarm == "rollback":
+        if launch.is_sharded:
+            raise ValueError(
+                "`on_alarm='rollback'` does not work with sharding='fsdp2': saved adapters cannot be read back into sharded weights. "
+                "Use sharding='none' or on_alarm='stop'."
+            )
+        watchers.append(
+            Rollback(
+                alarms, cell.rollback_rate,
+                restorable=lambda: restorable(recorder, cell.save_every),
+                restore=lambda trainer, folder: load_adapters(trainer.peft_model, folder),
+            )
+        )  # fmt: skip
+    trainer = CellTrainer(
+        model=peft_model,
+        workflow=workflow,
+        reward_funcs=reward,
+        args=training_args(cell, output_dir, launch),
+        train_dataset=to_dataset(train),
+        eval_dataset=to_dataset(validation),
+        processing_class=tokenizer,
+        callbacks=[*watchers, *callbacks],
+        engine=engine,
+        is_answer=lambda text: task.extract(text) is not None,
+    )
+    trainer.saving, trainer.recorder, trainer.alarms = Saving(Path(output_dir)), recorder, alarms
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
 def run_cell(
-    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None
-) -> Path:
+    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None,
+    examine: Callable[[MultiRoleGRPOTrainer], object] | None = None,
+) -> Path:  # fmt: skip
     """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
+
+    `examine` is called with the trainer before the first iteration, and refuses by raising (`doctor.admit`).
 
     A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
     had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
@@ -174,57 +318,53 @@ def run_cell(
             logger.info("%s is done already", folder)
             return folder
         if is_launched():
-            launch = replace(launch, n_processes=processes().num_processes)
-        preflight(cell, launch, folder if is_main else None)
+            launch = launch.model_copy(update={"n_processes": processes().num_processes})
+        preflight(cell)
         if launch.n_processes > 1 and not is_launched():
             launch.check_processes(launch.n_processes, cell.n_problems)
-            forget_rows()  # the processes to come read their own
             held.close()  # and the first of them claims the folder
             spawn(cell.parameters(), launch, stop.run)
         else:
-            _train(cell, launch, folder, stop, callbacks or [])
+            _train(cell, launch, folder, stop, callbacks or [], examine)
     return folder
 
 
-def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
+def _train(
+    cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback],
+    examine: Callable[[MultiRoleGRPOTrainer], object] | None,
+) -> None:  # fmt: skip
     """Everything between an open folder and its DONE, on each process."""
     is_main = processes().is_main_process
     # before the model, since it may refuse the rows
-    problems, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
-    model, tokenizer = load_model(cell)
-    engine = make_engine(cell, tokenizer, launch)
+    train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
     recorder = Recorder(folder)
+    trainer = make_trainer(
+        cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
+        problems=(train, validation),
+    )  # fmt: skip
     try:
-        dataset = TASKS[cell.task_name].describe(**cell.data_options)
-        forget_rows()
-        trainer = MultiRoleGRPOTrainer(
-            cell, model, tokenizer, engine, problems, validation, output_dir=str(staging(folder)),
-            recorder=recorder if is_main else None, launch=launch, callbacks=[stop, *(callbacks if is_main else [])],
-        )  # fmt: skip
-        trainer.remove_callback(PrinterCallback)
-        if not is_tiny(cell.scale) and launch.n_processes == 1:
-            admit(trainer)  # minutes of a GPU against a day of it; leaves no trace
+        if examine is not None:
+            examine(trainer)
         checkpoint = gather_objects(recorder.newest_checkpoint() if is_main else None)[0]
         if checkpoint and launch.n_processes > 1 and not launch.is_sharded and not torch.cuda.is_available():
             raise ValueError(
-                f"{checkpoint} cannot be continued by {launch.n_processes} CPU processes: transformers reads the optimizer "
-                "to the device 'cpu:0', which torch refuses. Continue with n_processes=1; it ends the same."
+                f"{checkpoint} cannot be continued by {launch.n_processes} CPU processes: transformers reads the optimizer to the "
+                "device 'cpu:0', which torch refuses. Continue with n_processes=1; the result is the same."
             )
         if is_main:
             recorder.rewind(checkpoint)
-            add_session(folder, cell, checkpoint, counts, dataset)
+            add_session(folder, cell, checkpoint, counts, cell.make_task().describe())
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
         if checkpoint:
             trainer.alarms.replay(gather_objects(recorder.tables["roles"])[0])
-            trainer.updates.load(checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         stop.end()
         trainer.saving.require()
         if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
             trainer.evaluate()
     finally:
-        engine.close()
+        trainer.engine.close()
     if is_main:
         recorder.finish()
     processes().wait_for_everyone()

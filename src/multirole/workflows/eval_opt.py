@@ -21,13 +21,14 @@ class EvalOpt:
 
     name = "eval_opt"
 
-    def __init__(self, rounds: int = 3) -> None:
+    def __init__(self, rounds: int = 3, prompts: str | None = None) -> None:
         self.roles = {"generator": 1, "evaluator": 1}
-        self.rounds = rounds
+        self.rounds, self.prompts = rounds, prompts
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        history = [user(render(problem.task, "generator", question=problem.question))]
-        critique, refine = user(render(problem.task, "evaluator")), user(render(problem.task, "refine"))
+        prompts = self.prompts or problem.task
+        history = [user(render(prompts, "generator", question=problem.question))]
+        critique, refine = user(render(prompts, "evaluator")), user(render(prompts, "refine"))
         draft = await call("generator", history)
         for round in range(self.rounds):
             history.append(assistant(draft.text))

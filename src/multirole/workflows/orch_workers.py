@@ -27,18 +27,19 @@ class OrchWorkers:
 
     name = "orch_workers"
 
-    def __init__(self, max_workers: int = 3) -> None:
+    def __init__(self, max_workers: int = 3, prompts: str | None = None) -> None:
         self.roles = {"orchestrator": 1, "worker": max_workers, "synthesizer": 1}
+        self.prompts = prompts
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        task, question = problem.task, problem.question
-        plan = await call("orchestrator", [user(render(task, "orchestrator", question=question))])
+        prompts, question = self.prompts or problem.task, problem.question
+        plan = await call("orchestrator", [user(render(prompts, "orchestrator", question=question))])
         strategies, plan.outcome = parse_strategies(plan.text, self.roles["worker"])
-        asks = [user(render(task, "worker", question=question, strategy=strategy)) for strategy in strategies]
+        asks = [user(render(prompts, "worker", question=question, strategy=strategy)) for strategy in strategies]
         workers = await asyncio.gather(*(call("worker", [ask], slot=s) for s, ask in enumerate(asks)))
         solutions = "\n".join(
             f"--- Solution {i} (Strategy: {strategy}) ---\n{turn.text}"
             for i, (strategy, turn) in enumerate(zip(strategies, workers, strict=True), start=1)
         )
-        final = await call("synthesizer", [user(render(task, "synthesizer", question=question, candidates=solutions))])
+        final = await call("synthesizer", [user(render(prompts, "synthesizer", question=question, candidates=solutions))])
         return Answer(final.text)

@@ -9,9 +9,10 @@ class Single:
 
     name = "single"
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: str | None = None) -> None:
         self.roles = {"generator": 1}
+        self.prompts = prompts
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        turn = await call("generator", [user(render(problem.task, "generator", question=problem.question))])
+        turn = await call("generator", [user(render(self.prompts or problem.task, "generator", question=problem.question))])
         return Answer(turn.text)

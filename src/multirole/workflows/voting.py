@@ -1,7 +1,7 @@
 """Voting: three independent candidates, one aggregator that selects (paper sec 3).
 
 The aggregator only selects: its own prose is never graded. A reply without a valid `\\boxed{N}` is recorded as
-"unparsed" and candidate 1 is used (the released code takes any digit instead; see `Cell.aggregator_fallback`).
+"unparsed" and candidate 1 is used (the released code takes any digit instead: `fallback="first_digit"`).
 """
 
 import asyncio
@@ -28,19 +28,19 @@ def list_candidates(texts: list[str]) -> str:
 
 
 class Voting:
-    """`n_voters` generators answer the same prompt; the aggregator picks one of them."""
+    """`n_voters` generators answer the same prompt; the aggregator picks one of them. `prompts` is a set of templates."""
 
     name = "voting"
 
-    def __init__(self, n_voters: int = 3, fallback: str = "candidate_1") -> None:
+    def __init__(self, n_voters: int = 3, fallback: str = "candidate_1", prompts: str | None = None) -> None:
         self.roles = {"generator": n_voters, "aggregator": 1}
-        self.fallback = fallback
+        self.fallback, self.prompts = fallback, prompts
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        prompt = [user(render(problem.task, "generator", question=problem.question))]
+        prompt = [user(render(self.prompts or problem.task, "generator", question=problem.question))]
         voters = await asyncio.gather(*(call("generator", prompt, slot=s) for s in range(self.roles["generator"])))
         candidates = list_candidates([turn.text for turn in voters])
-        question = render(problem.task, "aggregator", question=problem.question, candidates=candidates)
+        question = render(self.prompts or problem.task, "aggregator", question=problem.question, candidates=candidates)
         selection = await call("aggregator", [user(question)])
         chosen, selection.outcome = parse_selection(selection.text, len(voters), self.fallback)
         return Answer(voters[chosen].text)
