@@ -1,7 +1,11 @@
-"""The tasks: modules with `problems`, `describe`, `extract` and `score_batch`."""
+"""Tasks: problems, answer extraction and scoring.
 
-from multirole.tasks import code, math, tiny_code, tiny_math
+The built-in ones are `math.Math`, `code.Code`, `tiny_math.TinyMath` and `tiny_code.TinyCode`; one's own is a `Task`, or
+any object with the methods of `TaskLike`.
+"""
 
-EMBEDDED = {"tiny_math": tiny_math, "tiny_code": tiny_code}
-"""Generated problems: no data, and `Difficulty`."""
-TASKS = EMBEDDED | {"math": math, "code": code}
+from multirole.tasks.code import hidden_tests
+from multirole.tasks.old import EMBEDDED, TASKS
+from multirole.tasks.own import RewardError, Task, TaskLike, load
+
+__all__ = ["EMBEDDED", "TASKS", "RewardError", "Task", "TaskLike", "hidden_tests", "load"]

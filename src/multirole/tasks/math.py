@@ -1,72 +1,68 @@
 """math: DAPO-Math-17K, the paper's Math task (paper sec 4). The answer's last `\\boxed{}` is compared by math-verify.
 
-12,704 training and 1,412 validation problems: the 14,116 English rows, split like `train_test_split(test_size=0.1,
-seed=42)` of `datasets`. "validation" is the paper's test split. Your own rows: see `sources.py`.
+12,704 training and 1,412 validation problems: the 14,116 English rows with one row in ten, rounded up, for validation,
+which is the paper's test split. One's own rows have the columns `prompt` and `solution` (text or a number).
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole.tasks.math_answer import extract_boxed, grade_answers
-from multirole.tasks.sources import Layout, Pin, Row, load, question_id, text_of
+from multirole.tasks.sources import Row, Source, question_id, text_of
 
-NAME = "math"
-PIN = Pin(
+
+def to_problem(row: Row) -> Problem:
+    """Take `prompt` as the question and `solution` as the reference."""
+    question, solution = text_of(row, "prompt", "no_question"), row.get("solution")
+    if isinstance(solution, (int, float)) and not isinstance(solution, bool):
+        row = row | {"solution": str(solution)}
+    return Problem(question_id("math", question), "math", question, text_of(row, "solution", "no_answer").strip())
+
+
+SOURCE = Source(
     repo="open-r1/DAPO-Math-17k-Processed",
-    config="en",
     revision="31dd309567e3da778038cc87d868b6097a3ccf68",
     files=(
         ("en/train-00000-of-00001.parquet", "40f672fe8b6dbeee953ae5acc75a38e99144e682450e07c625c87c734ec76285"),
     ),
-    rows=14_116,
+    to_problem=to_problem,
+    n_test=lambda n_rows: math.ceil(0.1 * n_rows),
+    columns=("prompt", "solution"),
 )  # fmt: skip
 
 
-def n_test(n_rows: int) -> int:
-    """Test rows among n: 10 %, rounded up."""
-    return math.ceil(0.1 * n_rows)
+@dataclass(frozen=True)
+class Math:
+    """The task; `data` replaces the download, `malformed_reward` is for an answer without a box."""
 
+    data: str | Path | None = None
+    malformed_reward: float = -0.1
+    name: ClassVar[str] = "math"
 
-def to_problem(row: Row) -> Problem:
-    """`prompt` is the question, `solution` the reference answer (text or a number)."""
-    question = text_of(row, "prompt", "no_question")
-    solution = row.get("solution")
-    if isinstance(solution, (int, float)) and not isinstance(solution, bool):
-        row = row | {"solution": str(solution)}
-    return Problem(question_id(NAME, question), NAME, question, text_of(row, "solution", "no_answer").strip())
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of "train" or "validation", or all of them."""
+        return SOURCE.problems(self.data, split, count)
 
+    def describe(self) -> dict[str, object]:
+        """Return repository, revision, checksums, counts, and what was left out."""
+        return SOURCE.describe(self.data)
 
-LAYOUT = Layout(columns=("prompt", "solution"), optional=(), to_problem=to_problem, n_test=n_test)
+    def extract(self, text: str) -> str | None:
+        """Return the content of the last `\\boxed{...}`, or None."""
+        return extract_boxed(text)
 
-
-def problems(split: str, count: int | None = None, data: str | Path | None = None) -> list[Problem]:
-    """The problems of "train" or "validation", in the split's order; `count=None` is all, a smaller count a prefix."""
-    return load(PIN, LAYOUT, data).take(split, count)
-
-
-def describe(data: str | Path | None = None) -> dict[str, object]:
-    """What the provenance of a run says about its rows: repository, revision, checksums, counts, what was left out."""
-    return load(PIN, LAYOUT, data).description
-
-
-def extract(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`, or None."""
-    return extract_boxed(text)
-
-
-def score_batch(problems: list[Problem], texts: list[str], malformed: float = -0.1) -> list[Reward]:
-    """Reward 1 for an equivalent answer, 0 for any other, `malformed` without a box. The reason is the verdict."""
-    answers = [extract(text) for text in texts]
-    pairs = [
-        None if answer is None else (answer, problem.reference)
-        for answer, problem in zip(answers, problems, strict=True)
-    ]
-    distinct = list(dict.fromkeys(pair for pair in pairs if pair is not None))  # one problem's episodes agree often
-    verdicts = dict(zip(distinct, grade_answers(distinct), strict=True))
-    return [
-        Reward(malformed, "no_box", False)
-        if pair is None
-        else Reward(float(verdicts[pair] == "correct"), verdicts[pair], verdicts[pair] == "correct")
-        for pair in pairs
-    ]
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Return reward 1 for an equivalent answer, 0 for any other; the reason is the verdict of `grade_answers`."""
+        boxed = zip(map(extract_boxed, texts), problems, strict=True)
+        pairs = [None if answer is None else (answer, problem.reference) for answer, problem in boxed]
+        distinct = list(dict.fromkeys(pair for pair in pairs if pair is not None))  # episodes often agree
+        verdicts = dict(zip(distinct, grade_answers(distinct), strict=True))
+        return [
+            Reward(self.malformed_reward, "no_box", False)
+            if pair is None
+            else Reward(float(verdicts[pair] == "correct"), verdicts[pair], verdicts[pair] == "correct")
+            for pair in pairs
+        ]

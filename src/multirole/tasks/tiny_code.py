@@ -10,12 +10,12 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import repeat
+from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
-from multirole.sandbox import Limits, Verdict, grade_batch
-from multirole.tasks.splits import distinct, only
+from multirole.sandbox import Limits, Verdict
+from multirole.tasks.code import Rule, Test, check_rule, grade
+from multirole.tasks.splits import first_problems, split_of
 
 NAME = "tiny_code"
 N_TESTS = 8
@@ -72,21 +72,6 @@ Step = tuple[Primitive, int]
 """A primitive with its constant (0 for a primitive without one)."""
 
 
-@dataclass(frozen=True)
-class Difficulty:
-    """Number of primitives before the reducer, both ends included."""
-
-    min_primitives: int = 3
-    max_primitives: int = 4
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.min_primitives <= self.max_primitives:
-            raise ValueError(
-                f"got {self}: fewer than 2 primitives, or an empty range, cannot give thousands of distinct problems; "
-                "write 2 <= min_primitives <= max_primitives"
-            )
-
-
 def phrase(step: Step) -> str:
     """`keep above 3`, or `sort` for a primitive without a constant."""
     primitive, constant = step
@@ -123,42 +108,22 @@ def _sample(rng: random.Random, n_primitives: int) -> Problem:
     return Problem(f"{NAME}/{question}", NAME, question, {"arguments": [[xs] for xs in inputs], "expected": expected})
 
 
-def stream(split: str, rng: random.Random, difficulty: Difficulty = Difficulty()) -> Iterator[Problem]:
-    """Endless problems of one split (repeats are possible)."""
-    return only(
-        split, (_sample(rng, rng.randint(difficulty.min_primitives, difficulty.max_primitives)) for _ in repeat(None))
-    )
-
-
-def problems(split: str, count: int, difficulty: Difficulty = Difficulty()) -> list[Problem]:
-    """The first `count` distinct problems of a split; a smaller count is a prefix of a larger one."""
-    return list(_problems(split, count, difficulty))
-
-
-@cache
-def _problems(split: str, count: int, difficulty: Difficulty) -> tuple[Problem, ...]:
-    return distinct(stream(split, random.Random(f"{NAME}/{split}/{difficulty}"), difficulty), count)
-
-
-def describe() -> dict[str, object]:
-    """Where the problems come from, for the record."""
-    return {"name": NAME, "is_embedded": True}
-
-
-def extract(text: str) -> str | None:
-    """The body of the last ```python fence, or None."""
-    fences = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return fences[-1] if fences else None
+def stream(split: str, rng: random.Random, n_primitives: tuple[int, int] = (3, 4)) -> Iterator[Problem]:
+    """Yield problems of one split without end, with repeats; the pair is the least and the largest number of primitives."""
+    while True:
+        problem = _sample(rng, rng.randint(*n_primitives))
+        if split_of(problem.question) == split:
+            yield problem
 
 
 LIMITS = Limits(test_seconds=1.0, full_timeouts=1, memory_bytes=512 << 20, output_bytes=64 << 10)
 _verdicts: dict[tuple[str, str, str], Verdict] = {}
-"""Verdicts by (source, problem id, rule): a rollout repeats itself often."""
+"""Verdicts by (program, tests, rule), since rollouts repeat themselves often."""
 MOST_VERDICTS = 50_000
 
 
-def tests_of(problem: Problem) -> list[dict]:
-    """The hidden tests in the grader's form."""
+def tests_of(problem: Problem) -> list[Test]:
+    """Return the hidden tests in the grader's form."""
     pairs = zip(problem.reference["arguments"], problem.reference["expected"], strict=True)
     return [
         {
@@ -171,24 +136,44 @@ def tests_of(problem: Problem) -> list[dict]:
     ]
 
 
-def score_batch(
-    problems: list[Problem], texts: list[str], malformed: float = 0.0, code_reward: str = "fraction"
-) -> list[Reward]:
-    """Reward by hidden tests: the passed fraction, or all or nothing; `malformed` without a fence."""
-    if code_reward not in ("fraction", "all_pass"):
-        raise ValueError(f"got code_reward={code_reward!r}: no such way to grade code; write 'fraction' or 'all_pass'")
-    if len(_verdicts) > MOST_VERDICTS:
-        _verdicts.clear()
-    sources = [extract(text) for text in texts]
-    keys = [(source, problem.id, code_reward) for source, problem in zip(sources, problems, strict=True)]
-    tests = {problem.id: tests_of(problem) for problem in problems}
-    missing = [key for key in dict.fromkeys(keys) if key[0] is not None and key not in _verdicts]
-    verdicts = grade_batch([key[0] for key in missing], [tests[key[1]] for key in missing], code_reward, LIMITS)
-    _verdicts.update(zip(missing, verdicts, strict=True))
-    return [Reward(malformed, "no_code", False) if key[0] is None else _reward(_verdicts[key]) for key in keys]
+def extract(text: str) -> str | None:
+    """Return the body of the last ```python fence, or None."""
+    fences = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return fences[-1] if fences else None
+
+
+@dataclass(frozen=True)
+class TinyCode:
+    """The task; `reward` is the "fraction" of passed tests, or "all_pass"."""
+
+    reward: Rule = "fraction"
+    name: ClassVar[str] = NAME
+
+    def __post_init__(self) -> None:
+        check_rule(self.reward)
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of a split."""
+        seed = f"{NAME}/{split}/Difficulty(min_primitives=3, max_primitives=4)"  # names a class of old; results depend on it
+        return first_problems(stream, split, count, seed)[:]
+
+    def describe(self) -> dict[str, object]:
+        """Return where the problems come from."""
+        return {"name": NAME, "is_embedded": True}
+
+    def extract(self, text: str) -> str | None:
+        """Return the body of the last ```python fence, or None."""
+        return extract(text)
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Score by hidden tests; a program that fails in several ways has the least clean reason."""
+        if len(_verdicts) > MOST_VERDICTS:
+            _verdicts.clear()
+        tests = {problem.id: json.dumps(tests_of(problem)) for problem in problems}
+        verdicts = grade(list(map(extract, texts)), [tests[p.id] for p in problems], self.reward, LIMITS, _verdicts)
+        return [Reward(0.0, "no_code", False) if verdict is None else _reward(verdict) for verdict in verdicts]
 
 
 def _reward(verdict: Verdict) -> Reward:
-    """A program that fails in several ways is called by its least clean one."""
     worst = [reason for reason in ("timeout", "error") if reason in verdict.reasons]
     return Reward(verdict.reward, worst[0] if worst else verdict.reason, verdict.passed == verdict.total)

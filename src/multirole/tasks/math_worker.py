@@ -1,0 +1,207 @@
+"""Compares mathematical answers with math-verify, one forked process per comparison.
+
+`math_answer.py` starts this file as a script. Each line of stdin is a JSON list of `[[answer, ...], reference]`, LaTeX
+texts without their box; each line of stdout is the list of their verdicts. A comparison holds if any of its answers
+equals the reference.
+
+A fork per comparison means that no comparison can see or slow down another one, that a hanging one can be killed, and
+that math-verify is imported only once. The fork reports through its exit code and runs behind the sandbox's walls:
+it can compute, and nothing else. math-verify's own time limits are off, because they are alarms inside the
+interpreter, which a long power in C never notices.
+
+How texts are compared:
+  * `parse` sees `\\boxed{text}` and extracts LaTeX only. The extraction of plain expressions is off, because it ends in
+    sympy's `parse_expr`, which evaluates text.
+  * Units are not stripped, because the list of units contains "c", "t" and "h", so `3t` would equal `3`.
+  * `verify` is strict about the names of variables, compares numbers with 50 digits, and takes x > 2 for (2, oo).
+  * Every decimal becomes the exact fraction that it denotes, so that 0.333333 is not 1/3.
+  * math-verify accepts a set in braces for a tuple or an interval, and an equation between unequal numbers such as
+    "43 = 42". Both are wrong here.
+"""
+
+import gc
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import resource
+import signal
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any, NoReturn
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig
+from latex2sympy2_extended.logic import And
+from latex2sympy2_extended.sets import FiniteSet
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.relational import Relational
+
+sys.path.append(str(Path(__file__).parents[1] / "sandbox" / "inside"))
+import walls
+
+CORRECT, WRONG, UNPARSABLE, TIMEOUT, ERROR, BROKEN = "correct", "wrong", "unparsable", "timeout", "error", "broken"
+WORDS = (CORRECT, WRONG, UNPARSABLE, TIMEOUT, ERROR, BROKEN)
+MEMORY_BYTES = 512 << 20
+WALL_PER_CPU = 3  # a comparison may take this many times its CPU seconds on the wall clock
+# Packages from which sympy imports inside functions. They are loaded first, because no file can be opened later.
+PRELOAD = (
+    "assumptions calculus combinatorics concrete core functions integrals logic matrices ntheory polys series sets "
+    "simplify solvers tensor"
+)
+# One of each shape. They fill the parser's tables, which every fork inherits and which take it 0.1 s otherwise.
+WARM_UP = (
+    (r"\frac{1}{2}", "0.5"), (r"\sqrt[3]{27}", r"2\sqrt{2}"), (r"x>2", r"(2,\infty)"), (r"1\le x<2", "[1,2)"),
+    (r"\{1,2\}", "1,2"), ("(1,2)", "[1,2]"), (r"(-\infty,2]\cup[3,4)", r"x\neq 2"), (r"x=5", "5"),
+    (r"2\pi r^2", r"\pi r^{2}"), (r"1.2\times 10^{-3}", r"50\%"), ("3x^2+1", "(x+1)^2"), (r"5!", r"\binom{10}{3}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&5\end{bmatrix}"), (r"\log_2 8", r"\ln 4"),
+    (r"\sin\frac{\pi}{6}", r"\cos^2 x"), (r"\text{yes}", "A"), (r"2\frac{1}{2}", "5/2"), (r"90^\circ", r"\emptyset"),
+    (r"1+2i", "e^2"), (r"|x|", r"\pm 3"), (r"6\cdot 7", "a_1"), ("x=1,y=2", "y=2x+1"), ("n(n+1)/2", "-n"),
+    (r"(\frac{1}{2},3)", "a_{1}"), (r"(a+b)(a-b)", r"\frac{x^2-1}{x-1}"),
+)  # fmt: skip
+KNOWN = [([r"\sqrt{8}"], r"2\sqrt{2}"), (["x+1"], "x-1"), ([r"\frac{"], "1")]
+CONFIG = LatexExtractionConfig(
+    try_extract_without_anchor=False,
+    boxed_match_priority=0,
+    normalization_config=NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
+    ),
+)
+Value = Any
+"""A sympy.Basic or sympy.MatrixBase; sympy has no types."""
+
+
+def preload() -> None:
+    """Import what a comparison may import late, and fill the parser's tables."""
+    logging.disable(logging.CRITICAL)
+    for package in PRELOAD.split():
+        module = importlib.import_module(f"sympy.{package}")
+        for found in pkgutil.walk_packages(module.__path__, module.__name__ + "."):
+            if not {"tests", "benchmarks", "compatibility", "trace"} & set(found.name.split(".")):
+                importlib.import_module(found.name)
+    for answer, reference in WARM_UP:
+        compare([answer], reference)
+
+
+def exact(value: Value) -> Value:
+    """Return the same value with every decimal written as a fraction."""
+    if not (decimals := value.atoms(sympy.Float)):
+        return value
+    if isinstance(value, (FiniteSet, And)):  # these two remember in which order they were written
+        return value.func(*(exact(item) for item in value._unsorted_args), evaluate=False)
+    if isinstance(value, Relational):  # unevaluated: 5/2 = 2.5 must stay an equation
+        return value.func(exact(value.lhs), exact(value.rhs), evaluate=False)
+    return value.xreplace({number: sympy.Rational(str(number)) for number in decimals})
+
+
+def parse_boxed(text: str) -> Value | None:
+    """Return the value of a LaTeX text, or None if it has none."""
+    parsed = parse(
+        rf"\boxed{{{text}}}", [CONFIG], fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None
+    )
+    return exact(parsed[0]) if parsed else None
+
+
+def is_false_equation(value: Value) -> bool:
+    """Whether the value is an equation, or a chain of them, with two unequal constants in it."""
+    return any(
+        isinstance(link, sympy.Eq)
+        and all(isinstance(side, sympy.Expr) and side.is_number for side in link.args)
+        and not verify(link.lhs, link.rhs, numeric_precision=50, timeout_seconds=None)
+        for link in (value.args if isinstance(value, sympy.And) else (value,))
+    )
+
+
+def is_set_for_tuple(text: str, value: Value, other: Value) -> bool:
+    """Whether the text is a finite set in braces and the other value is ordered or an interval."""
+    is_set = text.startswith(r"\{") and isinstance(value, sympy.FiniteSet)
+    return is_set and isinstance(other, (sympy.Tuple, sympy.Interval))
+
+
+def compare(answers: list[str], reference: str) -> str:
+    """Return whether any of the answers means the same as the reference; an unparsable reference equals nothing."""
+    gold = parse_boxed(reference)
+    word = UNPARSABLE
+    for text in answers:
+        value = parse_boxed(text)
+        if value is None:
+            continue
+        word = WRONG
+        if gold is None or is_set_for_tuple(text, value, gold) or is_set_for_tuple(reference, gold, value):
+            continue
+        is_equal = verify(
+            gold, value, strict=True, allow_set_relation_comp=True, numeric_precision=50, timeout_seconds=None
+        )
+        if is_equal and not is_false_equation(value):
+            return CORRECT
+    return word
+
+
+def run_comparison(answers: list[str], reference: str, cpu_seconds: int) -> NoReturn:
+    """Spend the life of a forked process on one comparison; its exit code is a position in `WORDS`."""
+    word = BROKEN
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for target in (0, 1, 2):
+            os.dup2(null, target)
+        os.closerange(3, 256)
+        signal.alarm(WALL_PER_CPU * cpu_seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        walls.lock_down()
+        word = UNPARSABLE  # remains where sympy raises something
+        word = compare(answers, reference)
+    except (MemoryError, RecursionError):
+        word = TIMEOUT
+    except (ImportError, OSError):  # no text can cause these two
+        word = BROKEN
+    finally:
+        os._exit(WORDS.index(word))
+
+
+def run_all(comparisons: list[tuple[list[str], str]], width: int, cpu_seconds: int) -> list[str]:
+    """Return one word per comparison; at most `width` of them run at a time."""
+    trainer = os.getppid()
+    words = [""] * len(comparisons)
+    waiting, running, killed = deque(range(len(comparisons))), dict[int, int](), set[int]()
+    while waiting or running:
+        if waiting and len(running) < width:
+            index = waiting.popleft()
+            if (pid := os.fork()) == 0:
+                run_comparison(*comparisons[index], cpu_seconds)
+            running[pid] = index
+            continue
+        pid, status = os.wait()
+        index, code = running.pop(pid), os.waitstatus_to_exitcode(status)
+        if os.getppid() != trainer:
+            os._exit(0)  # the trainer is gone; the running comparisons end with this process
+        if code == -signal.SIGKILL and index not in killed:  # from outside, perhaps for lack of memory: try once more
+            killed.add(index)
+            waiting.append(index)
+        else:  # the limits of time and of the stack end a comparison by other signals
+            words[index] = WORDS[code] if code >= 0 else ERROR if code == -signal.SIGKILL else TIMEOUT
+        if words[index] == BROKEN:
+            sys.exit(f"the comparison {comparisons[index]} could not be set up, or needed an import behind the walls")
+    return words
+
+
+def main() -> None:
+    """Serve until stdin ends; the arguments are the number of comparisons at a time and the CPU seconds of each."""
+    width, cpu_seconds = int(sys.argv[1]), int(sys.argv[2])
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not be read as a reply
+    preload()
+    gc.collect()
+    gc.freeze()
+    words = run_all(KNOWN, width, cpu_seconds)
+    if words != [CORRECT, WRONG, UNPARSABLE]:
+        sys.exit(f"math-verify judges {KNOWN} as {words}; install version 0.9, as in the lock file")
+    for line in sys.stdin:
+        print(json.dumps(run_all(json.loads(line), width, cpu_seconds)), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""A task of one's own: rows, a reward function with TRL's signature, and optionally answer extraction and prompts."""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from multirole.core.types import Problem, Reward
+from multirole.tasks.sources import SUFFIXES, DataError, question_id, read_rows, take
+from multirole.tasks.splits import check_split
+
+logger = logging.getLogger(__name__)
+
+RewardFunction = Callable[..., list[float]]
+"""`reward(prompts, completions, **columns)` returns one number per completion; 1 or more counts as correct."""
+Data = str | Path | Iterable[Mapping[str, Any]]
+"""A file of rows, a `datasets.Dataset`, or a list of dicts; each row has a "prompt" column and any others."""
+
+
+@runtime_checkable
+class TaskLike(Protocol):
+    """What training needs of a task; `Math`, `Code`, `TinyMath`, `TinyCode` and `Task` are tasks."""
+
+    @property
+    def name(self) -> str: ...
+    def problems(self, split: str, count: int | None = None) -> list[Problem]: ...
+    def extract(self, text: str) -> str | None: ...
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]: ...
+    def describe(self) -> dict[str, object]: ...
+
+
+class RewardError(RuntimeError):
+    """A reward function failed; nothing was trained on its batch."""
+
+
+class Task:
+    """A task of one's own.
+
+    `prompts` is a folder of <role>.md templates for the built-in workflows. `extract` returns the answer in a text, or
+    None where there is none; without it, any text that is not blank is an answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        train: Data,
+        validation: Data,
+        reward: RewardFunction,
+        extract: Callable[[str], str | None] | None = None,
+        prompts: str | Path | None = None,
+    ) -> None:
+        if prompts is not None and not Path(prompts).is_dir():
+            raise ValueError(f"`prompts` of task {name!r} must be a folder of <role>.md files, got {str(prompts)!r}.")
+        self.name, self.reward, self._extract = name, reward, extract or (lambda text: text.strip() or None)
+        self._prompts = name if prompts is None else str(prompts)
+        self._data: dict[str, Data] = {"train": train, "validation": validation}
+        self._problems: dict[str, list[Problem]] = {}
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of "train" or "validation", or all of them, in the order of the rows."""
+        check_split(split)
+        if split not in self._problems:
+            self._problems[split] = self._read(self._data[split])
+        return take(self._problems[split], split, count)
+
+    def describe(self) -> dict[str, object]:
+        """Return the name of the task, and the source, the number and the SHA-256 of each split's rows."""
+        return {"name": self.name} | {split: self._describe(split) for split in self._data}
+
+    def extract(self, text: str) -> str | None:
+        """Return the answer in a text, or None."""
+        return self._extract(text)
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Call the reward function once on the batch. Raises RewardError where it raises or returns no valid numbers."""
+        values = self._call(problems, texts)
+        return [Reward(value, "correct" if value >= 1 else "wrong", value >= 1) for value in values]
+
+    def _call(self, problems: list[Problem], texts: list[str]) -> list[float]:
+        columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
+        try:
+            values = [
+                float(x) for x in self.reward(prompts=[p.question for p in problems], completions=texts, **columns)
+            ]
+        except Exception as error:  # whatever the user's function raises is reported with the problem
+            if len(problems) > 1:  # alone, the one that failed is found
+                for problem, text in zip(problems, texts, strict=True):
+                    self._call([problem], [text])
+            ids = ", ".join(problem.id for problem in problems[:3])
+            raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {ids}.") from error
+        if len(values) != len(problems):
+            raise RewardError(
+                f"The reward of task {self.name!r} must return one number per completion, got {len(values)} for "
+                f"{len(problems)} completions, the first of {problems[0].id}."
+            )
+        for problem, value in zip(problems, values, strict=True):
+            if not math.isfinite(value):
+                raise RewardError(
+                    f"The reward of task {self.name!r} must be a finite number, got {value} on {problem.id}."
+                )
+        return values
+
+    def _read(self, data: Data) -> list[Problem]:
+        problems: dict[str, Problem] = {}
+        for number, row in enumerate(_rows(data)):
+            question = row.get("prompt")
+            if not isinstance(question, str) or not question.strip():
+                raise DataError(
+                    f"Each row of task {self.name!r} needs a text in the column 'prompt', but row {number} of "
+                    f"{_source(data)} has {question!r}; its columns are {sorted(row)}."
+                )
+            name = question_id(self.name, question)
+            name = f"{name}-{number}" if name in problems else name
+            problems[name] = Problem(name, self._prompts, question, {k: v for k, v in row.items() if k != "prompt"})
+        if not problems:
+            raise DataError(f"Each split of task {self.name!r} needs at least one row, got none from {_source(data)}.")
+        return list(problems.values())
+
+    def _describe(self, split: str) -> dict[str, object]:
+        rows = [{"prompt": problem.question} | problem.reference for problem in self.problems(split)]
+        text = json.dumps(rows, sort_keys=True, default=str)
+        source = _source(self._data[split])
+        return {"source": source, "rows": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _rows(data: Data) -> Iterable[Mapping[str, Any]]:
+    if not isinstance(data, (str, Path)):
+        return data
+    path = Path(data).expanduser()
+    if path.suffix not in SUFFIXES or not path.is_file():
+        raise DataError(
+            f"The rows of a task must be a file ({', '.join(SUFFIXES)}), a dataset or a list, got {str(path)!r}."
+        )
+    return read_rows(path)
+
+
+def _source(data: Data) -> str:
+    return str(data) if isinstance(data, (str, Path)) else f"a {type(data).__name__} in memory"
+
+
+def load(place: str) -> TaskLike:
+    """Import a task from a file, given as "path/to/file.py:name"."""
+    file, _, name = place.rpartition(":")
+    path = Path(file).expanduser()
+    if path.suffix != ".py" or not name.isidentifier():
+        raise ValueError(f"A task of one's own must be written as path/to/file.py:name, got {place!r}.")
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {file!r}, which was given as the task {place!r}.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if name not in vars(module):
+        names = sorted(key for key, value in vars(module).items() if isinstance(value, TaskLike))
+        raise ValueError(f"{file!r} defines no {name!r}; the tasks in it are {names}.")
+    task = vars(module)[name]
+    if isinstance(task, type) or not isinstance(task, TaskLike):
+        raise TypeError(f"{place!r} must be a task, such as multirole.tasks.Task(...), got {task!r}.")
+    return task
