@@ -6,8 +6,8 @@
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
-All rows are kept. Floats are stored as float32, log-probs as int16 in thousandths of a nat (cut off at -32.768, where
-float32 probabilities vanish).
+All rows are kept. Floats are stored as float32 (but for learning rates), log-probs as int16 in thousandths of a nat; those
+below -32.768 are stored as that.
 """
 
 import argparse
@@ -29,6 +29,8 @@ TABLES = ("metrics", "roles", "ledger", "steps", "cosines", "alarms", "eval", "t
 EVALUATION_TABLES = {"eval": "evaluations", "turns": "evaluation_turns"}
 GROUP_BYTES = 2**28
 """In-memory size of a row group: larger ones compress better, and packing holds one of them at a time."""
+EXACT = ("lr",)
+"""Columns that stay in double precision: learning rates are compared with their schedule."""
 LEVEL = 17
 """Of zstd; slow to write, as fast to read as any other."""
 
@@ -104,13 +106,13 @@ def index(folder: str | Path) -> pd.DataFrame:
     return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=["run", "done"])
 
 
-def read(folder: str | Path, name: str, runs: list[str]) -> pd.DataFrame:
-    """Read the rows of some runs from a packed table, with the column `run` first and floats in double precision."""
+def read(folder: str | Path, name: str, runs: list[str], columns: list[str] | None = None) -> pd.DataFrame:
+    """Read the rows of some runs from a packed table, with the column `run`; floats are in double precision again."""
     path = Path(folder) / f"{name}.parquet"
     if not path.exists():
         return pd.DataFrame(columns=["run"])
-    table = pq.read_table(path, filters=pc.field("run").isin(runs), read_dictionary=["run"])
-    return _as_recorded(table).to_pandas()
+    wanted = pc.field("run").isin(pa.array(runs, pa.string()))
+    return _as_recorded(pq.read_table(path, columns=columns, filters=wanted, read_dictionary=["run"])).to_pandas()
 
 
 def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
@@ -223,7 +225,7 @@ def _as_packed(table: pa.Table) -> pa.Table:
                 pc.round(pc.multiply(pc.list_flatten(column).cast(pa.float64()), 1000)), -(2**15)
             )
             column = _regrouped(column, scaled.cast(pa.int16()))
-        elif field.type == pa.float64():
+        elif field.type == pa.float64() and field.name not in EXACT:
             column = column.cast(pa.float32())
         table = table.set_column(i, field.name, column)
     return table
@@ -260,4 +262,4 @@ def _leaf(field: pa.Field) -> str:
 
 def _is_split(kind: pa.DataType) -> bool:
     """Whether a column is smaller with its bytes apart than with a dictionary: floats and packed log-probs."""
-    return pa.types.is_floating(kind) or kind == pa.int16()
+    return kind in (pa.float32(), pa.int16())
