@@ -7,7 +7,7 @@ import pandas as pd
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS, TASKS
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Results
+from multirole.paper.results import Key, Results
 from multirole.paper.write import number
 
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
@@ -53,11 +53,15 @@ COST = {
 
 def compute(results: Results) -> pd.DataFrame:
     """What every cell cost over its seeds, their sum, and the tokens of the evaluations."""
-    machines = {key: results.provenance(key) for key in results.runs}
-    metrics = results.table("metrics").assign(iterations=1)
-    cores = [machines[tuple(key)] for key in metrics[["workflow", "policy", "task", "seed"]].itertuples(index=False)]
-    metrics["wall_seconds"] = metrics["rollout_seconds"] + metrics["update_seconds"]
-    metrics["cpu_seconds"] = metrics["wall_seconds"] * [one["processes"] * one["torch_threads"] for one in cores]
+    metrics = results.table("metrics")
+    if len(metrics):
+        threads = {}
+        for key in results.runs:
+            about = results.provenance(key)
+            threads[key] = about["processes"] * about["torch_threads"]
+        metrics = metrics.assign(iterations=1, wall_seconds=metrics["rollout_seconds"] + metrics["update_seconds"])
+        cores = [threads[key] for key in metrics[list(Key._fields)].itertuples(index=False, name=None)]
+        metrics["cpu_seconds"] = metrics["wall_seconds"] * cores
     rows = []
     for task, (workflow, policy) in product(TASKS, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
         mine = metrics[(metrics[["workflow", "policy", "task"]] == [workflow, policy, task]).all(axis=1)]

@@ -13,7 +13,7 @@ from multirole.paper import ledger, setup_tables, signature_tables, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
-from multirole.paper.statistics import bootstrap, difference, mcnemar, method, split_half_peak
+from multirole.paper.statistics import OUTER, bootstrap, difference, mcnemar, method, split_half_peak
 from multirole.paper.study import Study
 from multirole.paper.write import Table, number, pivoted
 
@@ -33,11 +33,12 @@ def sentences(results: Results) -> dict[str, str]:
     counts = {"runs": (results.grid.cells(), results.runs), "evaluations": (results.grid.evaluations(), results.evaluations)}
     missing = [f"{len(asked) - len(done)} of {len(asked)} {what}" for what, (asked, done) in counts.items()]
     read = results.evaluated("own", "turns")
+    is_narrow = len(seeds) >= OUTER
+    few = "with so few seeds they are too narrow rather than too wide" if is_narrow else "they do not account for other seeds"
     facts = {
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
-        "intervals": f"Brackets hold intervals: {method(len(seeds))}; with so few seeds they are too narrow rather than too "
-        "wide. A star marks a difference whose interval excludes zero.",
+        "intervals": f"Brackets hold intervals: {method(len(seeds))}; {few}. A star marks a difference whose interval excludes zero.",
         "finished": f"Not finished: {' and '.join(missing)}." if results.missing() else "All runs are finished.",
         "cap": cell.max_response_tokens,
         "first": FIRST_ITERATIONS,
