@@ -1,27 +1,25 @@
-"""Ways to train wrongly: each changes the product in this process, and names the check of the doctor that must see it."""
+"""Ways to train wrongly: each changes the library in this process, and names the check of the doctor that must see it."""
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from peft import PeftModel
 from pytest import MonkeyPatch
 
-from multirole.core import logprobs, rollout, trainer
-from multirole.core.gradients import weights_of
+from multirole.core import logprobs, trainer
+from multirole.core.engine import Sampling
 from multirole.core.rows import left_aligned
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Reward
-from multirole.diagnostics import judging
-from multirole.engines import transformers_engine as engine_torch
+from multirole.diagnostics.gradients import weights_of
+from multirole.engines import transformers_engine
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole.experiment.cell import Cell
-from multirole.sandbox import selftest
-from multirole.tasks import tiny_math
+from multirole.tasks.tiny_math import TinyMath
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}
-"""name -> (check, what injects it). All act on a cell with two adapters, on math at temperature 0.7."""
+"""name -> (check, what injects it). All act on Voting with two adapters, on tiny_math at temperature 0.7."""
 
 
 def sees(check: str) -> Callable[[Fault], Fault]:
@@ -52,15 +50,24 @@ def change_batch(patch: MonkeyPatch, change: Callable[[dict], dict]) -> None:
     around(patch, trainer, "collate", changed)
 
 
-# ---- which tokens
+def change_rows(patch: MonkeyPatch, change: Callable[[list], list]) -> None:
+    """Change the rows that are trained, after the callbacks have seen them."""
+    around(patch, trainer, "steps_by_adapter", lambda cut, rows, *rest: cut(change(rows), *rest))
 
 
-@sees("mask ownership")
+# ---- which tokens and rows
+
+
+@sees("masks")
 def train_on_pads(patch):
     change_batch(patch, lambda batch: {"completion_mask": torch.ones_like(batch["completion_mask"])})
+    around(
+        patch, trainer, "score",
+        lambda score, model, ids, mask, n_completion: score(model, ids, torch.ones_like(mask), n_completion),
+    )  # fmt: skip
 
 
-@sees("mask ownership")
+@sees("masks")
 def train_on_prompts(patch):
     def score(model, input_ids, attention_mask, n_completion):
         ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion)
@@ -73,7 +80,7 @@ def train_on_prompts(patch):
     patch.setattr(trainer, "score", score)
 
 
-@sees("mask ownership")
+@sees("masks")
 def masks_shifted_by_one(patch):
     def shifted(left_aligned, *args):
         ids, labels, at, inside = left_aligned(*args)
@@ -82,7 +89,7 @@ def masks_shifted_by_one(patch):
     around(patch, logprobs, "left_aligned", shifted)
 
 
-@sees("mask ownership")
+@sees("masks")
 def end_of_turn_not_trained(patch):
     def shorter(batch):
         mask = batch["completion_mask"]
@@ -92,57 +99,29 @@ def end_of_turn_not_trained(patch):
     change_batch(patch, shorter)
 
 
-@sees("padding invariance")
-def pads_attended(patch):
-    def score(model, input_ids, attention_mask, n_completion):
-        labels = input_ids.masked_fill(attention_mask == 0, -100)
-        out = model(input_ids=input_ids, labels=labels, fused_lm_head=True)
-        return out.log_probs[:, -n_completion:], out.entropy[:, -n_completion:]
-
-    patch.setattr(trainer, "score", score)
-
-
-@sees("padding invariance")
-def micro_batch_weights_wrong(patch):
-    around(patch, trainer, "deal", lambda deal, *args: [(micro, 1 / len(micro)) for micro, _ in deal(*args)])
-
-
-@sees("loss formula")
-def advantage_sign_flipped(patch):
-    change_batch(patch, lambda batch: {"advantages": -batch["advantages"]})
-
-
-# ---- which rows
-
-
-@sees("episodes")
+@sees("masks")
 def doubled_rows(patch):
-    around(patch, MultiRoleGRPOTrainer, "_rows", lambda rows, *args: [*rows(*args), rows(*args)[0]])
+    change_rows(patch, lambda rows: [*rows, rows[0]])
 
 
-@sees("episodes")
+@sees("masks")
 def lost_rows(patch):
-    around(patch, MultiRoleGRPOTrainer, "_rows", lambda rows, *args: rows(*args)[1:])
+    change_rows(patch, lambda rows: rows[1:])
 
 
-@sees("episodes")
+@sees("masks")
 def doubled_micro_batches(patch):
     around(patch, trainer, "micro_batches", lambda cut, *args: cut(*args) + cut(*args)[:1])
-
-
-@sees("ledger")
-def one_step_in_place_of_three(patch):
-    patch.setattr(Cell, "step_rows", lambda cell, n_rows: n_rows)
 
 
 # ---- which adapter
 
 
-@sees("adapter isolation")
+@sees("adapters")
 def wrong_adapter_at_update(patch):
     def moved(accumulate, self, model, adapter, *rest):
         params, loss = accumulate(self, model, adapter, *rest)
-        theirs = weights_of(self.model, other(adapter))
+        theirs = weights_of(self.peft_model, other(adapter))
         for mine, its in zip(params, theirs, strict=True):
             its.grad, mine.grad = mine.grad, None
         return theirs, loss
@@ -150,7 +129,7 @@ def wrong_adapter_at_update(patch):
     around(patch, MultiRoleGRPOTrainer, "accumulate", moved)
 
 
-@sees("adapter isolation")
+@sees("adapters")
 def optimizer_steps_all_adapters(patch):
     def filled(accumulate, self, *args):
         found = accumulate(self, *args)
@@ -162,16 +141,20 @@ def optimizer_steps_all_adapters(patch):
     around(patch, MultiRoleGRPOTrainer, "accumulate", filled)
 
 
-@sees("frozen base")
-def base_unfrozen(patch):
-    def create(create_optimizer, self, *args):
-        self.model.get_base_model().model.norm.weight.requires_grad_(True)
-        return create_optimizer(self, *args)
+@sees("adapters")
+def base_is_trained(patch):
+    def moved(step, self, *args):
+        with torch.no_grad():
+            self.peft_model.get_base_model().model.norm.weight.mul_(1.01)
+        return step(self, *args)
 
-    around(patch, MultiRoleGRPOTrainer, "create_optimizer", create)
+    around(patch, MultiRoleGRPOTrainer, "optimizer_step", moved)
 
 
-@sees("engine = trainer")
+# ---- what the engine serves
+
+
+@sees("engine")
 def wrong_adapter_at_sampling(patch):
     around(
         patch, TransformersEngine, "add",
@@ -179,10 +162,7 @@ def wrong_adapter_at_sampling(patch):
     )  # fmt: skip
 
 
-# ---- what the engine serves
-
-
-@sees("engine = trainer")
+@sees("engine")
 def adapter_not_published(patch):
     def publish(original, self, *args):
         original(self, *args)
@@ -191,7 +171,26 @@ def adapter_not_published(patch):
     around(patch, TransformersEngine, "publish", publish)
 
 
-@sees("update reaches engine")
+@sees("engine")
+def pads_attended(patch):
+    def score(model, input_ids, attention_mask, n_completion):
+        labels = input_ids.masked_fill(attention_mask == 0, -100)
+        out = model(input_ids=input_ids, labels=labels, fused_lm_head=True)
+        return out.log_probs[:, -n_completion:], out.entropy[:, -n_completion:]
+
+    patch.setattr(trainer, "score", score)
+
+
+@sees("engine")
+def trainer_forgets_the_temperature(patch):
+    def init(original, self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        logprobs.add_fused_lm_head(self.peft_model.get_base_model(), 1.0, outputs=("log_probs", "entropy"))
+
+    around(patch, MultiRoleGRPOTrainer, "__init__", init)
+
+
+@sees("published weights")
 def engine_keeps_its_first_weights(patch):
     held = {}
 
@@ -203,7 +202,7 @@ def engine_keeps_its_first_weights(patch):
     around(patch, TransformersEngine, "publish", publish)
 
 
-@sees("update reaches engine")
+@sees("published weights")
 def stale_prefix_cache(patch):
     held = {}
 
@@ -220,20 +219,10 @@ def stale_prefix_cache(patch):
     around(patch, TransformersEngine, "_prefill", prefill)
 
 
-# ---- temperature and the old policy
-
-
-@sees("engine = trainer")
-def trainer_forgets_the_temperature(patch):
-    around(
-        patch, Cell, "grpo_config",
-        lambda config, cell, *args: config(replace(cell, temperature=1.0), *args),
-    )  # fmt: skip
-
-
 @sees("temperature")
 def sampled_at_another_temperature(patch):
-    around(patch, Cell, "sampling", lambda sampling, *args, **named: replace(sampling(*args, **named), temperature=1.0))
+    sampling = property(lambda self: Sampling(self.args.max_completion_length, 1.0))
+    patch.setattr(MultiRoleGRPOTrainer, "sampling", sampling)
 
 
 @sees("temperature")
@@ -242,21 +231,7 @@ def log_probs_before_temperature(patch):
         tokens, _ = original(logits, *rest)
         return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
-    around(patch, engine_torch, "sample", sample)
-
-
-@sees("ratio at first step")
-def old_policy_follows_every_step(patch):
-    def step(optimizer_step, self, model, adapter, rows, *rest):
-        self.cell, self._old_logprobs = replace(self.cell, old_logprobs="recomputed"), self._logprobs_of(model, rows)
-        return optimizer_step(self, model, adapter, rows, *rest)
-
-    around(patch, MultiRoleGRPOTrainer, "optimizer_step", step)
-
-
-@sees("ratio at first step")
-def old_log_probs_lost(patch):
-    change_batch(patch, lambda batch: {"sampling_per_token_logps": 0 * batch["sampling_per_token_logps"]})
+    around(patch, transformers_engine, "sample", sample)
 
 
 # ---- rewards and advantages
@@ -276,57 +251,50 @@ def advantage_mixed_across_problems(patch):
 
 @sees("advantages")
 def advantage_on_the_last_turn_only(patch):
-    around(
-        patch, MultiRoleGRPOTrainer, "_rows",
-        lambda rows, *args: [
-            row if row.turn is row.episode.turns[-1] else replace(row, advantage=0.0) for row in rows(*args)
-        ],
-    )  # fmt: skip
+    def set_advantages(original, rows, *rest):
+        original(rows, *rest)
+        for row in rows:
+            if row.turn is not row.episode.turns[-1]:
+                row.advantage = 0.0
+
+    around(patch, trainer, "set_advantages", set_advantages)
 
 
-@sees("reward")
+@sees("advantages")
 def rewards_of_other_episodes(patch):
-    def score(original, episodes, *rest):
-        stats = original(episodes, *rest)
-        for episode, reward in zip(episodes, [e.reward for e in episodes][::-1], strict=True):
-            episode.reward = reward
-        return stats
+    def rewards(original, self, *args):
+        found = original(self, *args).flip(0)
+        for row, value in zip(args[0], found[:, 0].tolist(), strict=True):
+            row["episodes"].reward = Reward(value, "", False)
+        return found
 
-    around(patch, trainer, "score_episodes", score)
-    around(patch, judging, "score_episodes", score)
+    around(patch, MultiRoleGRPOTrainer, "_calculate_rewards", rewards)
 
 
-@sees("reward")
+@sees("rewards")
 def everything_is_correct(patch):
-    patch.setattr(tiny_math, "score_batch", lambda problems, texts, **_: [Reward(1.0, "correct", True) for _ in texts])
+    patch.setattr(TinyMath, "score", lambda self, problems, texts: [Reward(1.0, "correct", True) for _ in texts])
 
 
-# ---- seeds and steps
+@sees("rewards")
+def reward_depends_on_the_batch(patch):
+    def score(original, self, problems, texts):
+        return [replace(reward, value=reward.value + i) for i, reward in enumerate(original(self, problems, texts))]
+
+    around(patch, TinyMath, "score", score)
 
 
-@sees("seeds")
-def seeds_from_the_global_generator(patch):
-    patch.setattr(rollout, "turn_seed", lambda *_: random.getrandbits(63))
+# ---- checkpoints
 
 
-@sees("seeds")
-def one_seed_for_all_slots(patch):
-    around(patch, rollout, "turn_seed", lambda seed, *key: seed(*key[:5], 0, key[6]))
+@sees("resume")
+def adapter_not_saved(patch):
+    def save(original, *args, **kwargs):
+        original(*args, **kwargs | {"selected_adapters": ["generator"]})
+
+    around(patch, PeftModel, "save_pretrained", save)
 
 
-@sees("optimizer")
-def schedule_ignored(patch):
-    patch.setattr(trainer, "lr_factor", lambda *_: 1.0)
-
-
-@sees("optimizer")
-def gradient_not_clipped(patch):
-    around(patch, torch.nn.utils, "clip_grad_norm_", lambda clip, parameters, _: clip(parameters, float("inf")))
-
-
-# ---- code
-
-
-def sandbox_stops_nothing(patch):
-    """Seen by "sandbox", on a code cell."""
-    patch.setattr(selftest, "run_alone", lambda *_: "passed")
+@sees("resume")
+def moments_not_saved(patch):
+    patch.setattr(MultiRoleGRPOTrainer, "_save_optimizer_and_scheduler", lambda *_: None)

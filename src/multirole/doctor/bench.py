@@ -1,136 +1,135 @@
-"""A trainer on the bench: it takes real training steps while every hand-over is written down, and is put back as it was.
+"""Run short training iterations with a trainer that does not train yet, watch them, and restore the trainer.
 
-The steps are `MultiRoleGRPOTrainer.training_step` itself, on two problems, with short replies and rewards that the doctor
-gives, so that every episode has an advantage. Adapters get random weights first: fresh ones are all the base model, and a
-mix-up of them would not show. What a check compares with is written out here once more, plainly, one unpadded row at a
-time (`Bench.plain`).
+The iterations are `MultiRoleGRPOTrainer.training_step` itself on two problems, with short replies and with rewards that give
+every episode an advantage. Adapters get random weights first: fresh ones equal the base model, so that a mix-up of adapters
+would not show. `Bench.plain` computes log-probs the simple way, one unpadded row at a time, for comparison.
 """
 
 import copy
 import itertools
 import random
-from collections import defaultdict
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import Tensor
 
-from multirole.core.engine import Completion, Engine, Request
-from multirole.core.gradients import Updates, weights_of
+from multirole.core.hooks import MultiRoleCallback, OptimizerStep
+from multirole.core.inputs import INDEX
 from multirole.core.rows import Row
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Episode, Reward, Turn
-from multirole.diagnostics.alarms import Alarms
-from multirole.diagnostics.metrics import IterationDiagnostics
-from multirole.engines.transformers_engine import TransformersEngine
-from multirole.experiment.cell import Cell
+from multirole.core.types import Episode, Reward, Turn, user
+from multirole.diagnostics.gradients import weights_of
 
 N_PROBLEMS, N_EPISODES, N_TOKENS = 2, 4, 48
 """At most so many problems, episodes of each and tokens of a reply."""
 NOISES = tuple(0.01 * 2**i for i in range(8))
 APART = 0.2
-"""An adapter's B factors, or its copies of layers, get the first noise that moves log-probs by so much on average.
-
-It is a standard deviation for a factor, which starts at zero, and a part of a copy's own."""
-RATE = 1e-2
-"""At least this peak learning rate, so that a step changes log-probs by far more than rounding does."""
-NEUTRAL = {
-    "kl_anchor": 0.0, "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0, "process_reward": 0.0,
-    "train_after": None, "on_alarm": "log",
-}  # fmt: skip
-"""Remedies are off on the bench: the plain loss is what can be written out in a line."""
+"""The B factors of an adapter get the first of these standard deviations that moves log-probs by so much on average."""
+LEARNING_RATE = 1e-2
+"""Large, so that an optimizer step changes log-probs by far more than rounding does."""
 
 Weights = dict[str, list[Tensor]]
 """adapter -> its tensors."""
 
 
-class CountedEngine:
-    """An engine that remembers what it was asked for."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.requests: list[Request] = []
-
-    def add(self, key: int, request: Request) -> None:
-        self.requests.append(request)
-        self.engine.add(key, request)
-
-    def step(self) -> list[tuple[int, Completion]]:
-        return self.engine.step()
-
-    def publish(self, model: PeftModel, version: int) -> None:
-        self.engine.publish(model, version)
-
-    def sleep(self) -> None:
-        self.engine.sleep()
-
-    def close(self) -> None:
-        self.engine.close()
-
-
 @dataclass
 class Micro:
-    """One micro-batch as the loss saw it: all (N, C)."""
+    """A micro-batch that was trained: log-probs of the trainer minus those of the engine (tokens), at the adapter's k-th step.
 
-    logprobs: Tensor
-    old: Tensor
-    recorded: Tensor
-    mask: Tensor
+    `reached` are the positions (N, width) of the ids (N, width) to which the loss sends a gradient.
+    """
+
+    rows: list[Row]
+    step: int
+    gaps: Tensor
+    ids: Tensor
+    reached: Tensor
 
 
 @dataclass
 class Step:
-    """One call of `optimizer_step`, and what the optimizer did in it; lists have an item per step that it really took.
+    """An optimizer step, and how many tensors of each adapter it changed."""
 
-    `norms` are of the gradient that it found, `moved` counts the tensors of each adapter that changed by a single bit.
-    """
-
+    adapter: str
     rows: list[Row]
-    rates: list[set[float]] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    moved: list[dict[str, int]] = field(default_factory=list)
-    micros: list[Micro] = field(default_factory=list)
+    moved: dict[str, int]
 
 
 @dataclass
 class Trial:
-    """What was seen of one training step. `graded` are the task's rewards, before the doctor gave its own."""
+    """What was observed in one iteration."""
 
-    requests: list[Request]
-    graded: list[Reward] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    micros: list[Micro] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    ledger: list[dict[str, object]] = field(default_factory=list)
-
-    @property
-    def turns(self) -> list[Turn]:
-        return [turn for episode in self.episodes for turn in episode.turns]
 
 
-def given_reward(group: int, attempt: int) -> float:
-    """The doctor's reward of one episode: no two alike in a group, and no two groups alike in mean or spread."""
-    return 0.25 * group + 0.1 * (1 + group) * ((3 * attempt + group) % 4)
+def given_reward(problem: int, attempt: int) -> float:
+    """A reward that no other episode of the problem has; problems differ in mean and spread."""
+    return 0.25 * problem + 0.1 * (1 + problem) * ((3 * attempt + problem) % 4)
+
+
+class Watcher(MultiRoleCallback):
+    """Records the events of an iteration."""
+
+    def __init__(self, bench: "Bench") -> None:
+        self.bench, self.trial, self.held = bench, Trial(), {}
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
+        self.trial.episodes = episodes
+
+    def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+        self.trial.rows = rows
+        return rows
+
+    def on_micro_batch(
+        self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
+    ) -> None:  # fmt: skip
+        gaps = (logps - batch["sampling_per_token_logps"])[batch["completion_mask"].bool()]
+        taken = sum(step.adapter == rows[0].adapter for step in self.trial.steps)
+        self.trial.micros.append(Micro(rows, taken, gaps.cpu(), *self.seen.pop()))
+
+    def on_gradient(self, trainer: MultiRoleGRPOTrainer, adapter: str, gradient: Tensor) -> Tensor:
+        self.held = self.bench.weights()
+        return gradient
+
+    def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
+        now = self.bench.weights()
+        moved = {name: sum(not a.equal(b) for a, b in zip(now[name], self.held[name], strict=True)) for name in now}
+        self.trial.steps.append(Step(step.adapter, step.rows, moved))
+
+    def on_forward(self, _: object, __: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        """Forward hook of the decoder: remember the positions whose outputs get a gradient."""
+        ids, hidden = kwargs["input_ids"], output.last_hidden_state
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: self.seen.append((ids.cpu(), (grad != 0).any(-1).cpu())))
 
 
 class Bench:
-    """The trainer, its small cell, and what is done with them. Made by `on_bench`."""
+    """A trainer set up for short iterations. Made by `on_bench`."""
 
-    def __init__(self, trainer: MultiRoleGRPOTrainer, model: PeftModel, cell: Cell) -> None:
-        self.trainer, self.model, self.cell = trainer, model, cell
-        self.small = trainer.cell
-        self.rated = replace(self.small, learning_rate=cell.learning_rate, diagnostics=False)
-        self.adapters = trainer.adapters
-        sampler = itertools.islice(trainer._get_train_sampler(), 0, N_PROBLEMS * cell.n_episodes, cell.n_episodes)
-        self.inputs = [trainer.train_dataset[i] for i in sampler for _ in range(self.small.n_episodes)]
-        self.trial = Trial([])
-        self._spy()
+    def __init__(self, trainer: MultiRoleGRPOTrainer) -> None:
+        self.trainer, self.model, self.adapters = trainer, trainer.peft_model, trainer.adapters
+        self.graded_by = (trainer.reward_funcs, trainer.reward_weights)
+        self.order: list[str] = []
+        """Ids of the problems in the order in which they were first rewarded."""
+        self.watcher = Watcher(self)
+        trainer.callback_handler.callbacks = [self.watcher]
+        n = N_PROBLEMS * trainer.args.num_generations
+        self.indices = list(itertools.islice(trainer._get_train_sampler(), n))
         self.spoil()
-        self.first = self.weights()
+
+    @property
+    def temperature(self) -> float:
+        return self.trainer.args.temperature
 
     # ---- weights
 
@@ -140,7 +139,7 @@ class Bench:
 
     @torch.no_grad()
     def put(self, weights: Weights) -> None:
-        """The opposite of `weights`."""
+        """Write a copy back."""
         for name, tensors in weights.items():
             for parameter, tensor in zip(weights_of(self.model, name), tensors, strict=True):
                 parameter.copy_(tensor)
@@ -148,23 +147,21 @@ class Bench:
     @torch.no_grad()
     def spoil(self) -> None:
         """Give each adapter random weights of its own."""
-        ids = self.trainer.processing_class(self.inputs[0]["prompt"]).input_ids[:64]
+        question = user(self.trainer.problems[self.indices[0]].question)
+        ids = self.trainer.rollout.render(self.trainer.rollout.tokenizer, [question])[:64]
         text = Turn("", 0, 0, ids[:1], ids[1:], [], "", "stop")
         for i, name in enumerate(self.adapters):
-            own = (f"lora_B.{name}.", f"ln_tuning_layers.{name}.")
-            noisy = [p for key, p in self.model.named_parameters() if any(part in key for part in own)]
-            fresh, base = [(p.clone(), p.std().item() or 1.0) for p in noisy], None
-            for noise in (0.0, *NOISES):
+            noisy = [p for key, p in self.model.named_parameters() if f"lora_B.{name}." in key]
+            fresh, before = [p.clone() for p in noisy], self.plain(text, name)
+            for noise in NOISES:
                 generator = torch.Generator().manual_seed(i)
-                for parameter, (first, size) in zip(noisy, fresh, strict=True):
-                    parameter.copy_(first.cpu() + noise * size * torch.randn(parameter.shape, generator=generator))
-                now = self.plain(text, name, self.cell.temperature)
-                base = now if base is None else base
-                if (now - base).abs().mean() >= APART:
+                for parameter, first in zip(noisy, fresh, strict=True):
+                    parameter.copy_(first.cpu() + noise * torch.randn(parameter.shape, generator=generator))
+                if (self.plain(text, name) - before).abs().mean() >= APART:
                     break
 
-    def checksum(self) -> dict[str, int]:
-        """Of every tensor of the base: the sum of its bit patterns."""
+    def checksums(self) -> dict[str, int]:
+        """The sum of the bit patterns of every tensor of the base."""
         kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         prefix = self.model.base_model.prefix
         base = {name: p.detach() for name, p in self.model.named_parameters() if prefix not in name}
@@ -172,192 +169,116 @@ class Bench:
 
     # ---- training
 
-    def start(self, noise: int) -> None:
-        """The first weights, a fresh optimizer; `noise` seeds the global generators, on which nothing may depend."""
-        trainer = self.trainer
-        self.put(self.first)
-        random.seed(noise)
-        np.random.seed(noise)
-        torch.manual_seed(noise)
-        trainer.optimizer = trainer.lr_scheduler = None
-        trainer.create_optimizer_and_scheduler(self.cell.iterations)
-        trainer.optimizer.register_step_pre_hook(lambda *_: self._before_step())
-        trainer.optimizer.register_step_post_hook(lambda *_: self._after_step())
-        trainer.updates, trainer.published = Updates(), -1
-        trainer.alarms = Alarms(self.cell.policy, trainer.workflow.roles)
+    def new_optimizer(self) -> None:
+        """Forget the state of the optimizer."""
+        self.trainer.optimizer = self.trainer.lr_scheduler = None
+        self.trainer.create_optimizer_and_scheduler(self.trainer.args.max_steps)
 
-    def train(self, iteration: int) -> Trial:
-        """One iteration as HF's loop drives it."""
-        self.trainer.engine.requests = []
-        self.trial = Trial(self.trainer.engine.requests)
-        self.trainer.state.global_step = iteration
-        self.trainer.training_step(self.trainer.model, self.inputs)
-        self.trainer.state.global_step += 1
-        return self.trial
+    def train(self) -> Trial:
+        """One iteration, as transformers' loop calls it."""
+        trainer, self.watcher.trial = self.trainer, Trial()
+        trainer.reward_funcs, trainer.reward_weights = [self._rewards], torch.ones(1)
+        trainer.reward_func_names, trainer.reward_processing_classes = ["doctor"], [None]
+        decoder = self.model.get_base_model().base_model
+        handle = decoder.register_forward_hook(self.watcher.on_forward, with_kwargs=True)
+        try:
+            trainer.training_step(trainer.model, [trainer.train_dataset[i] for i in self.indices])
+        finally:
+            handle.remove()
+        trainer.state.global_step += 1
+        return self.watcher.trial
 
-    def update(self, iteration: int, episode: Episode, advantage: float) -> Trial:
-        """The optimizer steps of an iteration that holds one episode, all of its rows with this advantage."""
-        self.trial = Trial([])
-        self.trainer.state.global_step = iteration
-        rows = self.trainer.prepare(self.trainer.model, [episode])
-        self.trainer.update(self.trainer.model, [replace(row, advantage=advantage) for row in rows])
-        return self.trial
+    def due(self, episode: Episode) -> float:
+        """The reward that the doctor gives to an episode."""
+        if episode.problem.id not in self.order:
+            self.order.append(episode.problem.id)
+        return given_reward(self.order.index(episode.problem.id), episode.index)
 
-    def gradient(self, adapter: str, rows: list[Row], **changes: object) -> Tensor:
-        """The trainer's gradient (n,) of one mini-batch under the present weights, with fields of the cell changed."""
-        self.trainer.cell, self.trial = replace(self.small, **changes), Trial([], steps=[Step(rows)])
-        self.trainer.prepare(self.trainer.model, list({id(row.episode): row.episode for row in rows}.values()))
-        diagnostics = IterationDiagnostics(rows, self.small.clip_low, self.small.clip_high, self.small.temperature)
-        self.trainer.accumulate(self.trainer.model, adapter, rows, len(rows), diagnostics)
-        self.trainer.cell = self.small
-        tensors = weights_of(self.model, adapter)
-        found = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in tensors])
-        self.model.zero_grad(set_to_none=True)
-        return found
+    def _rewards(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
+        return [self.due(episode) for episode in episodes]
+
+    def save_and_load(self) -> tuple[Weights, list[Tensor], Weights, list[Tensor]]:
+        """Save a checkpoint, lose everything, and load it: adapters and moments before and after."""
+        trainer, before, moments = self.trainer, self.weights(), self._moments()
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.args.output_dir = folder
+            MultiRoleGRPOTrainer._save_checkpoint(trainer, trainer.model, None)
+            self.put({name: [torch.zeros_like(t) for t in tensors] for name, tensors in before.items()})
+            self.new_optimizer()
+            checkpoint = str(Path(folder) / f"checkpoint-{trainer.state.global_step}")
+            trainer._load_from_checkpoint(checkpoint)
+            trainer._load_optimizer_and_scheduler(checkpoint)
+        return before, moments, self.weights(), self._moments()
+
+    def _moments(self) -> list[Tensor]:
+        state = self.trainer.optimizer.state
+        return [
+            state[p][key].detach().cpu().clone()
+            for name in self.adapters for p in weights_of(self.model, name) if p in state for key in ("exp_avg", "exp_avg_sq")
+        ]  # fmt: skip
 
     # ---- what the checks compare with
 
-    def plain(self, turn: Turn, adapter: str, temperature: float) -> Tensor:
-        """Log-probs (C,) of one turn's completion: the row alone, no padding, no fused head, logits / temperature."""
+    def plain(self, turn: Turn, adapter: str | None, temperature: float | None = None) -> Tensor:
+        """Log-probs (C,) of a completion, on the host: the row alone, no padding, no fused head. `adapter` None is the base."""
         device = self.trainer.accelerator.device
-        if self.model.active_adapter != adapter:
-            self.model.set_adapter(adapter)
+        self.model.set_adapter(adapter or self.adapters[0])
         base, n_prompt = self.model.get_base_model(), len(turn.prompt_ids)
         ids = torch.tensor([turn.prompt_ids + turn.completion_ids], device=device)  # (1, P + C)
-        with self.trainer.accelerator.autocast():
-            hidden = base.model(input_ids=ids, use_cache=False).last_hidden_state[0, n_prompt - 1 : -1]  # (C, H)
-            logits = base.get_output_embeddings()(hidden).float() / temperature  # (C, V)
-        return logits.log_softmax(-1).gather(1, ids[0, n_prompt:, None])[:, 0]
+        without = nullcontext() if adapter else self.model.disable_adapter()
+        with self.trainer.accelerator.autocast(), torch.no_grad(), without:
+            hidden = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            logits = base.get_output_embeddings()(hidden[0, n_prompt - 1 : -1]).float()  # (C, V)
+        logprobs = (logits / (temperature or self.temperature)).log_softmax(-1)
+        return logprobs.gather(1, ids[0, n_prompt:, None])[:, 0].cpu()
 
-    @torch.no_grad()
-    def plain_of(self, turns: list[Turn], temperature: float | None = None, adapter: str | None = None) -> list[Tensor]:
-        """`plain` of each turn, on the host, under its role's adapter and at the cell's temperature, or under and at others."""
-        at = temperature or self.cell.temperature
-        return [self.plain(turn, adapter or self.cell.policy[turn.role], at).cpu() for turn in turns]
-
-    def plain_gradient(self, adapter: str, rows: list[Row]) -> Tensor:
-        """The gradient (n,) of GRPO's loss at ratio 1, written out: minus A x log-prob, each token with its weight."""
-        tensors, total, how = weights_of(self.model, adapter), 0, self.cell.loss_aggregation
-        n_tokens = sum(len(row.turn.completion_ids) for row in rows)
-        for row in rows:
-            logprobs = self.plain(row.turn, adapter, self.cell.temperature)
-            divisor = {"grpo": len(rows) * len(logprobs), "token": n_tokens,
-                       "dr_grpo": len(rows) * self.small.max_response_tokens}[how]  # fmt: skip
-            loss = -row.advantage * logprobs.sum() / divisor
-            total = total + torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors)])
-        return total
-
-    @contextmanager
-    def watched_positions(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Within it: ids (N, width) of every forward pass, and which positions (N, width) the loss reaches."""
-        seen: list[tuple[Tensor, Tensor]] = []
-
-        def hook(_: object, __: tuple, kwargs: dict, output: object) -> None:
-            ids, hidden = kwargs["input_ids"], output.last_hidden_state
-            if hidden.requires_grad:
-                hidden.register_hook(lambda g: seen.append((ids.cpu(), (g != 0).any(-1).cpu())))
-
-        handle = self.model.get_base_model().model.register_forward_hook(hook, with_kwargs=True)
-        try:
-            yield seen
-        finally:
-            handle.remove()
-
-    # ---- spies: attributes of this one trainer, gone with the bench
-
-    def _spy(self) -> None:
-        trainer = self.trainer
-        play, prepare = trainer.play, trainer.prepare
-        update, optimizer_step = trainer.update, trainer.optimizer_step
-        compute_loss, score = trainer.compute_loss, trainer._get_per_token_logps_and_entropies
-        seen: list[Tensor] = []
-
-        def play_seen(*given: object) -> list[Episode]:
-            groups: dict[str, int] = defaultdict(lambda: len(groups))
-            episodes = play(*given)
-            self.trial.graded = [episode.reward for episode in episodes]
-            for e in episodes:
-                e.reward = Reward(given_reward(groups[e.problem.id], e.index), "given", False)
-            return episodes
-
-        def prepare_seen(model: object, episodes: list[Episode]) -> list[Row]:
-            self.trial.episodes, self.trial.rows = episodes, prepare(model, episodes)
-            return self.trial.rows
-
-        def update_seen(model: object, rows: list[Row]) -> tuple[IterationDiagnostics, Tensor]:
-            diagnostics, loss = update(model, rows)
-            self.trial.ledger = diagnostics.ledger
-            return diagnostics, loss
-
-        def step_seen(model: object, adapter: str, rows: list[Row], *rest: object) -> Tensor:
-            self.trial.steps.append(Step(rows))
-            return optimizer_step(model, adapter, rows, *rest)
-
-        def score_seen(*given: object, **named: object) -> tuple:
-            found = score(*given, **named)
-            seen.append(found[0].detach())
-            return found
-
-        def loss_seen(model: object, batch: dict[str, Tensor], **named: object) -> Tensor:
-            loss = compute_loss(model, batch, **named)
-            found = (seen.pop(), batch["old_per_token_logps"], batch["sampling_per_token_logps"])
-            self.trial.steps[-1].micros.append(Micro(*(t.cpu() for t in found), batch["completion_mask"].bool().cpu()))
-            return loss
-
-        trainer.play, trainer.prepare = play_seen, prepare_seen
-        trainer.update, trainer.optimizer_step = update_seen, step_seen
-        trainer.compute_loss, trainer._get_per_token_logps_and_entropies = loss_seen, score_seen
-
-    def _before_step(self) -> None:
-        step, groups = self.trial.steps[-1], self.trainer.optimizer.param_groups
-        step.rates.append({group["lr"] for group in groups})
-        squares = [
-            p.grad.double().square().sum().item() for group in groups for p in group["params"] if p.grad is not None
-        ]
-        step.norms.append(sum(squares) ** 0.5)
-        self._held = self.weights()
-
-    def _after_step(self) -> None:
-        now = self.weights()
-        moved = {name: sum(not a.equal(b) for a, b in zip(now[name], self._held[name], strict=True)) for name in now}
-        self.trial.steps[-1].moved.append(moved)
+    def grade(self, episodes: list[Episode]) -> list[Reward]:
+        """Rewards of the trainer's own reward functions for these episodes, as one batch."""
+        trainer, rows = self.trainer, []
+        trainer.reward_funcs, trainer.reward_weights = self.graded_by
+        places = {problem.id: i for i, problem in enumerate(trainer.problems)}
+        copies = [replace(episode, reward=None) for episode in episodes]
+        for episode in copies:
+            row = dict(trainer.train_dataset[places[episode.problem.id]])
+            rows.append({name: value for name, value in row.items() if name != INDEX})
+        trainer.score_episodes(copies, rows)
+        return [copy.reward for copy in copies]
 
 
 @contextmanager
 def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
-    """A bench for a trainer that does not train yet. Its attributes, adapters, generators and engine are put back.
-
-    An engine that cannot be copied (vLLM) is left asleep: whoever plays next publishes the adapters first, and no reply
-    depends on what it did before.
-    """
-    model, cell, engine = trainer.accelerator.unwrap_model(trainer.model), trainer.cell, trainer.engine
-    attributes, base = dict(vars(trainer)), model.get_base_model()
+    """A bench for a trainer that does not train yet; afterwards everything is as it was, and the engine sleeps."""
+    model, handler, attributes = trainer.peft_model, trainer.callback_handler, dict(vars(trainer))
+    callbacks, base = handler.callbacks, model.get_base_model()
     held = {name: p.detach().clone() for name, p in model.named_parameters() if model.base_model.prefix in name}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     modes, active = [(module, module.training) for module in model.modules()], model.active_adapter
     generators = (random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all())
     was_checkpointing = base.is_gradient_checkpointing
-    trainer.cell = replace(
-        cell, n_problems=N_PROBLEMS, n_episodes=min(N_EPISODES, cell.n_episodes), learning_rate=max(RATE, cell.learning_rate),
-        max_response_tokens=min(N_TOKENS, cell.max_response_tokens), **NEUTRAL,
-    )  # fmt: skip
-    trainer.num_generations, trainer.max_completion_length = trainer.cell.n_episodes, trainer.cell.max_response_tokens
-    for name in ("state", "control", "_metrics", "_logs"):
+    for name in ("args", "state", "control", "_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"):
         setattr(trainer, name, copy.deepcopy(attributes[name]))
-    trainer.recorder, trainer.rollout = None, copy.copy(trainer.rollout)
-    own = copy.deepcopy(engine) if isinstance(engine, TransformersEngine) else engine
-    trainer.engine = trainer.rollout.engine = CountedEngine(own)
+    args = trainer.args
+    args.num_generations = trainer.num_generations = min(N_EPISODES, args.num_generations)
+    args.generation_batch_size = N_PROBLEMS * args.num_generations
+    args.max_completion_length = trainer.max_completion_length = min(N_TOKENS, args.max_completion_length)
+    args.learning_rate, args.lr_scheduler_type, args.lr_scheduler_kwargs = LEARNING_RATE, "constant", None
+    args.warmup_steps, args.max_steps, args.push_to_hub = 0, 10, False
+    trainer.state.max_steps, trainer.state.global_step = args.max_steps, 0
+    trainer.betas, trainer.lr_scale, trainer._published = dict.fromkeys(trainer.betas, 0.0), 1.0, -1
     try:
-        if trainer.args.gradient_checkpointing:  # as `train` does
-            trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
-        yield Bench(trainer, model, cell)
-        own.sleep()
+        if args.gradient_checkpointing:  # as `train` does
+            trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        bench = Bench(trainer)
+        bench.new_optimizer()
+        yield bench
+        trainer.engine.sleep()
     finally:
-        if trainer.args.gradient_checkpointing and not was_checkpointing:
+        if args.gradient_checkpointing and not was_checkpointing:
             base.gradient_checkpointing_disable()
+        handler.callbacks = callbacks
         vars(trainer).clear()
         vars(trainer).update(attributes)
-        trainer.published = -1
+        trainer._published = -1
         model.set_adapter(active)
         model.zero_grad(set_to_none=True)
         with torch.no_grad():
