@@ -1,24 +1,33 @@
 """The inspector's page: it needs nothing but itself, holds the run's numbers, and shows hostile text as text."""
 
+import hashlib
+import html
 import json
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from conftest import make_episodes
 
+from multirole.core.hooks import Iteration
+from multirole.core.types import Episode, Problem, Reward
 from multirole.experiment.cell import Cell
-from multirole.experiment.record import sha256
+from multirole.experiment.run import run_cell
 from multirole.experiment.storage import write_table
-from multirole.inspector import findings, inspect_run, main, turns
-from multirole.inspector.report import validation
-from multirole.inspector.tables import PANELS
+from multirole.inspector import inspect_run, main
+from multirole.inspector.episodes import name_steps, training_groups
+from multirole.inspector.progress import Progress
+from multirole.inspector.reader import PANELS, facts, state, validation
+from multirole.inspector.report import describe, episodes_page, plot_gradients, plot_roles
+from multirole.paper import pack
 
 ROOT = Path(__file__).parents[1]
-COLLAPSED = "voting-ip-code-s{}-iterations-40-learning_rate-0.01-n_validation-512-lr_schedule-constant"
 HOSTILE = 'a</script><img src=x onerror="alert(1)"><!-- <script>alert(2)</script> @@data@@ \u2028 "quoted" \\boxed{1}'
 TURN = {"question": "2+2", "correct": True, "reason": "correct", "outcome": "answered", "finish_reason": "stop",
         "prompt_tokens": 9, "completion_tokens": 3, "slot": 0, "round": 0}  # fmt: skip
@@ -82,11 +91,20 @@ def read(page):
     return parsed, json.loads(parsed.data)
 
 
+def text_of(turn):
+    return turn.get("text", "".join(turn["pieces"]))
+
+
 @pytest.fixture(scope="module")
 def collapsed(tmp_path_factory):
     """The page of a committed run that collapsed, with its folder."""
-    folder = ROOT / "results" / "tiny-s" / COLLAPSED.format(0)
-    return folder, inspect_run(folder, tmp_path_factory.mktemp("pages") / "page.html")
+    results, folder = ROOT / "results" / "tiny-s", tmp_path_factory.mktemp("runs")
+    runs = pack.index(results)
+    runs = runs[(runs["kind"] == "run") & (runs["workflow"] == "voting") & (runs["policy"] == "ip") & (runs["seed"] == 0)]
+    wanted = {"task": "code", "iterations": 40, "learning_rate": 0.01}
+    (name,) = [run for run, text in zip(runs["run"], runs["settings"]) if wanted.items() <= json.loads(text).items()]
+    run = pack.unpack(results, name, folder)
+    return run, inspect_run(run, tmp_path_factory.mktemp("pages") / "page.html", index="../index.html")
 
 
 def test_the_page_needs_nothing_from_elsewhere(collapsed):
@@ -110,7 +128,8 @@ def test_the_page_stays_below_5_mb_per_100_episodes(collapsed, tmp_path):
     assert page.stat().st_size < 5e6 * 2 * len(steps) / 100
     turn = read(page)[1]["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
     at, left_out = turn["gap"]
-    assert len(turn["text"]) + left_out == len(long) and long.startswith(turn["text"][:at]) and at > 1000
+    kept = "".join(turn["pieces"][:at])
+    assert len(text_of(turn)) + left_out == len(long) and long.startswith(kept) and len(kept) > 1000
 
 
 def test_model_text_cannot_become_markup(tmp_path):
@@ -119,7 +138,7 @@ def test_model_text_cannot_become_markup(tmp_path):
     tags = [tag for tag, _ in parsed.tags]
     assert "img" not in tags and tags.count("script") == 2
     problem = data["episodes"]["problems"][0]
-    assert problem["question"] == problem["steps"]["0"]["turns"][0]["text"] == HOSTILE
+    assert problem["question"] == text_of(problem["steps"]["0"]["turns"][0]) == HOSTILE
     scripts = page.read_text(encoding="utf-8").rsplit("<script>", 1)[1]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|DOMParser", scripts)
 
@@ -129,96 +148,93 @@ def test_names_of_a_run_are_escaped_in_the_head(tmp_path):
     assert "img" not in [tag for tag, _ in read(page)[0].tags]
 
 
+def test_the_notebooks_episodes_escape_everything_that_was_recorded(tmp_path):
+    hostile = dict.fromkeys(("question", "reason", "outcome"), HOSTILE)
+    page = episodes_page(make_run(tmp_path / "run", texts=(HOSTILE,), turn_columns=hostile, policy={"<img>": "shared"}))
+    tags = [tag for tag, _ in Elements(page).tags]
+    assert set(tags) == {"h4", "div", "small", "pre"} and page.count(html.escape(HOSTILE)) == 8
+
+
 def test_the_page_holds_the_numbers_of_the_tables(collapsed):
     folder, page = collapsed
     data = read(page)[1]
     roles, metrics = pd.read_parquet(folder / "roles.parquet"), pd.read_parquet(folder / "metrics.parquet")
-    panels = {panel["column"]: panel["series"] for panel in data["curves"]["panels"]}
-    assert data["curves"]["iterations"] == list(range(1, 41))
+    panels = {(panel["table"], panel["column"]): panel["series"] for panel in data["panels"]}
+    assert data["iterations"] == list(range(1, 41))
     for column in ("chi2", "perplexity", "entropy", "grad_norm", "length_mean", "length_p95", "unparsed_rate"):
         for role in ("generator", "aggregator"):
-            assert panels[column][role] == pytest.approx(list(roles.loc[roles["role"] == role, column]), rel=1e-6)
-    assert data["curves"]["training"]["reward"] == pytest.approx(list(metrics["reward"]), rel=1e-6)
+            recorded = list(roles.loc[roles["role"] == role, column])
+            assert panels["roles", column][role] == pytest.approx(recorded, rel=1e-6)
+    for column in ("reward", "accuracy"):
+        assert panels["metrics", column][""] == pytest.approx(list(metrics[column]), rel=1e-6)
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
     assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 5
-    if (folder / "alarms.parquet").exists():
-        assert [alarm["message"] for alarm in data["alarms"]] == list(
-            pd.read_parquet(folder / "alarms.parquet")["message"]
-        )
     assert data["validation"]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
+    assert [alarm["message"] for alarm in data["alarms"]] == list(pd.read_parquet(folder / "alarms.parquet")["message"])
     held = pd.read_parquet(folder / "turns" / "step_00040.parquet")
     shown = data["episodes"]["problems"]
     assert len(shown) == 32 and data["episodes"]["n_validation"] == 512
-    texts = [turn["text"] for problem in shown for turn in problem["steps"]["40"]["turns"]]
-    assert texts == list(held["text"])
+    assert [text_of(turn) for problem in shown for turn in problem["steps"]["40"]["turns"]] == list(held["text"])
+    rewards = pd.read_parquet(folder / "eval.parquet").set_index(["step", "problem"])["reward"]
+    assert [p["steps"]["40"]["reward"] for p in shown] == [rewards[40, p["problem"]] for p in shown]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_first_role_to_move_is_the_generator_in_every_collapse(seed):
-    folder = ROOT / "results" / "tiny-s" / COLLAPSED.format(seed)
-    points, roles = validation(folder).to_dict("list"), pd.read_parquet(folder / "roles.parquet")
-    first, *others = findings.moves(roles, findings.best_step(points))
-    assert (first.role, first.metric) == ("generator", "chi2") and first.value > first.before
-    assert all(move.iteration >= first.iteration for move in others)
-    found = [finding for finding in findings.role_sentences(points, roles) if finding["is_first"]]
-    assert [finding["role"] for finding in found] == ["generator"]
-    assert found[0]["text"].startswith(f"The generator moved first: at iteration {first.iteration} its chi2")
+def test_every_first_alarm_of_the_collapsed_run_precedes_its_fall(collapsed):
+    found = facts(collapsed[0])
+    assert list(found.index) == ["start", "best", "end", "first fall", "first alarm"]
+    assert found["iteration"].to_dict() == {"start": 0, "best": 10, "end": 40, "first fall": 20, "first alarm": 8}
+    assert tuple(found.loc["first alarm", ["value", "detail"]]) == ("gradient amplification", "generator")
 
 
-def test_a_healthy_run_names_no_role():
-    folder = ROOT / "results" / "tiny-s" / "voting-ip-code-s0-n_validation-512"
-    found = findings.role_sentences(validation(folder).to_dict("list"), pd.read_parquet(folder / "roles.parquet"))
-    assert found[0]["text"] == "Validation never fell 5 points below its best."
-    assert not any(finding["is_first"] for finding in found)
+def test_facts_by_hand(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
+    found = facts(run)
+    assert found["iteration"].to_dict() == {"start": 0, "best": 10, "end": 30}  # the earlier of equals; 4 points are no fall
+    assert found["value"].tolist() == ["50.0 %", "80.0 %", "76.0 %"] and found.loc["best", "detail"].endswith("n=50")
+    fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
+    assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
+    assert facts(make_run(tmp_path / "bare", steps=())).empty
 
 
-def test_early_best_and_last_by_hand():
-    assert turns.named_steps([0, 10, 20, 30, 40, 50], 40) == {
-        "start": 0, "early": 20, "best": 40, "last": 50
-    }  # fmt: skip
-    assert turns.named_steps([0, 10, 20, 30, 40], 30)["early"] == 10  # 15 lies between 10 and 20: the earlier
-    assert turns.named_steps([0, 10, 20, 30], 10) == {"start": 0, "best": 10, "after best": 20, "last": 30}
-    assert turns.columns(turns.named_steps([0, 10, 20, 30, 40, 50], 40)) == [20, 40, 50]
-    assert turns.columns(turns.named_steps([0, 10, 20, 30], 10)) == [0, 10, 30]
-    assert turns.columns(turns.named_steps([0, 10, 20, 30], 30)) == [0, 10, 30]  # the best is the last
-    assert turns.columns(turns.named_steps([0, 10, 20], 0)) == [0, 10, 20]  # the untrained workflow was best
-    assert turns.columns(turns.named_steps([0], 0)) == [0]
-    assert turns.columns(turns.named_steps([0, 10], None)) == [0, 10]
+def test_start_best_and_last_by_hand():
+    assert name_steps([0, 10, 20, 30], 20) == {0: "start", 20: "best", 30: "last"}
+    assert name_steps([0, 10, 20, 30], 30) == {0: "start", 20: "", 30: "last, best"}
+    assert name_steps([0, 10, 20], 0) == {0: "start, best", 10: "", 20: "last"}  # the untrained workflow was best
+    assert name_steps([0, 10], None) == {0: "start", 10: "last"}
+    assert list(name_steps([0], 0)) == [0]
 
 
-def test_the_best_checkpoint_and_the_fall_by_hand():
-    points = {"step": [0, 10, 20, 30, 40], "accuracy": [0.5, 0.8, 0.8, 0.76, 0.74], "n": [50] * 5}
-    assert findings.best_step(points) == 10  # the earlier of equals
-    assert findings.fall(points) == (30, 40)
-    assert findings.fall(points | {"accuracy": [0.5, 0.8, 0.8, 0.76, 0.76]}) is None
-    assert "80.0 % at its best (iteration 10), 74.0 % at the last" in findings.result_sentence(points)
-
-
-def test_a_move_is_an_excess_over_the_range_until_the_best():
-    rows = [role_row(i, perplexity=1.2 if i <= 10 else 1.79) for i in range(1, 15)]
-    rows += [role_row(i, "judge", chi2={5: 0.2, 12: 0.29, 13: -0.31}.get(i, 0.0)) for i in range(1, 15)]
-    (move,) = findings.moves(pd.DataFrame(rows), best=10)  # 1.79 < 1.5 x 1.2; 0.29 < 1.5 x 0.2 < 0.31
-    assert (move.role, move.metric, move.iteration, move.value, move.before) == ("judge", "chi2", 13, 0.31, 0.2)
+def test_training_groups_by_hand():
+    rows = [{"iteration": 3, "problem": "p", "episode": i, "reward": float(i % 2), "advantage": i - 1.5, "correct": i % 2 == 1}
+            for i in range(4)]  # fmt: skip
+    groups = training_groups(pd.DataFrame(rows), 2)  # one problem, drawn twice
+    assert groups == {3: [["p", [[0.0, -1.5, 0], [1.0, -0.5, 1]]], ["p", [[0.0, 0.5, 0], [1.0, 1.5, 1]]]]}
+    assert training_groups(pd.DataFrame(), 2) is None
+    many = pd.DataFrame([row | {"iteration": i} for i in range(10_000) for row in rows])
+    assert len(training_groups(many, 2)) == 5_000 and list(training_groups(many, 2))[:3] == [0, 2, 4]
 
 
 def test_token_ratios_are_differences_and_absent_without_their_columns(tmp_path):
     columns = {"tokens": ["4", "2"], "logprobs": [-0.5, -1.25], "base_logprobs": [-2.5, None]}
     data = read(inspect_run(make_run(tmp_path / "with", texts=("42",), turn_columns=columns)))[1]
     turn = data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
-    assert data["episodes"]["has_ratios"] and turn["ratios"] == [2.0, None] and turn["lengths"] == [1, 1]
+    assert turn["ratios"] == [2.0, None] and turn["pieces"] == ["4", "2"] and "text" not in turn
     data = read(inspect_run(make_run(tmp_path / "other", texts=("4",), turn_columns=columns)))[1]
-    assert data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]["pieces"] == ["4", "2"]
+    turn = data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
+    assert turn["pieces"] == ["4", "2"] and turn["text"] == "4"
     data = read(inspect_run(make_run(tmp_path / "without", texts=("42",))))[1]
-    assert not data["episodes"]["has_ratios"]
+    assert "ratios" not in data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
 
 
 def test_shortened_tokens_stay_aligned_with_their_text(tmp_path):
     tokens = [f"t{i:05d} " for i in range(20_000)]
-    columns = {"tokens": tokens, "logprobs": [-1.0] * 20_000, "base_logprobs": [-1.5] * 20_000}
+    columns = {"tokens": tokens, "logprobs": [-i / 100 for i in range(20_000)], "base_logprobs": [0.0] * 20_000}
     data = read(inspect_run(make_run(tmp_path / "run", texts=("".join(tokens),), turn_columns=columns)))[1]
     turn = data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
-    assert sum(turn["lengths"]) == len(turn["text"]) and len(turn["lengths"]) == len(turn["ratios"]) < 20_000
-    assert turn["text"].startswith("t00000 t00001") and turn["text"].endswith("t19999 ") and turn["gap"][0] % 7 == 0
+    assert len(turn["ratios"]) == len(turn["pieces"]) < 20_000
+    assert [f"t{round(-100 * ratio):05d} " for ratio in turn["ratios"]] == turn["pieces"]
+    assert turn["pieces"][0] == "t00000 " and turn["pieces"][-1] == "t19999 "
+    assert 7 * len(turn["pieces"]) + turn["gap"][1] == 7 * 20_000
 
 
 def test_alarms_and_known_columns_are_shown_where_they_are(tmp_path):
@@ -229,21 +245,31 @@ def test_alarms_and_known_columns_are_shown_where_they_are(tmp_path):
     pd.DataFrame([alarm]).to_parquet(folder / "alarms.parquet")
     data = read(inspect_run(folder))[1]
     assert data["alarms"] == [alarm | {"value": None}]
-    columns = [panel["column"] for panel in data["curves"]["panels"]]
+    columns = [panel["column"] for panel in data["panels"]]
     assert {"grad_share", "coherence"} <= set(columns) and "not_known" not in columns
+
+
+def test_a_divergence_is_never_drawn_below_zero(tmp_path):
+    rows = [role_row(i, chi2=value, chi2_after=-1e-3) for i, value in enumerate((-0.05, 0.2, -1e-7), start=1)]
+    folder = make_run(tmp_path / "run", role_rows=rows)
+    for plot, name in ((plot_roles, "chi2, trainer against engine"), (plot_gradients, "chi2 after the update")):
+        (axes,) = [axes for axes in plot(folder).axes if axes.get_title() == name]
+        assert axes.get_ylim()[0] == 0 and all(line.get_ydata().min() >= 0 for line in axes.get_lines())
+    plt.close("all")
+    chi2 = next(panel for panel in read(inspect_run(folder))[1]["panels"] if panel["column"] == "chi2")
+    assert chi2["scale"] == "divergence" and chi2["series"]["generator"] == [-0.05, 0.2, -1e-7]
 
 
 def test_a_run_that_was_cut_short_is_shown_as_far_as_it_went(tmp_path):
     bare = make_run(tmp_path / "bare", steps=())
     data = read(inspect_run(bare))[1]
-    assert data["episodes"] is None and data["result"] == "No evaluation was recorded."
+    assert data["episodes"] is None and data["facts"] == [] and data["training_groups"] is None
     rows = [role_row(1, chi2=float("nan"), perplexity=float("inf")), role_row(2)]
     one = make_run(tmp_path / "one", steps=(0,), role_rows=rows)
     write_table(one / "turns" / "step_00010.parquet", [])  # every prompt was too long
     data = read(inspect_run(one))[1]
-    assert data["result"].startswith("One evaluation: validation accuracy 100.0 % at iteration 0")
-    assert data["status"] == "not finished: recorded up to iteration 2 of 20"
-    panels = {panel["column"]: panel["series"]["generator"] for panel in data["curves"]["panels"]}
+    assert data["state"] == "not finished" and data["iterations"] == [1, 2]
+    panels = {panel["column"]: panel["series"]["generator"] for panel in data["panels"]}
     assert panels["chi2"] == [None, 0.0] and panels["perplexity"] == [None, 1.0]
     unevaluated = make_run(tmp_path / "turns", steps=(0,))
     (unevaluated / "eval.parquet").unlink()  # turns are written at once, the table with the next checkpoint
@@ -258,8 +284,7 @@ def test_a_workflow_of_your_own_has_its_roles_in_the_order_of_their_turns(tmp_pa
     table["role"] = table["role"].replace({"judge": "writer", "writer": "judge"})
     table.to_parquet(folder / "turns" / "step_00000.parquet")
     data = read(inspect_run(folder))[1]
-    assert data["graph"]["columns"] == ["writer", "judge", "editor"] and data["graph"]["is_order_only"]
-    assert data["graph"]["adapters"] == ["x", "y"]
+    assert [(role["name"], role["adapter"]) for role in data["roles"]] == [("writer", "x"), ("judge", "x"), ("editor", "y")]
     assert len({role["colour"] for role in data["roles"]}) == 3
 
 
@@ -267,10 +292,11 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
     results = tmp_path / "results" / "tiny-s"
     for name in ("a&b", "unfinished"):
         make_run(results / name, accuracy=(0.5, 1.0))
-    done = {"config.json": sha256(results / "a&b" / "config.json")}
-    (results / "a&b" / "DONE").write_text(json.dumps(done))
+    digest = hashlib.sha256((results / "a&b" / "config.json").read_bytes()).hexdigest()
+    (results / "a&b" / "DONE").write_text(json.dumps({"config.json": digest}))
     assert main([str(tmp_path / "results")]) == 0
-    assert (results / "a&b" / "inspector.html").exists() and not (results / "unfinished" / "inspector.html").exists()
+    page = results / "a&b" / "inspector.html"
+    assert read(page)[1]["index"] == "../../inspector.html" and not (results / "unfinished" / "inspector.html").exists()
     index = Elements((tmp_path / "results" / "inspector.html").read_text(encoding="utf-8"))
     assert [dict(a)["href"] for tag, a in index.tags if tag == "a"] == ["tiny-s/a%26b/inspector.html"]
     assert main([str(results / "unfinished"), "--out", str(tmp_path / "one.html")]) == 0
@@ -282,22 +308,91 @@ def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what, capsys)
     (tmp_path / "empty").mkdir()
     arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
     assert main([str(tmp_path / arguments[0]), *arguments[1:]]) == 2
-    assert re.search("Write the folder|Leave --out away", capsys.readouterr().err)
+    assert re.search("contains no finished run|is not the folder of a run", capsys.readouterr().err)
 
 
-def test_pages_leave_a_finished_run_finished(tmp_path):
-    folder = shutil.copytree(
-        ROOT / "results" / "tiny-s" / "voting-sp-math-s0-n_validation-512", tmp_path / "run",
-        ignore=shutil.ignore_patterns("checkpoints", "adapters", "*.ipynb"),
-    )  # fmt: skip
+def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(collapsed, tmp_path):
+    folder = shutil.copytree(collapsed[0], tmp_path / "run")
     inspect_run(folder)
-    assert read(inspect_run(folder))[1]["status"] == "finished, 60 iterations"
+    assert state(folder) == read(inspect_run(folder))[1]["state"] == "finished"
+    (folder / "eval.parquet").unlink()
+    assert state(folder) == "changed after it finished"
 
 
-def test_every_panel_is_a_column_that_a_run_records(make_trainer):
+def test_every_panel_is_a_column_that_a_run_records(tmp_path, capsys):
     """A renamed metric would leave an empty panel, and nobody would miss it."""
-    trainer = make_trainer(Cell("voting", "sp"))
-    rows = trainer._rows(make_episodes(trainer.cell, n_problems=4))
-    diagnostics, _ = trainer.update(trainer.model, rows)
-    recorded = set().union(*diagnostics.per_role().values())
-    assert {panel.column for panel in PANELS} <= recorded
+    small = {"iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 16, "warmup_iterations": 0}
+    folder = run_cell(Cell("voting", "sp", **small), tmp_path, callbacks=[Progress()])
+    recorded = {name: set(pd.read_parquet(folder / f"{name}.parquet")) for name in ("roles", "metrics")}
+    assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("iteration ") for line in lines) == 2
+    assert sum(line.startswith("evaluation at iteration ") for line in lines) == 2
+    assert list(facts(folder).index)[:3] == ["start", "best", "end"]
+
+
+def test_settings_are_described_from_their_dictionary_alone():
+    settings = {"workflow": "voting", "policy": {"generator": "shared", "aggregator": "shared"}, "seed": 3}
+    table = describe(SimpleNamespace(to_dict=lambda: settings))
+    assert table.to_dict("index") == {
+        "workflow": {"value": "voting", "field ": "seed", "value ": "3"},
+        "policy": {"value": "sp", "field ": "", "value ": ""},
+    }
+
+
+def test_progress_prints_at_most_a_hundred_iterations(capsys):
+    trainer = SimpleNamespace(state=SimpleNamespace(max_steps=250, global_step=0), is_world_process_zero=lambda: True)
+    problem = Problem("p", "math", "?", None)
+    episodes = [Episode(problem, i, reward=Reward(i / 4, "", i == 3)) for i in range(4)]
+    progress = Progress()
+    progress.on_train_begin(None, trainer.state, None)
+    progress.on_episodes_evaluated(trainer, episodes, {})
+    for number in range(1, 251):
+        progress.on_iteration_end(trainer, Iteration(number, episodes, [], [], {"rollout": 1.0, "update": 2.25}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "evaluation at iteration 0   validation accuracy 25.0% of 4 problems" and len(lines) == 1 + 83
+    assert re.fullmatch(r"iteration 249/250   reward 0\.375   accuracy 25\.0%   3\.2 s   0:00 left", lines[-1])
+
+
+def test_reading_a_run_imports_neither_torch_nor_trl():
+    code = "import sys, multirole.inspector, multirole.inspector.report; print({'torch', 'trl'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+DRIVER = """
+const errors = [], used = new Set();
+addEventListener("error", (event) => errors.push(event.message));
+addEventListener("DOMContentLoaded", () => {
+  for (const query of ["", "zzz", ""])
+    for (let i = 0, nodes; (nodes = document.querySelectorAll("button, summary, select, input")), i < nodes.length; i++) {
+      const node = nodes[i];
+      if (node.tagName === "SELECT") { node.selectedIndex = node.options.length - 1; node.dispatchEvent(new Event("change")); }
+      else if (node.type === "range") { node.value = 3; node.dispatchEvent(new Event("input")); }
+      else if (node.type === "search") { node.value = query; node.dispatchEvent(new Event("input")); }
+      else node.click();
+      used.add(node.tagName + (node.id || node.type || ""));
+    }
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+  for (const plot of document.querySelectorAll(".plot svg")) plot.dispatchEvent(new PointerEvent("pointermove", { clientX: 200 }));
+  document.body.dataset.result = JSON.stringify({ errors, used: [...used], width: document.documentElement.scrollWidth });
+});
+"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Debian's chromium")
+@pytest.mark.parametrize("size", ["1400,1000", "500,900"])
+def test_every_control_works_in_a_browser_without_an_error(collapsed, tmp_path, size):
+    folder = shutil.copytree(collapsed[0], tmp_path / "run")
+    rows = [{"iteration": i, "problem": "p", "episode": j, "reward": 0.5 * j, "advantage": j - 1.0, "correct": j == 2}
+            for i in (1, 2) for j in range(3)]  # fmt: skip
+    pd.DataFrame(rows).to_parquet(folder / "episodes.parquet")
+    page = inspect_run(folder)
+    driven = re.sub("script-src '[^']+'", "script-src 'unsafe-inline'", page.read_text(encoding="utf-8"), count=1)
+    page.write_text(driven.replace("</head>", f"<script>{DRIVER}</script></head>"), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size}", "--virtual-time-budget=3000"]
+    done = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, check=True, timeout=120)
+    result = json.loads(html.unescape(re.search(r'data-result="([^"]*)"', done.stdout)[1]))
+    assert result["errors"] == [] and {"BUTTONtheme", "INPUTrange", "INPUTsearch", "INPUTshade"} <= set(result["used"])
+    assert result["width"] <= int(size.split(",")[0])  # nothing makes the page itself scroll sideways
+    assert done.stdout.count('class="cell ') == 3

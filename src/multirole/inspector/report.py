@@ -1,65 +1,33 @@
-"""Reads a run's folder back: tables, learning curves, per-role curves, episodes as a page. Computes nothing new."""
+"""What the notebooks show of a run: its settings, facts, curves, episodes and files, as tables, figures and HTML."""
 
 import html
-import json
-import logging
 from pathlib import Path
+from typing import Protocol
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
-from IPython import get_ipython
-from IPython.display import display
 from matplotlib.figure import Figure
-from statsmodels.stats.proportion import proportion_confint
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from multirole.experiment.cell import Cell
+from multirole.diagnostics.names import colours_of
+from multirole.inspector import reader
+from multirole.inspector.reader import load, policy_name, validation
 
-logger = logging.getLogger(__name__)
-
-ROLE_PANELS = (
-    ("chi2", "chi2 (trainer vs engine)", "symlog"),
-    ("perplexity", "perplexity", "log"),
-    ("entropy", "entropy (nats per token)", "linear"),
-    ("grad_norm", "gradient norm (per optimizer step)", "linear"),
-    ("length_mean", "completion length (tokens)", "linear"),
-    ("unparsed_rate", "unparsed turns (fraction)", "linear"),
-)
-GRADIENT_PANELS = (
-    ("grad_share", "share of its adapter's gradient", "linear"),
-    ("token_mass", "share of its adapter's tokens", "linear"),
-    ("coherence", "coherence of same-role slots (cosine)", "linear"),
-    ("amplification", "amplification (slots x coherence)", "linear"),
-    ("chi2_after", "chi2 after the update", "symlog"),
-    ("cosine_previous", "cosine of successive updates", "linear"),
-)
-ROLE_COLOURS = dict(zip(("generator", "aggregator", "evaluator", "orchestrator", "worker", "synthesizer"),
-                        sns.color_palette("colorblind", 6).as_hex(), strict=True))  # fmt: skip
+LINE_STYLES = ("-", "--", ":", "-.")
 
 
-def load(folder: str | Path, table: str) -> pd.DataFrame:
-    """One table of a run: "metrics", "roles", "ledger" or "eval" (see `record`)."""
-    return pd.read_parquet(Path(folder) / f"{table}.parquet")
+class Configured(Protocol):
+    """A cell, as far as its settings go."""
+
+    def to_dict(self) -> dict[str, object]: ...
 
 
-def describe(cell: Cell) -> pd.DataFrame:
-    """The cell's configuration, two fields per row."""
-    values = [(name, str(value)) for name, value in (cell.to_dict() | {"policy": cell.policy_name}).items()]
+def describe(cell: Configured) -> pd.DataFrame:
+    """The settings of a cell, two per row."""
+    settings = cell.to_dict()
+    values = [(name, str(value)) for name, value in (settings | {"policy": policy_name(settings["policy"])}).items()]
     half = (len(values) + 1) // 2
-    left, right = values[:half], values[half:] + [("", "")] * (2 * half - len(values))
-    table = pd.DataFrame(
-        [a + b for a, b in zip(left, right, strict=True)], columns=["field", "value", "field ", "value "]
-    )
-    return table.set_index("field")
-
-
-def validation(folder: str | Path) -> pd.DataFrame:
-    """Validation accuracy per evaluated step with its 95 % Wilson interval over problems (fractions)."""
-    by_step = load(folder, "eval").groupby("step")["correct"].agg(["mean", "sum", "count"])
-    low, high = proportion_confint(by_step["sum"], by_step["count"], method="wilson")
-    columns = {"accuracy": by_step["mean"], "low": low, "high": high, "n": by_step["count"]}
-    return pd.DataFrame(columns).reset_index()
+    pairs = zip(values[:half], values[half:] + [("", "")] * (2 * half - len(values)), strict=True)
+    return pd.DataFrame([a + b for a, b in pairs], columns=["field", "value", "field ", "value "]).set_index("field")
 
 
 def plot_learning(folder: str | Path) -> Figure:
@@ -68,79 +36,79 @@ def plot_learning(folder: str | Path) -> Figure:
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     axes.plot(metrics["iteration"], metrics["reward"], color="0.6", lw=1, label="training reward")
     axes.plot(metrics["iteration"], metrics["accuracy"], color="C0", lw=1, alpha=0.7, label="training accuracy")
-    error = (points["accuracy"] - points["low"], points["high"] - points["accuracy"])
-    label = f"validation accuracy ({points['n'].iloc[0]} problems, 95 % Wilson)"
-    axes.errorbar(points["step"], points["accuracy"], yerr=error, fmt="o-", color="C3", capsize=3, label=label)
-    axes.axhline(points["accuracy"].iloc[0], color="C3", lw=0.8, ls=":", label="untrained workflow")
+    if len(points):
+        error = (points["accuracy"] - points["low"], points["high"] - points["accuracy"])
+        label = f"validation accuracy ({points['n'].iloc[0]} problems, 95 % Wilson)"
+        axes.errorbar(points["step"], points["accuracy"], yerr=error, fmt="o-", color="C3", capsize=3, label=label)
+        axes.axhline(points["accuracy"].iloc[0], color="C3", lw=0.8, ls=":", label="untrained workflow")
     axes.set(xlabel="iteration", ylabel="fraction", ylim=(min(0.0, metrics["reward"].min()), 1.0))
     axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    sns.despine(figure)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def plot_roles(folder: str | Path) -> Figure:
-    """Six per-role curves over the iterations: what the paper's monitoring advice asks for (A.6.2)."""
-    return _plot_panels(folder, ROLE_PANELS)
+    """The per-role curves that the paper's monitoring advice asks for (A.6.2)."""
+    return _plot_panels(folder, "main")
 
 
 def plot_gradients(folder: str | Path) -> Figure:
-    """Six per-role curves of the gradients themselves: who owns an adapter, and whether same-role slots pull together."""
-    return _plot_panels(folder, GRADIENT_PANELS)
+    """The per-role curves of the gradients: who owns an adapter, and whether same-role slots pull together."""
+    return _plot_panels(folder, "gradients")
 
 
-def alarms(folder: str | Path) -> pd.DataFrame:
-    """The run's alarms, in order; empty where there was none."""
-    path = Path(folder) / "alarms.parquet"
-    names = ["iteration", "alarm", "role", "message"]
-    return (pd.read_parquet(path)[names] if path.exists() else pd.DataFrame(columns=names)).set_index("iteration")
-
-
-def _plot_panels(folder: str | Path, panels: tuple[tuple[str, str, str], ...]) -> Figure:
-    roles = load(folder, "roles")
-    figure, grid = plt.subplots(2, 3, figsize=(10.5, 5.2), layout="constrained", sharex=True)
-    for axes, (name, title, scale) in zip(grid.flat, panels, strict=True):
-        for role, rows in roles.groupby("role", sort=False):
-            axes.plot(rows["iteration"], rows[name], lw=1.3, color=ROLE_COLOURS.get(role), label=role)
-        axes.set_yscale(scale, **({"linthresh": 1e-4} if scale == "symlog" else {}))
-        if scale == "symlog":
-            low, high = axes.get_ylim()
-            axes.set_ylim(min(low, -1e-3), max(high, 1e-2))
-        axes.set_title(title, fontsize=9)
+def _plot_panels(folder: str | Path, group: str) -> Figure:
+    panels = [(panel, series) for panel, series in reader.curves(folder, group) if panel.table == "roles"]
+    roles = list(dict.fromkeys(role for _, series in panels for role in series))
+    n_rows = max(1, -(-len(panels) // 4))
+    figure = plt.figure(figsize=(12, 2.6 * n_rows), layout="constrained")
+    lines = {}
+    for i, (panel, series) in enumerate(panels, start=1):
+        axes, is_divergence = figure.add_subplot(n_rows, 4, i), panel.scale == "divergence"
+        for role, values in series.items():
+            style = LINE_STYLES[roles.index(role) % len(LINE_STYLES)]
+            values = values.clip(lower=0) if is_divergence else values
+            (lines[role],) = axes.plot(values.index, values, style, lw=1.3, color=colours_of(roles)[role])
+        if is_divergence:
+            axes.set_yscale("symlog", linthresh=1e-4)
+            axes.set_ylim(0, max(axes.get_ylim()[1], 1e-2))
+        elif panel.scale == "log":
+            axes.set_yscale("log")
+        axes.set_title(f"{panel.name} ({panel.unit})" if panel.unit else panel.name, fontsize=8.5)
+        axes.set_xlabel("iteration", fontsize=8)
         axes.tick_params(labelsize=8)
-    for axes in grid[1]:
-        axes.set_xlabel("iteration", fontsize=9)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
-    sns.despine(figure)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     return figure
 
 
 def ledger_summary(folder: str | Path) -> pd.DataFrame:
     """Per adapter: optimizer steps per iteration, rows and tokens in all, and the peak learning rate."""
     ledger = load(folder, "ledger")
-    summary = ledger.groupby("adapter").agg(
+    table = ledger.groupby("adapter").agg(
         optimizer_steps=("step", "size"), rows=("rows", "sum"), tokens=("tokens", "sum"), peak_lr=("lr", "max")
     )
-    summary.insert(0, "steps_per_iteration", summary["optimizer_steps"] / ledger["iteration"].nunique())
-    return summary
+    table.insert(0, "steps_per_iteration", table["optimizer_steps"] / ledger["iteration"].nunique())
+    return table
 
 
 def episodes_page(folder: str | Path, step: int | None = None, n_episodes: int = 3) -> str:
     """The first validation episodes at an evaluated step (default: the last) as HTML, turn by turn."""
-    files = sorted(Path(folder, "turns").glob("step_*.parquet"))
-    turns = pd.read_parquet(files[-1] if step is None else Path(folder, "turns", f"step_{step:05d}.parquet"))
+    turns = load(folder, "turns")
+    turns = turns[turns["step"] == (turns["step"].max() if step is None else step)]
+    colours, esc = colours_of(list(turns["role"].unique())), html.escape
     style = "margin:2px 0 6px 0;padding:6px 10px;border-left:3px solid {};white-space:pre-wrap;overflow-wrap:anywhere"
     page = []
     for problem in turns["problem"].unique()[:n_episodes]:
         episode = turns[turns["problem"] == problem]
         first = episode.iloc[0]
-        page.append(f"<h4>step {first['step']}: {html.escape(first['question'])} &rarr; {first['reason']}</h4>")
+        page.append(f"<h4>step {first['step']}: {esc(first['question'])} &rarr; {esc(first['reason'])}</h4>")
         for turn in episode.to_dict("records"):
-            colour = ROLE_COLOURS.get(turn["role"], "#888888")
-            about = f"{turn['role']} {turn['slot'] + 1}, round {turn['round'] + 1}: {turn['outcome']}"
+            colour = colours[turn["role"]]
+            about = esc(f"{turn['role']} {turn['slot'] + 1}, round {turn['round'] + 1}: {turn['outcome']}")
             page.append(
                 f"<div><small style='color:{colour}'>{about}, {turn['completion_tokens']} tokens</small>"
-                f"<pre style='{style.format(colour)}'>{html.escape(turn['text'])}</pre></div>"
+                f"<pre style='{style.format(colour)}'>{esc(turn['text'])}</pre></div>"
             )
     return "\n".join(page)
 
@@ -150,43 +118,3 @@ def files_written(folder: str | Path) -> pd.DataFrame:
     paths = [p for p in sorted(Path(folder).rglob("*")) if p.is_file() and "checkpoints" not in p.parts]
     sizes = [round(path.stat().st_size / 1000, 1) for path in paths]
     return pd.DataFrame({"file": [str(path.relative_to(folder)) for path in paths], "kB": sizes})
-
-
-class Progress(TrainerCallback):
-    """One line, updated in place in a notebook and logged at each evaluation elsewhere: it stays small in the file."""
-
-    def __init__(self) -> None:
-        self.accuracy = float("nan")
-        self.display = None
-        if get_ipython() is not None:
-            self.display = display({"text/plain": "starting"}, raw=True, display_id=True)
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict, **_: object
-    ) -> None:
-        self.accuracy = metrics["eval_accuracy"]
-        logger.info("iteration %d: validation accuracy %.3f", state.global_step, self.accuracy)
-        self._show(state, args)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        self._show(state, args)
-
-    def _show(self, state: TrainerState, args: TrainingArguments) -> None:
-        if self.display is not None:
-            line = f"iteration {state.global_step} of {args.max_steps}, validation accuracy {self.accuracy:.3f}"
-            self.display.update({"text/plain": line}, raw=True)
-
-
-def summary_line(folder: str | Path) -> str:
-    """The result in one sentence: base, best and final validation accuracy, n and interval."""
-    points = validation(folder)
-    best, last = points.loc[points["accuracy"].idxmax()], points.iloc[-1]
-    config = json.loads((Path(folder) / "config.json").read_text())
-
-    def show(row: pd.Series) -> str:
-        return f"{row['accuracy']:.1%} [{row['low']:.1%}, {row['high']:.1%}] at iteration {int(row['step'])}"
-
-    return (
-        f"{Path(folder).name} ({config['scale']}, seed {config['seed']}): untrained {show(points.iloc[0])}; "
-        f"best {show(best)}; final {show(last)} (n={int(last['n'])} problems, 95 % Wilson interval)."
-    )

@@ -27,6 +27,7 @@ function show(value) {
   return value.toPrecision(3).replace("-", "−");
 }
 
+const words = (name) => String(name).replaceAll("_", " ");
 const percent = (value) => (value === null || value === undefined ? MISSING : (100 * value).toFixed(1) + " %");
 
 // Light and dark: the system's choice until the button or ?theme= says otherwise.

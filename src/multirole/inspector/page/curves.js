@@ -1,6 +1,7 @@
-// Header sentences, the roles' table, and the curves with their shared cursor.
+// The facts of the run, the roles' table, the curves with their shared cursor, alarms and training groups.
 
-const iterations = data.curves.iterations;
+const iterations = data.iterations;
+const bestStep = (data.facts.find((fact) => fact.fact === "best") || { iteration: null }).iteration;
 const lastIteration = Math.max(1, iterations.at(-1) || 0, data.validation.step.at(-1) || 0);
 const cursor = { iteration: null, listeners: [] };
 
@@ -17,12 +18,12 @@ function valueAt(series, iteration, isSparse) {
 
 const lastBefore = (series, iteration) => series.x.filter((x) => x <= iteration).length - 1;
 
-const LINEAR = 1e-4; // symlog is linear below this size, as in the notebooks
+const LINEAR = 1e-4; // a divergence is drawn linearly below this size, as in the notebooks
 const SCALES = {
   linear: { to: (v) => v },
   rate: { to: (v) => v },
   log: { to: (v) => (v > 0 ? Math.log10(v) : null) },
-  symlog: { to: (v) => Math.sign(v) * Math.log10(1 + Math.abs(v) / LINEAR) },
+  divergence: { to: (v) => Math.log10(1 + Math.max(0, v) / LINEAR) }, // an estimate below zero is noise, drawn at zero
 };
 
 function niceTicks(low, high, count) {
@@ -52,11 +53,11 @@ function domain(panel) {
     for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++) ticks.push(10 ** p);
     return { low, high, ticks: thin(ticks.filter((t) => t >= low && t <= high), 4) };
   }
-  if (panel.scale === "symlog") {
-    [low, high] = [Math.min(low, -1e-3), Math.max(high, 1e-2)];
+  if (panel.scale === "divergence") {
+    high = Math.max(high, 1e-2);
     const ticks = [0];
     for (let p = -2; 10 ** p <= high; p++) ticks.push(10 ** p);
-    return { low, high, ticks: ticks.length > 5 ? [0, ...thin(ticks.slice(1), 3)] : ticks };
+    return { low: 0, high, ticks: ticks.length > 5 ? [0, ...thin(ticks.slice(1), 3)] : ticks };
   }
   if (low >= 0) low = 0;
   if (panel.scale === "rate") high = Math.max(high, 0.05);
@@ -85,7 +86,7 @@ function drawPanel(panel, holder) {
   const { low, high, ticks } = domain(panel), to = (SCALES[panel.scale] || SCALES.linear).to;
   const x = (i) => LEFT + (width - LEFT - RIGHT) * i / lastIteration;
   const y = (v) => { const t = to(v); return t === null ? null : TOP + (HEIGHT - TOP - BOTTOM) * (1 - (t - to(low)) / (to(high) - to(low))); };
-  const root = svg("svg", { width, height: HEIGHT, role: "img", "aria-label": panel.title + " over the iterations" });
+  const root = svg("svg", { width, height: HEIGHT, role: "img", "aria-label": panel.name + " over the iterations" });
   for (const tick of ticks) {
     root.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }));
     root.append(svg("text", { class: "tick", x: LEFT - 6, y: y(tick) + 3.5, "text-anchor": "end" },
@@ -93,10 +94,10 @@ function drawPanel(panel, holder) {
   }
   for (const tick of niceTicks(0, lastIteration, Math.max(2, Math.min(6, width / 70))).filter(Number.isInteger))
     root.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 4, "text-anchor": "middle" }, show(tick)));
-  if (data.best !== null) root.append(svg("line", { class: "best", x1: x(data.best), x2: x(data.best), y1: TOP, y2: HEIGHT - BOTTOM },
-    svg("title", {}, `best checkpoint, iteration ${data.best}`)));
-  for (const alarm of data.alarms || []) {
-    const at = x(alarm.iteration), text = `iteration ${alarm.iteration}, ${alarm.alarm}, ${alarm.role || alarm.adapter}: ${alarm.message}`;
+  if (bestStep !== null) root.append(svg("line", { class: "best", x1: x(bestStep), x2: x(bestStep), y1: TOP, y2: HEIGHT - BOTTOM },
+    svg("title", {}, `best checkpoint, iteration ${bestStep}`)));
+  for (const alarm of data.alarms) {
+    const at = x(alarm.iteration), text = `iteration ${alarm.iteration}, ${words(alarm.alarm)}, ${alarm.role || alarm.adapter}: ${alarm.message}`;
     root.append(svg("g", { class: "alarm", colour: roleColours[alarm.role] || "#949494" },
       svg("line", { x1: at, x2: at, y1: TOP - 5, y2: HEIGHT - BOTTOM }),
       svg("path", { d: `M${at - 4} ${TOP - 8}h8l-4 7z` }), svg("title", {}, text)));
@@ -109,11 +110,6 @@ function drawPanel(panel, holder) {
     if (series.low || series.x.length === 1) series.x.forEach((at, i) => series.y[i] === null ? null : group.append(
       svg("circle", { cx: x(at), cy: y(series.y[i]), r: series.x.length > 25 ? 1.6 : 2.6 })));
     root.append(group);
-  }
-  for (const move of data.moves.filter((move) => move.metric === panel.column)) {
-    const value = valueAt(panel.series.find((series) => series.name === move.role), move.iteration);
-    root.append(svg("circle", { class: "move", colour: roleColours[move.role], cx: x(move.iteration), cy: y(value), r: 6 },
-      svg("title", {}, `the ${move.role} moved at iteration ${move.iteration}`)));
   }
   const mark = svg("g", { class: "cursor" });
   root.append(mark);
@@ -138,10 +134,10 @@ function drawPanel(panel, holder) {
 function panelFigure(panel) {
   const values = el("div", { class: "values" }), holder = el("div", { class: "plot" });
   const figure = el("figure", { class: "panel" },
-    el("figcaption", {}, el("span", { class: "title" }, panel.title), el("span", { class: "unit" }, panel.unit || "")), values, holder);
+    el("figcaption", {}, el("span", { class: "title" }, panel.name), el("span", { class: "unit" }, panel.unit || "")), values, holder);
   const readouts = panel.series.map((series) => {
     const readout = el("b");
-    values.append(el("span", { class: "value" }, el("span", { class: "swatch", colour: series.colour }), series.name + " ", readout));
+    values.append(el("span", { class: "value" }, el("span", { class: "swatch", colour: series.colour }), series.name ? series.name + " " : null, readout));
     return readout;
   });
   cursor.listeners.push((iteration) => {
@@ -157,13 +153,11 @@ function panelFigure(panel) {
 }
 
 function allPanels() {
-  const { validation, curves } = data, panels = [];
-  if (validation.step.length) panels.push({ title: "validation accuracy", unit: `%, n=${validation.n.at(-1)}, 95 % Wilson`, scale: "fraction",
-    isSparse: true, group: "main", series: [{ name: "validation", colour: "var(--ink)", x: validation.step, y: validation.accuracy, low: validation.low, high: validation.high }] });
-  const training = Object.entries(curves.training).map(([name, y]) => ({ name, y, x: iterations, colour: name === "reward" ? "var(--ink)" : "var(--second)" }));
-  if (training.length) panels.push({ title: "training reward and accuracy", unit: "mean, %", scale: "fraction", group: "main", series: training });
-  for (const panel of curves.panels)
-    panels.push({ ...panel, series: Object.entries(panel.series).map(([name, y]) => ({ name, y, x: iterations, colour: roleColours[name] })) });
+  const { validation } = data, panels = [];
+  if (validation.step.length) panels.push({ name: "validation accuracy", unit: `%, n=${validation.n.at(-1)}, 95 % Wilson`, scale: "fraction",
+    isSparse: true, group: "main", series: [{ name: "", colour: "var(--ink)", x: validation.step, y: validation.accuracy, low: validation.low, high: validation.high }] });
+  for (const panel of data.panels)
+    panels.push({ ...panel, series: Object.entries(panel.series).map(([name, y]) => ({ name, y, x: iterations, colour: roleColours[name] || "var(--ink)" })) });
   return panels;
 }
 
@@ -178,15 +172,14 @@ function buildCursorBar() {
   cursor.listeners.push((iteration) => {
     slider.value = iteration;
     where.textContent = iteration;
-    const here = (data.alarms || []).filter((alarm) => alarm.iteration === iteration);
-    raised.textContent = here.map((alarm) => `${alarm.alarm} (${alarm.role || alarm.adapter})`).join(", ");
+    const here = data.alarms.filter((alarm) => alarm.iteration === iteration);
+    raised.textContent = here.map((alarm) => `${words(alarm.alarm)} (${alarm.role || alarm.adapter})`).join(", ");
   });
 }
 
 function buildAlarms() {
   const place = byId("alarms");
-  if (data.alarms === null) { place.append(el("p", { class: "muted" }, "No alarm rang (or the run is from before there were alarms).")); return; }
-  if (!data.alarms.length) { place.append(el("p", { class: "muted" }, "No alarm was raised.")); return; }
+  if (!data.alarms.length) { place.append(el("p", { class: "muted" }, "No alarm was recorded.")); return; }
   const first = new Map();
   for (const alarm of data.alarms) {
     const key = JSON.stringify([alarm.alarm, alarm.role, alarm.adapter]);
@@ -197,34 +190,44 @@ function buildAlarms() {
     el("thead", {}, el("tr", {}, head.map((name) => el("th", {}, name)))),
     el("tbody", {}, [...first.values()].map((alarm) => el("tr", {},
       el("td", {}, jump(alarm.iteration)),
-      el("td", {}, alarm.alarm), el("td", {}, alarm.role ? [swatch(alarm.role), alarm.role] : alarm.adapter), el("td", {}, show(alarm.value)),
+      el("td", {}, words(alarm.alarm)), el("td", {}, alarm.role ? [swatch(alarm.role), alarm.role] : alarm.adapter), el("td", {}, show(alarm.value)),
       el("td", {}, show(alarm.threshold)), el("td", {}, alarm.times), el("td", { class: "words" }, alarm.message)))))));
 }
 
 function buildHeader() {
-  byId("status").textContent = data.name + ": " + data.status;
-  byId("result").textContent = data.result;
-  byId("findings").append(...data.findings.map((finding) =>
-    el("p", { class: finding.is_first ? "first" : null }, finding.role ? swatch(finding.role) : null, finding.text)));
+  if (data.index) byId("back").append(el("a", { href: data.index }, "all runs"), " / ");
+  const planned = data.config.iterations, reached = iterations.at(-1) || 0;
+  byId("status").textContent = `${data.name}: ${data.state}, ${reached}${planned && planned !== reached ? ` of ${planned}` : ""} iterations`;
+  byId("facts").append(...data.facts.map((fact) => el("div", { class: "fact" }, el("dt", {}, fact.fact, " at iteration ", jump(fact.iteration)),
+    el("dd", {}, roleColours[fact.detail] ? swatch(fact.detail) : null, fact.value), el("dd", { class: "muted small" }, fact.detail))));
+  if (!data.facts.length) byId("facts").append(el("p", { class: "muted" }, "No evaluation was recorded."));
   const rows = (object) => el("table", { class: "config" }, Object.entries(object).map(([name, value]) =>
     el("tr", {}, el("th", {}, name), el("td", {}, value !== null && typeof value === "object" ? JSON.stringify(value) : String(value)))));
   document.querySelector("#configuration .tables").append(rows(data.config), rows(data.provenance));
 }
 
+// Per role: its first alarm, where three of its metrics peaked, and two more at its first and last iteration.
+const PEAKS = { chi2: "chi2", perplexity: "perplexity", grad_norm: "gradient norm" };
+const CHANGES = { length_mean: ["completion length", show], unparsed_rate: ["unparsed turns", percent] };
+
 function buildRoleTable() {
-  const rows = data.role_rows;
-  if (!rows.length) { byId("role-table").append(el("p", { class: "muted" }, "No per-role numbers were recorded yet.")); return; }
-  const peaked = (pair) => (pair ? [el("td", {}, show(pair[0])), el("td", { class: "at" }, jump(pair[1]))]
-    : [el("td", {}, MISSING), el("td", {})]);
-  const change = (pair, format) => [el("td", {}, format(pair[0])), el("td", {}, format(pair[1]))];
+  const series = (column, role) => (data.panels.find((panel) => panel.column === column && panel.table === "roles") || { series: {} }).series[role] || [];
+  const peak = (values) => {
+    const at = values.reduce((best, value, i) => (value !== null && (best < 0 || value > values[best]) ? i : best), -1);
+    return at < 0 ? [el("td", {}, MISSING), el("td", {})] : [el("td", {}, show(values[at])), el("td", { class: "at" }, jump(iterations[at]))];
+  };
+  const ends = (values, format) => { const held = values.filter((v) => v !== null); return [held[0], held.at(-1)].map((v) => el("td", {}, format(v))); };
+  const named = data.roles.filter(({ name }) => series("perplexity", name).length || series("length_mean", name).length);
+  if (!named.length) { byId("role-table").append(el("p", { class: "muted" }, "No per-role numbers were recorded yet.")); return; }
+  const alarm = (role) => { const first = data.alarms.find((one) => one.role === role); return first ? jump(first.iteration) : MISSING; };
   byId("role-table").append(el("div", { class: "scroll" }, el("table", { class: "numbers" },
-    el("thead", {}, el("tr", {}, el("th", {}), el("th", {}, "moved"), ["chi2 peak", "perplexity peak", "gradient peak"].map((name) => el("th", { colspan: 2 }, name)),
-      ["length", "unparsed"].map((name) => el("th", { colspan: 2 }, name))),
-    el("tr", { class: "sub" }, el("th", {}), el("th", {}, "at iteration"), [1, 2, 3].map(() => [el("th", {}, "value"), el("th", {}, "at")]),
-      [1, 2].map(() => [el("th", {}, "first"), el("th", {}, "last")]))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, el("th", {}, swatch(row.name), row.name), el("td", { class: "moved" }, row.moved === null ? MISSING : jump(row.moved)),
-      peaked(row.chi2), peaked(row.perplexity), peaked(row.grad_norm), change(row.length_mean, show), change(row.unparsed_rate, percent)))))),
-  el("p", { class: "muted small" }, data.rule + " Rings mark it in the curves."));
+    el("thead", {}, el("tr", {}, el("th", {}), el("th", {}, "first alarm"), Object.values(PEAKS).map((name) => el("th", { colspan: 2 }, name)),
+      Object.values(CHANGES).map(([name]) => el("th", { colspan: 2 }, name))),
+    el("tr", { class: "sub" }, el("th", {}), el("th", {}, "at iteration"), Object.keys(PEAKS).map(() => [el("th", {}, "peak"), el("th", {}, "at")]),
+      Object.keys(CHANGES).map(() => [el("th", {}, "first"), el("th", {}, "last")]))),
+    el("tbody", {}, named.map(({ name }) => el("tr", {}, el("th", {}, swatch(name), name), el("td", { class: "first" }, alarm(name)),
+      Object.keys(PEAKS).map((column) => peak(series(column, name))),
+      Object.entries(CHANGES).map(([column, [, format]]) => ends(series(column, name), format))))))));
 }
 
 function buildCurves() {
@@ -235,12 +238,35 @@ function buildCurves() {
     const own = panels.filter((panel) => panel.group === group);
     if (!own.length) continue;
     const grid = el("div", { class: "panels" }, own.map(panelFigure));
-    place.append(title ? el("details", { open: group === "gradients" }, el("summary", {}, title), grid) : grid);
+    place.append(title ? el("details", { open: group === "gradients" && innerWidth > 900 }, el("summary", {}, title), grid) : grid);
   }
-  setCursor(data.moves.length ? data.moves[0].iteration : lastIteration);
+  const first = data.facts.find((fact) => fact.fact === "first alarm");
+  setCursor(first ? first.iteration : lastIteration);
+}
+
+// The groups of the iteration under the cursor, or of the last recorded one before it: reward above advantage, per episode.
+function buildGroups() {
+  if (!data.training_groups) return;
+  const recorded = Object.keys(data.training_groups).map(Number).sort((a, b) => a - b), holder = el("div", { class: "groups" }), where = el("p", { class: "muted" });
+  byId("groups-section").hidden = false;
+  byId("groups").append(where, holder);
+  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+  cursor.listeners.push((iteration) => {
+    const at = recorded.filter((i) => i <= iteration).at(-1) ?? recorded[0], groups = data.training_groups[at];
+    const equal = groups.filter(([, episodes]) => new Set(episodes.map(([reward]) => reward)).size === 1).length;
+    where.textContent = `iteration ${at}; groups of equal rewards: ${equal} of ${groups.length}. Each box is an episode: its reward, and its advantage below.`;
+    holder.replaceChildren(...groups.map(([problem, episodes]) => el("div", { class: "group" }, el("span", { class: "problem-id", title: problem }, problem),
+      el("div", { class: "cells" }, episodes.map(([reward, advantage, correct], i) => {
+        const cell = el("span", { class: "cell " + (correct ? "right" : "wrong"), title: `episode ${i + 1}, ${correct ? "right" : "wrong"}` },
+          el("b", {}, show(reward)), el("small", {}, signed(advantage)));
+        cell.style.backgroundColor = shade(advantage * 1.5);
+        return cell;
+      })))));
+  });
 }
 
 buildHeader();
 buildRoleTable();
+buildGroups();
 buildCurves();
 buildAlarms();

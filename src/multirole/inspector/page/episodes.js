@@ -68,7 +68,7 @@ function signatureChips() {
 }
 
 function shadeSwitch() {
-  if (!shown.has_ratios) return null;
+  if (!shown.problems.some((p) => Object.values(p.steps).some((e) => e.turns.some((turn) => turn.ratios)))) return null;
   const scale = el("span", { class: "scale", hidden: true }, `−${STRONGEST}`, [-4, -2, -1, 0, 1, 2, 4].map((v) => {
     const cell = el("i", {}); cell.style.backgroundColor = shade(v); return cell; }), `+${STRONGEST} nats`);
   const box = el("input", { type: "checkbox", id: "shade", on: { change: () => { state.isShaded = box.checked; scale.hidden = !box.checked; drawReader(); } } });
@@ -107,7 +107,8 @@ function drawList() {
   if (selected) byId("list").scrollTop = Math.max(0, selected.offsetTop - byId("list").clientHeight / 2);
 }
 
-const outcome = (episode) => (episode === null ? "not recorded" : episode.correct ? `right: ${episode.reason}` : `wrong: ${episode.reason}`);
+const outcome = (episode) => (episode === null ? "not recorded" : (episode.correct ? "right" : "wrong") + (["correct", ""].includes(episode.reason) ? "" : `: ${words(episode.reason)}`)
+  + (episode.reward === null || episode.reward === undefined ? "" : `, reward ${show(episode.reward)}`));
 
 // One row per turn, the same turn in each column: round by round, in the order of the roles, then of their slots.
 function turnKeys(problem) {
@@ -119,9 +120,9 @@ function turnKeys(problem) {
 function drawTurn(turn) {
   if (!turn) return el("div", { class: "turn none" }, el("p", { class: "muted" }, "no such turn"));
   const several = data.roles.find((role) => role.name === turn.role).slots > 1;
-  const rounds = data.graph.rounds > 1 ? el("span", {}, `round ${turn.round + 1}`) : null;
-  const flags = [turn.outcome === "unparsed" ? el("span", { class: "flag" }, "unparsed") : el("span", {}, turn.outcome),
-    turn.finish === "length" ? el("span", { class: "flag" }, "truncated") : el("span", {}, turn.finish)];
+  const rounds = data.rounds > 1 ? el("span", {}, `round ${turn.round + 1}`) : null;
+  const flags = [turn.outcome === "unparsed" ? el("span", { class: "flag" }, "unparsed") : turn.outcome ? el("span", {}, words(turn.outcome)) : null,
+    turn.finish === "length" ? el("span", { class: "flag" }, "truncated") : null];
   return el("div", { class: "turn", colour: roleColours[turn.role] },
     el("div", { class: "about" }, el("b", {}, turn.role + (several ? ` ${turn.slot + 1}` : "")), rounds, flags, el("span", { class: "count" }, `${turn.tokens} tokens`)),
     el("pre", {}, drawText(turn, state)));
@@ -139,7 +140,7 @@ function drawReader() {
   const find = (at, key) => (episodeAt(problem, at) || { turns: [] }).turns.find((t) => t.role === key.role && t.slot === key.slot && t.round === key.round);
   const cells = turnKeys(problem).flatMap((key) => state.columns.map((at) => drawTurn(find(at, key))));
   const list = kept(), grid = el("div", { class: "grid" }, heads, cells);
-  grid.style.gridTemplateColumns = `repeat(${state.columns.length}, minmax(0, 1fr))`;
+  grid.style.setProperty("--columns", state.columns.length);
   place.replaceChildren(
     el("div", { class: "problem" }, el("button", { type: "button", "aria-label": "problem before", on: { click: () => step(-1) } }, "←"),
       el("span", { class: "muted" }, `${list.indexOf(problem) + 1} of ${list.length}`),

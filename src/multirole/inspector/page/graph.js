@@ -3,9 +3,22 @@
 const NODE = { least: 112, character: 7.4, height: 30, gap: 10, between: 76, end: 66 };
 const DASHES = ["", "6 3", "2 3", "9 3 2 3"];
 
+// Who reads what in the built-in workflows (from, to, label); of any other workflow only the order of the roles is known.
+const EDGES = {
+  single: [["question", "generator", ""], ["generator", "answer", ""]],
+  voting: [["question", "generator", ""], ["generator", "aggregator", "all candidates"], ["aggregator", "answer", "the candidate it picks"]],
+  eval_opt: [["question", "generator", ""], ["generator", "evaluator", "draft"], ["generator", "answer", "the last draft"]],
+  orch_workers: [["question", "orchestrator", ""], ["orchestrator", "worker", "one strategy each"], ["worker", "synthesizer", "all solutions"],
+    ["synthesizer", "answer", ""]],
+};
+const BACK = { eval_opt: [["evaluator", "generator", "critique, until correct"]] };
+
 function buildGraph() {
-  const { columns, edges, back, adapters, rounds, is_order_only } = data.graph;
-  const roles = Object.fromEntries(data.roles.map((role) => [role.name, role]));
+  const roles = Object.fromEntries(data.roles.map((role) => [role.name, role])), order = Object.keys(roles);
+  const known = EDGES[data.config.workflow], isKnown = known && known.flatMap((edge) => edge.slice(0, 2)).every((name) => roles[name] || ["question", "answer"].includes(name));
+  const columns = isKnown ? [...new Set(known.flatMap((edge) => edge.slice(0, 2)))].filter((name) => roles[name]) : order;
+  const path = ["question", ...columns, "answer"], edges = isKnown ? known : path.slice(1).map((name, i) => [path[i], name, ""]);
+  const back = (isKnown && BACK[data.config.workflow]) || [], adapters = [...new Set(order.map((name) => roles[name].adapter))].filter(Boolean);
   const names = ["question", ...columns, "answer"], most = Math.max(1, ...columns.map((name) => roles[name].slots));
   const nodeWidth = Math.max(NODE.least, ...columns.map((name) => NODE.character * (name.length + 4)));
   const isEnd = (i) => i === 0 || i === names.length - 1;
@@ -39,7 +52,7 @@ function buildGraph() {
   for (const [from, to, words] of back) {
     const a = place[from], b = place[to], x1 = (a.left + a.right) / 2, x2 = (b.left + b.right) / 2, y = above + inner;
     drawing.append(svg("path", { class: "edge", d: `M${x1} ${y + 1}C${x1} ${y + 30} ${x2} ${y + 30} ${x2} ${y + 3}`, "marker-end": "url(#arrow)" }));
-    label((x1 + x2) / 2, y + 42, `${words}; ${rounds} round${rounds === 1 ? "" : "s"} at most`, 60);
+    label((x1 + x2) / 2, y + 42, `${words}; ${data.rounds} round${data.rounds === 1 ? "" : "s"} at most`, 60);
   }
   for (const name of ["question", "answer"]) drawing.append(
     svg("rect", { class: "end", x: place[name].left, y: place[name].tops[0], width: NODE.end, height: NODE.height, rx: 15 }),
@@ -66,8 +79,8 @@ function buildGraph() {
   const height = bottom + 30 * (1 + Math.max(-1, ...Object.values(rows))) + 2;
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { class: "head", d: "M0 0.8L7.5 4L0 7.2z" }));
   byId("graph").append(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": "the workflow and its adapters" }, svg("defs", {}, arrow), drawing),
-    el("p", { class: "muted small" }, (is_order_only ? "Roles in the order of their first turns; what each one reads is the workflow's own affair. " : "") +
-      (adapters.length === 1 && columns.length > 1 ? "All roles train one adapter." : "The band below a role is the adapter that it trains; equal borders share one.")));
+    el("p", { class: "muted small" }, (isKnown ? "" : "Roles in the order of their first turns. ") +
+      (adapters.length === 1 && columns.length > 1 ? "All roles train one adapter." : "The band below a role is the adapter that it trains.")));
 }
 
 function wrap(words, length) {

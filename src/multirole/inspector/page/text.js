@@ -26,10 +26,12 @@ function boxes(text) {
   return found;
 }
 
+const joined = (pieces) => pieces.join("");
+const textOf = (turn) => turn.text ?? (turn.joined ??= joined(turn.pieces));
+
 function tokenSpans(turn) {
   let at = 0;
-  const lengths = turn.lengths || turn.pieces.map((piece) => piece.length);
-  return lengths.map((length, i) => ({ from: at, to: (at += length), ratio: turn.ratios[i] }));
+  return turn.pieces.map((piece, i) => ({ from: at, to: (at += piece.length), ratio: turn.ratios[i] }));
 }
 
 const STRONGEST = 4; // nats at which the shading is full
@@ -43,20 +45,21 @@ function shade(ratio) {
 // The text in pieces, cut wherever a mark or a token begins or ends; every piece is a text node.
 function drawText(turn, settings) {
   const isShaded = settings.isShaded && turn.ratios;
-  const text = isShaded && turn.pieces ? turn.pieces.join("") : turn.text;
+  const text = isShaded ? joined(turn.pieces) : textOf(turn); // these differ where a character spans several tokens
+  const gap = turn.gap ? joined(turn.pieces.slice(0, turn.gap[0])).length : null;
   const layers = [];
   for (const [kind, signature] of Object.entries(SIGNATURES))
     if (settings.signatures.has(kind)) layers.push(...signature.find(text).map((span) => ({ ...span, kind })));
   if (settings.query) layers.push(...spans(text, new RegExp(escapeRegExp(settings.query), "gi")).map((span) => ({ ...span, kind: "hit" })));
   const tokens = isShaded ? tokenSpans(turn) : [];
-  const cuts = [...new Set([0, text.length, ...[...layers, ...tokens].flatMap((span) => [span.from, span.to]), ...(turn.gap ? [turn.gap[0]] : [])])]
+  const cuts = [...new Set([0, text.length, ...[...layers, ...tokens].flatMap((span) => [span.from, span.to]), ...(gap === null ? [] : [gap])])]
     .filter((at) => at <= text.length).sort((a, b) => a - b);
   layers.sort((a, b) => a.from - b.from);
   const out = document.createDocumentFragment();
   let next = 0, token = 0, active = [];
   for (let i = 0; i + 1 < cuts.length; i++) {
     const [from, to] = [cuts[i], cuts[i + 1]];
-    if (turn.gap && turn.gap[0] === from && !(isShaded && turn.pieces)) out.append(gapMark(turn.gap[1]));
+    if (gap === from) out.append(gapMark(turn.gap[1]));
     while (next < layers.length && layers[next].from <= from) active.push(layers[next++]);
     active = active.filter((span) => span.to > from);
     while (token < tokens.length && tokens[token].to <= from) token += 1;
@@ -69,10 +72,10 @@ function drawText(turn, settings) {
     }
     out.append(node);
   }
-  if (turn.gap && turn.gap[0] === text.length) out.append(gapMark(turn.gap[1]));
+  if (gap === text.length) out.append(gapMark(turn.gap[1]));
   return out;
 }
 
 const gapMark = (count) => el("span", { class: "gap" }, ` [${count.toLocaleString("en")} characters are left out here; the Parquet file has them] `);
 
-const count = (turn, query) => (query ? turn.text.toLowerCase().split(query.toLowerCase()).length - 1 : 0);
+const count = (turn, query) => (query ? textOf(turn).toLowerCase().split(query.toLowerCase()).length - 1 : 0);

@@ -1,0 +1,133 @@
+"""The recorded episodes as the page shows them: which checkpoints, which problems, how much of each text, training groups."""
+
+import json
+import math
+
+import pandas as pd
+
+EPISODE_BYTES = 36_000
+"""What the turns of one validation episode take on the page; where they are longer, the middle of the long ones is left out."""
+HEAD = 0.6
+"""The part of a shortened turn that is kept from its beginning; the rest is from its end."""
+MAX_STEPS = 12
+"""Checkpoints on a page, besides the named ones; where there are more, every k-th."""
+MAX_TRAINING = 20_000
+"""Training episodes on a page; where there are more, every k-th iteration."""
+QUESTION, PIECE = 8_000, 80
+"""Characters: of a question at most, and of the pieces of a text whose tokens were not recorded."""
+
+
+def cost(value: object) -> int:
+    """Bytes of a value on the page, where `<` is written as six characters."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode()) + 5 * text.count("<")
+
+
+def describe_turn(row: dict, part: float = 1.0) -> dict:
+    """One turn for the page: its text in `pieces`, which are its tokens where these were recorded.
+
+    `ratios` are log p(policy) - log p(base) of each token in nats. With `part` < 1 only so many of the pieces are kept, from both
+    ends; `gap` is how many come before what is left out, and how many characters that has. `text` is there where the tokens'
+    texts do not add up to it (a character may span several tokens).
+    """
+    text, has_tokens = row["text"], all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
+    pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+    n = len(pieces)
+    head, tail = (n, 0) if part == 1 else (int(n * part * HEAD), int(n * part * (1 - HEAD)))
+    kept = [*range(head), *range(n - tail, n)]
+    turn = {
+        "role": row["role"], "slot": row["slot"], "round": row["round"], "outcome": row["outcome"],
+        "finish": row["finish_reason"], "tokens": row["completion_tokens"], "pieces": [pieces[i] for i in kept],
+    }  # fmt: skip
+    if has_tokens:
+        pairs = [(row["logprobs"][i], row["base_logprobs"][i]) for i in kept]
+        ratios = [math.nan if a is None or b is None else float(a - b) for a, b in pairs]
+        turn["ratios"] = [round(ratio, 2) if math.isfinite(ratio) else None for ratio in ratios]
+    if part < 1:
+        turn["gap"] = [head, sum(map(len, pieces[head : n - tail]))]
+    elif "".join(pieces) != text:
+        turn["text"] = text
+    return turn
+
+
+def describe_turns(rows: list[dict]) -> list[dict]:
+    """The turns of one episode, the long ones shortened until all take at most `EPISODE_BYTES`."""
+    turns = [describe_turn(row) for row in rows]
+    if sum(map(cost, turns)) > EPISODE_BYTES:
+        share = EPISODE_BYTES / len(turns)
+        for i, row in enumerate(rows):
+            part = 1.0
+            while cost(turns[i]) > share and part > 1e-3:
+                part *= min(0.9, share / cost(turns[i]))
+                turns[i] = describe_turn(row, part)
+    return turns
+
+
+def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:
+    """Every problem with recorded turns: its question and, per step, whether and why its answer was right, and the turns."""
+    found: dict[str, dict] = {}
+    scored = {(row["step"], row["problem"]): row for row in outcomes.to_dict("records")}
+    for (step, problem), rows in turns[turns["step"].isin(steps)].groupby(["step", "problem"], sort=False):
+        first = rows.iloc[0]
+        held = found.setdefault(problem, {"problem": problem, "question": first["question"][:QUESTION], "steps": {}})
+        held["steps"][str(step)] = {
+            "correct": bool(first["correct"]), "reason": first["reason"],
+            "reward": scored.get((step, problem), {}).get("reward"), "turns": describe_turns(rows.to_dict("records")),
+        }  # fmt: skip
+    for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome and no turn
+        if step in steps and problem in found:
+            outcome = {"correct": bool(row["correct"]), "reason": row["reason"], "reward": row["reward"], "turns": []}
+            found[problem]["steps"].setdefault(str(step), outcome)
+    return list(found.values())
+
+
+def name_steps(steps: list[int], best: int | None) -> dict[int, str]:
+    """The steps that stand side by side at first, with their names: start, best and last, else one in the middle."""
+    named = {steps[0]: "start", steps[-1]: "last"}
+    if best is not None:
+        named[best] = f"{named[best]}, best" if best in named else "best"
+    if len(named) < min(3, len(steps)):
+        named[steps[len(steps) // 2]] = ""
+    return dict(sorted(named.items()))
+
+
+def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.DataFrame) -> dict | None:
+    """Checkpoints, the columns shown first, and the problems with their turns; None where no turn was recorded.
+
+    `outcomes` are all validation outcomes and `points` the accuracy by step. "lost" problems are right at the best and wrong at the
+    last checkpoint that has turns.
+    """
+    if not len(turns):
+        return None
+    steps = sorted(int(step) for step in turns["step"].unique())
+    accuracy = dict(zip(points["step"], points["accuracy"], strict=True))
+    best = max((step for step in steps if step in accuracy), key=lambda step: (accuracy[step], -step), default=None)
+    named = name_steps(steps, best)
+    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_STEPS)], *named})
+    right = {} if best is None else outcomes[outcomes["correct"]].groupby("step")["problem"].agg(set)
+    return {
+        "steps": [{"step": step, "name": named.get(step, ""), "accuracy": accuracy.get(step)} for step in shown],
+        "left_out": len(steps) - len(shown),
+        "columns": list(named),
+        "best": best,
+        "last": steps[-1],
+        "n_validation": int(points["n"].iloc[-1]) if len(points) else None,
+        "n_lost": None if best is None else len(right.get(best, set()) - right.get(steps[-1], set())),
+        "problems": describe_problems(turns, outcomes, shown),
+    }
+
+
+def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] | None:
+    """Iteration -> its groups, each [problem, [reward, advantage, correct] per episode]; None where they were not recorded.
+
+    `episodes` has a row per training episode: iteration, problem, episode (its index among the attempts at the problem),
+    reward, advantage and correct. A problem that was drawn twice makes two groups.
+    """
+    if not len(episodes):
+        return None
+    kept = sorted(episodes["iteration"].unique())[:: math.ceil(len(episodes) / MAX_TRAINING)]
+    shown, groups = episodes[episodes["iteration"].isin(kept)], {int(iteration): [] for iteration in kept}
+    for (iteration, problem, _), rows in shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False):
+        values = zip(rows["reward"].round(3), rows["advantage"].round(3), rows["correct"].astype(int), strict=True)
+        groups[iteration].append([problem, [list(value) for value in values]])
+    return groups

@@ -1,0 +1,187 @@
+"""One reader of a run's folder for the notebooks and for the page: settings, tables, curves and the facts of the run.
+
+Every table may be missing, short or hold NaN: a run that was cut short is read as far as it went. METRICS.md defines the
+columns.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from statsmodels.stats.proportion import proportion_confint
+
+from multirole.core.policy import parse_policy
+from multirole.diagnostics.falls import first_fall
+from multirole.diagnostics.names import cell_name
+
+GROUPS = {"main": "", "gradients": "Gradients", "signatures": "Signatures of the texts", "more": "More"}
+"""Where a panel stands, with the heading above it."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A recorded column, drawn over the iterations where a run has it.
+
+    `scale` is "linear", "rate" (0 to 1), "log", or "divergence": zero or more up to noise, drawn symmetric-logarithmic from 0.
+    A column of `roles` has one curve per role, a column of `metrics` has one.
+    """
+
+    column: str
+    name: str
+    unit: str = ""
+    scale: str = "linear"
+    group: str = "main"
+    table: str = "roles"
+
+
+PANELS = (
+    Panel("reward", "training reward", "mean", table="metrics"),
+    Panel("accuracy", "training accuracy", "fraction", "rate", table="metrics"),
+    Panel("zero_variance_groups", "training groups of equal rewards", "fraction", "rate", table="metrics"),
+    Panel("chi2", "chi2, trainer against engine", scale="divergence"),
+    Panel("perplexity", "perplexity", scale="log"),
+    Panel("entropy", "entropy", "nats per token"),
+    Panel("grad_norm", "gradient norm", "per optimizer step"),
+    Panel("length_mean", "completion length, mean", "tokens"),
+    Panel("length_p95", "completion length, 95th percentile", "tokens"),
+    Panel("unparsed_rate", "unparsed turns", "fraction", "rate"),
+    Panel("truncated_rate", "truncated turns", "fraction", "rate"),
+    Panel("grad_share", "share of its adapter's gradient", "fraction", group="gradients"),
+    Panel("token_mass", "share of its adapter's tokens", "fraction", "rate", "gradients"),
+    Panel("coherence", "coherence of same-role slots", "mean cosine", group="gradients"),
+    Panel("amplification", "amplification", "slots x coherence", group="gradients"),
+    Panel("chi2_after", "chi2 after the update", "", "divergence", "gradients"),
+    Panel("cosine_previous", "successive updates", "cosine", group="gradients"),
+    Panel("boxed_rate", "turns with a box", "fraction", "rate", "signatures"),
+    Panel("box_retention", "first turns with a box", "fraction", "rate", "signatures"),
+    Panel("verdict_rate", "turns with a verdict", "fraction", "rate", "signatures"),
+    Panel("correct_verdict_rate", 'verdicts of "correct"', "fraction", "rate", "signatures"),
+    Panel("hedging_rate", "hedging turns", "fraction", "rate", "signatures"),
+    Panel("terse_rate", "terse turns", "fraction", "rate", "signatures"),
+    Panel("code_fence_rate", "turns with a code fence", "fraction", "rate", "signatures"),
+    Panel("bare_stamp_rate", "turns with a bare verdict", "fraction", "rate", "signatures"),
+    Panel("unique_openers", "distinct 3-word openers", "count", group="signatures"),
+    Panel("opener_share", "distinct openers per turn", "fraction", "rate", "signatures"),
+    Panel("jaccard", "3-gram overlap of slots", "Jaccard", "rate", "signatures"),
+    Panel("chi2_raw", "chi2, raw log-probabilities", "", "divergence", "more"),
+    Panel("clip_fraction", "clipped tokens", "fraction", group="more"),
+    Panel("kl", "KL, k1 estimate", "nats per token", "divergence", "more"),
+    Panel("k3_kl", "KL, k3 estimate", "nats per token", "divergence", "more"),
+    Panel("max_logprob_gap", "largest log-probability gap", "nats", group="more"),
+    Panel("reward", "reward of the role's rows", "mean", group="more"),
+    Panel("advantage_abs", "advantage, mean size", "standard deviations", group="more"),
+    Panel("length_p50", "completion length, median", "tokens", group="more"),
+    Panel("optimizer_steps", "optimizer steps", "per iteration", group="more"),
+)
+
+
+def load(folder: str | Path, table: str) -> pd.DataFrame:
+    """One table of a run, such as "metrics", "roles", "eval" or "turns" (all steps together); empty if it was not written."""
+    found = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
+    tables = [table for table in map(pd.read_parquet, found) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def read_config(folder: Path) -> dict:
+    """The run's settings; ValueError where the folder holds no run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
+            "runs/tiny-s/voting-sp-math-s0, or a folder that contains runs."
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_provenance(folder: Path) -> dict:
+    """What provenance.json says, without its lists of packages; empty where the run has none."""
+    path = folder / "provenance.json"
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: value for name, value in held.items() if name not in ("versions", "resumed", "argv")}
+
+
+def state(folder: Path) -> str:
+    """ "finished", "not finished", or "changed after it finished" where a file is no longer the one that DONE lists."""
+    done = folder / "DONE"
+    if not done.exists():
+        return "not finished"
+    for name, digest in json.loads(done.read_text(encoding="utf-8")).items():
+        path = folder / name
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            return "changed after it finished"
+    return "finished"
+
+
+def policy_name(policy: dict[str, str]) -> str:
+    """ "sp", "ip" or the map as text."""
+    for name in ("sp", "ip"):
+        if policy == parse_policy(name, list(policy)):
+            return name
+    return ",".join(f"{role}={adapter}" for role, adapter in policy.items())
+
+
+def title(config: dict) -> str:
+    """A run's name for people, such as "Voting-IP, Code · tiny-s · seed 0"."""
+    cell = cell_name(str(config.get("workflow")), policy_name(config["policy"]), config.get("task"))
+    return " · ".join([cell, str(config.get("scale", "")), f"seed {config.get('seed', '?')}"])
+
+
+def numbers(values: pd.Series) -> list[float | None]:
+    """Numbers for JSON, to 7 significant digits; None for NaN, infinities and missing values."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values.astype(float)]
+
+
+def validation(folder: str | Path) -> pd.DataFrame:
+    """Validation accuracy per evaluated step with its 95 % Wilson interval over problems (fractions)."""
+    outcomes = load(folder, "eval")
+    if not len(outcomes):
+        return pd.DataFrame(columns=["step", "accuracy", "low", "high", "n"])
+    by_step = outcomes.groupby("step")["correct"].agg(["mean", "sum", "count"])
+    low, high = proportion_confint(by_step["sum"], by_step["count"], method="wilson")
+    columns = {"accuracy": by_step["mean"], "low": low, "high": high, "n": by_step["count"]}
+    return pd.DataFrame(columns).reset_index()
+
+
+def load_alarms(folder: str | Path) -> pd.DataFrame:
+    """The alarms in the order of their iterations."""
+    columns = ["iteration", "alarm", "role", "adapter", "value", "threshold", "message"]
+    table = load(folder, "alarms").reindex(columns=columns)
+    return table.sort_values("iteration", kind="stable")
+
+
+def facts(folder: str | Path) -> pd.DataFrame:
+    """Accuracy at the first, the best and the last evaluation and at the first fall, and the first alarm.
+
+    Columns for reading: fact, iteration, value, detail. Facts that a run does not have are left out.
+    """
+    points, alarms = validation(folder).set_index("step"), load_alarms(folder)
+    rows: list[tuple[str, int, str, str]] = []
+    if len(points):
+        fall = first_fall(points["accuracy"])
+        named = {"start": points.index[0], "best": points["accuracy"].idxmax(), "end": points.index[-1]}
+        for fact, step in (named | ({"first fall": fall[1]} if fall else {})).items():
+            at = points.loc[step]
+            interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
+            rows.append((fact, int(step), f"{100 * at['accuracy']:.1f} %", interval))
+    if len(alarms):
+        first = alarms.iloc[0]
+        rows.append(("first alarm", int(first["iteration"]), first["alarm"].replace("_", " "), first["role"] or first["adapter"]))
+    return pd.DataFrame(rows, columns=["fact", "iteration", "value", "detail"]).set_index("fact")
+
+
+def curves(folder: str | Path, group: str | None = None) -> Iterator[tuple[Panel, dict[str, pd.Series]]]:
+    """Every panel (of a group) that the run has numbers for, with its series by iteration: one per role, or one named ""."""
+    tables = {name: load(folder, name) for name in ("roles", "metrics")}
+    for panel in PANELS:
+        table = tables[panel.table]
+        if panel.column not in table or group not in (None, panel.group):
+            continue
+        if panel.column == "jaccard":
+            table = table[table["slot_pairs"] > 0]  # elsewhere nothing was compared
+        values = table.assign(role=table.get("role", "")).pivot_table(panel.column, "iteration", "role", "last", sort=False)
+        if values.size and (panel.group != "signatures" or values.to_numpy().any()):  # a workflow asks for some forms only
+            yield panel, {role: values[role] for role in values}
