@@ -1,112 +1,106 @@
 """The paper's matrix at one scale: which cells are trained, and what is evaluated afterwards (paper sec 3).
 
 A results folder `<results_dir>/<scale>/` says in `grid.json` which runs its tables are made of, so that runs with other
-options can lie beside them. The Snakefile runs a grid; every cell of it can be run alone by papermill as well.
+options can lie beside them. The Snakefile runs a grid; papermill runs any cell of it alone.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluate import Evaluation
-from multirole.experiment.presets import SCALES, TASKS
+from multirole.experiment.presets import TASKS
 from multirole.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")
+CHECKED = ConfigDict(extra="forbid", strict=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Grid:
-    """Every cell of the matrix at one scale; bad values raise ValueError.
+    """Every cell of the matrix at one scale. Raises ValueError for values that cannot work.
 
     Args:
         seeds: each cell is trained once with each.
         parameters: fields of `Cell` that every cell shares and that differ from the preset.
         base_rollouts: episodes per problem of the untrained workflows, which are evaluated with the first seed only.
+        workflows, policies, tasks: names, or paths to one's own ("examples/debate.py:Debate").
     """
 
     scale: str
-    seeds: tuple[int, ...] = (0,)
-    parameters: dict[str, object] = field(default_factory=dict)
-    base_rollouts: int = 1
+    seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
+    parameters: dict[str, object] = Field(default_factory=dict)
+    base_rollouts: int = Field(1, ge=1)
+    workflows: list[str] = Field(default_factory=lambda: list(WORKFLOWS))
+    policies: list[str] = Field(default_factory=lambda: list(POLICIES))
+    tasks: list[str] = Field(default_factory=lambda: list(TASKS))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seeds", tuple(self.seeds))
-        if self.scale not in SCALES:
-            raise ValueError(f"scale={self.scale!r} is not known. Write one of {list(SCALES)}.")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={self.seeds} repeat one, or hold none. Write seeds=[0, 1, 2], say.")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"`seeds` must not repeat, got {self.seeds}.")
         if own := {"workflow", "policy", "task", "scale", "seed"} & set(self.parameters):
-            raise ValueError(f"parameters set {sorted(own)}, which the grid goes through itself. Leave them out.")
-        self.cells()  # refuses what no cell can be
+            raise ValueError(f"`parameters` cannot set {sorted(own)}, which vary within the grid. Leave them out.")
+        self.cells()  # raises what Cell refuses
 
     def cell(self, workflow: str, policy: str, task: str, seed: int) -> Cell:
-        """One cell of the matrix."""
+        """Make one cell of the matrix."""
         return Cell(workflow, policy, task, self.scale, seed, **self.parameters)
 
     def cells(self) -> list[Cell]:
-        """The trained cells: every workflow under both policies, and the single-agent control, for each task and seed."""
-        pairs = [*((w, p) for w in WORKFLOWS for p in POLICIES), ("single", "sp")]
-        return [self.cell(w, p, task, seed) for seed in self.seeds for task in TASKS for w, p in pairs]
+        """List the trained cells: every workflow under every policy, and the single-agent control, per task and seed."""
+        pairs = [*((w, p) for w in self.workflows for p in self.policies), ("single", "sp")]
+        return [self.cell(w, p, task, seed) for seed in self.seeds for task in self.tasks for w, p in pairs]
 
     def base(self, workflow: str, task: str) -> Evaluation:
-        """The untrained workflow."""
+        """Make the evaluation of the untrained workflow."""
         return Evaluation(self.cell(workflow, "sp", task, self.seeds[0]), "base", n_rollouts=self.base_rollouts)
 
-    def own(self, cell: Cell) -> Evaluation:
-        """A trained cell's early, best and terminal checkpoint."""
-        return Evaluation(cell)
-
     def transfer(self, workflow: str, task: str, seed: int, adapters: str = "transfer") -> Evaluation:
-        """The single-agent adapter at its best checkpoint in a workflow (Table 3)."""
+        """Make the evaluation of the single-agent adapter at its best checkpoint in a workflow (Table 3)."""
         return Evaluation(self.cell(workflow, "sp", task, seed), adapters)
 
     def evaluations(self) -> list[Evaluation]:
-        """Everything that is evaluated besides the validation of the runs themselves."""
+        """List what is evaluated besides the validation of the runs: base, every run's own checkpoints, transfer."""
         moved = [
             self.transfer(w, task, seed, adapters)
             for seed in self.seeds
-            for task in TASKS
-            for w in WORKFLOWS
+            for task in self.tasks
+            for w in self.workflows
             for adapters in ("transfer", "transfer_all")
         ]
-        return [
-            *(self.base(w, task) for task in TASKS for w in (*WORKFLOWS, "single")),
-            *(self.own(cell) for cell in self.cells()),
-            *moved,
-        ]
+        untrained = [self.base(w, task) for task in self.tasks for w in (*self.workflows, "single")]
+        return [*untrained, *(Evaluation(cell) for cell in self.cells()), *moved]
 
     def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
-        """The notebook parameters of a cell (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
+        """Return the notebook parameters of a cell (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
         cell = what if isinstance(what, Cell) else what.cell
-        coordinates = {
-            "workflow": cell.workflow_name,
-            "policy": cell.policy_name,
-            "task": cell.task,
-            "scale": cell.scale,
-        }
-        own = (
-            {}
-            if what is cell
-            else {"adapters": what.adapters, "checkpoints": what.checkpoints, "n_rollouts": what.n_rollouts}
-        )
-        return coordinates | {"seed": cell.seed} | self.parameters | own
+        names = () if what is cell else ("adapters", "checkpoints", "n_rollouts")
+        coordinates = {"workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task}
+        of_evaluation = {name: getattr(what, name) for name in names}
+        return coordinates | {"scale": cell.scale, "seed": cell.seed} | self.parameters | of_evaluation
 
     def write(self, results_dir: str | Path) -> None:
-        """`<results_dir>/<scale>/grid.json`."""
-        folder = Path(results_dir) / self.scale
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "grid.json", json.dumps(asdict(self), indent=2) + "\n")
+        """Write `<results_dir>/<scale>/grid.json`."""
+        write_json(Path(results_dir) / self.scale / "grid.json", asdict(self))
 
     @classmethod
     def read(cls, folder: str | Path) -> "Grid":
-        """The grid of a results folder `<results_dir>/<scale>`; ValueError where none is recorded."""
+        """Read the grid of a results folder `<results_dir>/<scale>`. Raises ValueError if none is recorded."""
         path = Path(folder) / "grid.json"
         if not path.is_file():
             raise ValueError(
-                f"{path} does not exist, so nothing says which runs the tables are of. Pass a folder such as results/tiny-s, "
-                "or run a grid first: make grid."
+                f"{path} does not exist, so it is not known which runs the tables are made of. Pass a folder such as "
+                "results/tiny-s, or run a grid first: make grid."
             )
         return cls(**json.loads(path.read_text()))
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write a JSON file, and its folder if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(data, indent=2) + "\n")

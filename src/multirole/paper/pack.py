@@ -106,12 +106,14 @@ def index(folder: str | Path) -> pd.DataFrame:
     return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=["run", "done"])
 
 
-def read(folder: str | Path, name: str, runs: list[str], columns: list[str] | None = None) -> pd.DataFrame:
-    """Read the rows of some runs from a packed table, with the column `run`; floats are in double precision again."""
+def read(
+    folder: str | Path, name: str, runs: list[str] | None = None, columns: list[str] | None = None
+) -> pd.DataFrame:
+    """Read the rows of some runs, or of all, from a packed table, with the column `run`; floats are in double precision again."""
     path = Path(folder) / f"{name}.parquet"
     if not path.exists():
         return pd.DataFrame(columns=["run"])
-    wanted = pc.field("run").isin(pa.array(runs, pa.string()))
+    wanted = None if runs is None else pc.field("run").isin(pa.array(runs, pa.string()))
     return _as_recorded(pq.read_table(path, columns=columns, filters=wanted, read_dictionary=["run"])).to_pandas()
 
 

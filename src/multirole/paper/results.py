@@ -1,4 +1,4 @@
-"""Reads a grid's finished runs and evaluations: one tidy table of each kind, with the cell's coordinates as columns."""
+"""Read a grid's packed runs and evaluations: one tidy table of each kind, with the cell's coordinates as columns."""
 
 import json
 from functools import cache, cached_property
@@ -10,7 +10,7 @@ import pandas as pd
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluate import Evaluation, named_steps
-from multirole.experiment.record import folder_of, is_done
+from multirole.paper import pack
 from multirole.paper.grid import Grid
 
 
@@ -24,73 +24,82 @@ class Key(NamedTuple):
 
 
 def key_of(cell: Cell) -> Key:
-    """A cell's coordinates."""
-    return Key(cell.workflow_name, cell.policy_name, cell.task, cell.seed)
+    """The coordinates of a cell, as `Grid.cell` takes them."""
+    return Key(cell.workflow, cell.policy_name, cell.task, cell.seed)
 
 
 class Results:
-    """The finished part of a grid. `folder` is `<results_dir>/<scale>`, which holds `grid.json`.
-
-    A run whose files do not match its DONE counts as unfinished: no number is made of altered data.
-    """
+    """The packed part of a grid. `folder` is `<results_dir>/<scale>`, which holds `grid.json` and the packed tables."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.grid = Grid.read(folder)
 
     @cached_property
-    def runs(self) -> dict[Key, Path]:
-        """Folder of every finished run."""
-        folders = {key_of(cell): folder_of(cell, self.folder.parent) for cell in self.grid.cells()}
-        return {key: folder for key, folder in folders.items() if is_done(folder)}
+    def packed(self) -> pd.DataFrame:
+        """`runs.parquet`, indexed by the names of runs and evaluations."""
+        return pack.index(self.folder).set_index("run")
 
     @cached_property
-    def evaluations(self) -> dict[tuple[str, Key], Path]:
-        """Folder of every finished evaluation, by what it evaluates and of whom."""
-        found = {(e.adapters, key_of(e.cell)): e.folder(self.folder.parent) for e in self.grid.evaluations()}
-        return {key: folder for key, folder in found.items() if is_done(folder)}
+    def runs(self) -> dict[Key, str]:
+        """The name of every packed run."""
+        return {key_of(cell): cell.id for cell in self.grid.cells() if cell.id in self.packed.index}
+
+    @cached_property
+    def evaluations(self) -> dict[tuple[str, Key], str]:
+        """The name of every packed evaluation, by what it evaluates and of whom."""
+        names = {(e.adapters, key_of(e.cell)): _name(e) for e in self.grid.evaluations()}
+        return {key: name for key, name in names.items() if name in self.packed.index}
 
     def missing(self) -> list[str]:
-        """Runs and evaluations that the grid asks for and that are not finished."""
-        cells = [cell.id for cell in self.grid.cells() if key_of(cell) not in self.runs]
-        asked: list[Evaluation] = self.grid.evaluations()
-        return cells + [
-            f"{e.adapters}/{e.cell.id}" for e in asked if (e.adapters, key_of(e.cell)) not in self.evaluations
-        ]
+        """List the runs and evaluations that the grid asks for and that are not packed."""
+        asked = [*(cell.id for cell in self.grid.cells()), *map(_name, self.grid.evaluations())]
+        return [name for name in asked if name not in self.packed.index]
 
     @cache  # noqa: B019  (a handful of instances, each used to the end)
     def table(self, name: str) -> pd.DataFrame:
-        """A table of `record.TABLES` of all finished runs below each other, with the columns of `Key` first."""
-        return _stack({key: folder / f"{name}.parquet" for key, folder in self.runs.items()})
+        """Return a table of all runs below each other, such as "metrics" or "eval", with the columns of `Key` first."""
+        return self._read(name, self.runs)
 
     @cache  # noqa: B019
     def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
-        """ "eval" or "turns" of all finished evaluations of a kind ("own", "base", "transfer", "transfer_all")."""
-        return _stack(
-            {k: folder / f"{name}.parquet" for (kind, k), folder in self.evaluations.items() if kind == adapters}
+        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all")."""
+        runs = {key: run for (kind, key), run in self.evaluations.items() if kind == adapters}
+        return self._read(pack.EVALUATION_TABLES[name], runs)
+
+    def _read(self, name: str, runs: dict[Key, str]) -> pd.DataFrame:
+        table = pack.read(self.folder, name, list(runs.values()))
+        place = (
+            table.pop("run").map({run: i for i, run in enumerate(runs.values())}).astype(int).sort_values(kind="stable")
         )
+        keys = pd.DataFrame(list(runs), columns=Key._fields).iloc[place]
+        return pd.concat([frame.reset_index(drop=True) for frame in (keys, table.loc[place.index])], axis=1)
+
+    def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:
+        """Return the rows of one evaluation, in the grid or not; None if it is not packed."""
+        name = _name(evaluation)
+        return pack.read(self.folder, "evaluations", [name]) if name in self.packed.index else None
 
     def provenance(self, key: Key) -> dict:
-        """Where a run's numbers come from."""
-        return json.loads((self.runs[key] / "provenance.json").read_text())
+        """Return where a run's numbers come from."""
+        return json.loads(self.packed.loc[self.runs[key], "provenance"])
 
     @cache  # noqa: B019
     def steps(self, key: Key) -> dict[str, int]:
-        """A run's early, best and terminal checkpoint, and its untrained start."""
-        return {"base": 0} | named_steps(self.runs[key])
+        """Return a run's early, best and terminal checkpoint, and its untrained start."""
+        return {"base": 0} | named_steps(self.correct(key).mean())
 
     def seeds(self, workflow: str, policy: str, task: str) -> list[int]:
-        """The seeds whose run is finished."""
+        """List the seeds whose run is packed."""
         return [key.seed for key in self.runs if key[:3] == (workflow, policy, task)]
 
     @cache  # noqa: B019
     def correct(self, key: Key) -> pd.DataFrame:
-        """One run's validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
-        table = self.table("eval")
-        return outcomes(table[(table[list(Key._fields)] == list(key)).all(axis=1)])
+        """Return one run's validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
+        return correct(self.folder, self.runs[key])
 
     def outcomes(self, workflow: str, policy: str, task: str, at: str) -> np.ndarray | None:
-        """(S, P): each seed's validation outcomes at "base", "early", "best" or "terminal"; None without a finished run.
+        """(S, P): each seed's validation outcomes at "base", "early", "best" or "terminal"; None without a run.
 
         "best" is chosen per seed on these same problems, as in the paper: it is optimistic.
         """
@@ -100,25 +109,22 @@ class Results:
     def evaluation_outcomes(self, adapters: str, workflow: str, task: str) -> np.ndarray | None:
         """(S, P): outcomes of a "base", "transfer" or "transfer_all" evaluation, mean over rollouts; None without one."""
         table = self.evaluated(adapters)
-        if table.empty:
-            return None
         mine = table[(table["workflow"] == workflow) & (table["task"] == task)]
-        by_problem = mine.groupby(["seed", "problem"])["correct"].mean().unstack("problem")
-        return by_problem.to_numpy(float) if len(by_problem) else None
+        return mine.pivot_table("correct", "seed", "problem").to_numpy(float) if len(mine) else None
 
 
-def outcomes(table: pd.DataFrame) -> pd.DataFrame:
-    """Problems x evaluated steps, 1.0 where right, of one run's `eval.parquet`."""
+def correct(folder: Path, run: str) -> pd.DataFrame:
+    """Read the validation of one packed run: problems x evaluated steps, 1.0 where right."""
+    table = _validation(folder, (folder / "eval.parquet").stat().st_mtime_ns)[run]
     return table.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
 
 
-def _stack(paths: dict[Key, Path]) -> pd.DataFrame:
-    """Tables of equal columns below each other; files that were never written, such as alarms that never rang, are empty."""
-    frames = []
-    for key, path in paths.items():
-        if path.exists():
-            frame = pd.read_parquet(path)
-            for place, (name, value) in enumerate(key._asdict().items()):
-                frame.insert(place, name, value)
-            frames.append(frame)
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(Key._fields))
+@cache
+def _validation(folder: Path, _modified: int) -> dict[str, pd.DataFrame]:
+    """Split the outcomes of all runs by run, anew when the file was written again."""
+    table = pack.read(folder, "eval", columns=["run", "step", "problem", "correct"])
+    return dict(iter(table.groupby("run", observed=True)))
+
+
+def _name(evaluation: Evaluation) -> str:
+    return f"{evaluation.name}/{evaluation.cell.id}"

@@ -104,16 +104,3 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     if not 1 <= k <= n:
         raise ValueError(f"k={k} of n={n} attempts cannot be drawn. Write a k from 1 to {n}.")
     return 1 - comb(n - right, k) / comb(n, k)
-
-
-def first_fall(accuracy: pd.Series, fall: float = 0.05) -> tuple[int, int] | None:
-    """(step of the evaluation before, step of the evaluation that shows it) of a run's first fall; None where it has none.
-
-    `accuracy` is by evaluated step. A run falls at the first evaluation that lies `fall` below the best one before it, whether or
-    not it recovers.
-    """
-    steps, values = accuracy.index.tolist(), accuracy.tolist()
-    for i in range(1, len(values)):
-        if values[i] <= max(values[:i]) - fall:
-            return steps[i - 1], steps[i]
-    return None

@@ -1,61 +1,63 @@
 """Runs that differ from a grid's in one thing: updates, schedules and rows, remedies, single-agent controls.
 
 A *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid it is tried on.
-Its runs lie beside the grid's, in `<results_dir>/<scale>/<cell id>/`, and `study.json` says which they are.
+Its runs are packed beside the grid's, and `study.json` says which they are.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluate import Evaluation
-from multirole.experiment.storage import write_text
-from multirole.paper.grid import Grid
-
-QUESTIONS = ("updates", "setup", "remedies", "controls")
-"""Of the number of optimizer steps; of the schedule and the order of rows; of what helps; of the single agent."""
+from multirole.paper.grid import CHECKED, Grid, write_json
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Variant:
-    """One change of a grid's cells. `cells` are "workflow policy task"."""
+    """One change of a grid's cells, which are written "workflow policy task"."""
 
-    question: str
+    question: Literal["updates", "setup", "remedies", "controls"]
     parameters: dict[str, object]
     cells: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Study:
-    """A grid's variants; bad values raise ValueError."""
+    """The variants of a grid. Raises ValueError for values that cannot work.
+
+    Args:
+        rollouts: answers per problem of the single agents' best checkpoint, for votes and best of k.
+    """
 
     grid: Grid
     seeds: list[int]
     variants: dict[str, Variant]
-    rollouts: int = 1
+    rollouts: int = Field(1, ge=1)
 
     def __post_init__(self) -> None:
-        if unknown := {v.question for v in self.variants.values()} - set(QUESTIONS):
-            raise ValueError(f"{sorted(unknown)} are no questions of a study. Write question: one of {QUESTIONS}.")
         if extra := set(self.seeds) - set(self.grid.seeds):
             raise ValueError(
-                f"seeds {sorted(extra)} are not in the grid, so that their runs have no twins. Write seeds of {self.grid.seeds}."
+                f"`seeds` must be seeds of the grid, {self.grid.seeds}, got {sorted(extra)}: a variant is compared with the "
+                "grid's run of the same seed."
             )
-        self.cells()  # refuses what no cell can be
+        self.cells()  # raises what Cell refuses
 
     @classmethod
     def of(cls, grid: Grid, given: dict[str, object]) -> "Study":
-        """From the text of `study.yaml`."""
-        variants = {name: Variant(**variant) for name, variant in given["variants"].items()}
-        return cls(grid, list(given["seeds"]), variants, given.get("rollouts", 1))
+        """Make a study from the content of `study.yaml`."""
+        return cls(grid, **given)
 
     def cell(self, name: str, where: str, seed: int) -> Cell:
-        """A variant of the grid's cell "workflow policy task"."""
+        """Make the variant of the grid's cell "workflow policy task"."""
         workflow, policy, task = where.split()
         parameters = {"policy": policy} | self.grid.parameters | self._own(name, policy)
-        return Cell(workflow=workflow, task=task, scale=self.grid.scale, seed=seed, **parameters)
+        return Cell(workflow, task=task, scale=self.grid.scale, seed=seed, **parameters)
 
     def _own(self, name: str, policy: str) -> dict[str, object]:
         """A variant's parameters; where one adapter has all roles, both clocks of the schedule are one, and one run is enough."""
@@ -63,41 +65,36 @@ class Study:
         return {field: value for field, value in own.items() if (policy, field) != ("sp", "lr_clock")}
 
     def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
-        """(variant, "workflow policy task", cell) of every run, seeds inmost."""
+        """Yield (variant, "workflow policy task", cell) of every run, seeds inmost."""
         for name, variant in self.variants.items():
             for where in variant.cells if question in (None, variant.question) else ():
                 for seed in self.seeds:
                     yield name, where, self.cell(name, where, seed)
 
     def cells(self) -> list[Cell]:
-        """Every run that the study trains besides the grid's."""
+        """List the runs that the study trains besides the grid's."""
         usual = {cell.id for cell in self.grid.cells()}
         return list({cell.id: cell for _, _, cell in self.runs() if cell.id not in usual}.values())
 
     def draws(self) -> list[Evaluation]:
-        """Several answers per problem of the grid's single agents at their best checkpoint, for votes and best of k."""
-        asked = dict.fromkeys(where.split()[2] for _, where, _ in self.runs("controls"))
-        return [
-            Evaluation(self.grid.cell("single", "sp", task, seed), "own", "best", self.rollouts)
-            for task in asked
-            for seed in self.seeds
-        ]
+        """List the evaluations of the grid's single agents with several answers per problem."""
+        tasks = dict.fromkeys(where.split()[2] for _, where, _ in self.runs("controls"))
+        singles = [self.grid.cell("single", "sp", task, seed) for task in tasks for seed in self.seeds]
+        return [Evaluation(cell, "own", "best", self.rollouts) for cell in singles]
 
     def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
-        """The notebook parameters of a run or of an evaluation."""
+        """Return the notebook parameters of a run or of an evaluation."""
         own = next((self._own(name, where.split()[1]) for name, where, cell in self.runs() if cell == what), {})
         return self.grid.parameters_of(what) | own
 
     def write(self, results_dir: str | Path) -> None:
-        """`<results_dir>/<scale>/study.json`."""
-        variants = {name: asdict(variant) for name, variant in self.variants.items()}
-        about = {"seeds": self.seeds, "variants": variants, "rollouts": self.rollouts}
-        folder = Path(results_dir) / self.grid.scale
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "study.json", json.dumps(about, indent=2) + "\n")
+        """Write `<results_dir>/<scale>/study.json`."""
+        about = asdict(self)
+        del about["grid"]
+        write_json(Path(results_dir) / self.grid.scale / "study.json", about)
 
     @classmethod
     def read(cls, grid: Grid, folder: str | Path) -> "Study | None":
-        """The study of a results folder `<results_dir>/<scale>`; None where none is recorded."""
+        """Read the study of a results folder `<results_dir>/<scale>`; None if none is recorded."""
         path = Path(folder) / "study.json"
         return cls.of(grid, json.loads(path.read_text())) if path.is_file() else None

@@ -1,7 +1,7 @@
 """The runs of a study beside those of the grid: a variant and its twin have the same seed and problems."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,34 +9,41 @@ import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.alarms import Alarms
+from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluate import named_steps
-from multirole.experiment.record import folder_of, is_done
-from multirole.paper.results import Results, outcomes
-from multirole.paper.statistics import first_fall
+from multirole.paper import pack
+from multirole.paper.results import Results, correct
 from multirole.paper.study import Study
 
 SHOWN = {"best": "peak", "terminal": "end"}
-NAMED = ("gradient_amplification", "sp_role_capture_tokens", "sp_role_capture_frequency")
+MECHANISMS = ("gradient_amplification", "sp_role_capture_tokens", "sp_role_capture_frequency")
 """The alarms of the paper's two mechanisms (sec 5)."""
 
 
-class Run(NamedTuple):
-    """One finished run: validation outcomes (problems x steps), and at which step its checkpoints are."""
+class Run:
+    """One packed run."""
 
-    cell: Cell
-    folder: Path
-    correct: pd.DataFrame
-    steps: dict[str, int]
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self.cell, self.folder = cell, folder
+
+    @cached_property
+    def correct(self) -> pd.DataFrame:
+        """Validation: problems x evaluated steps, 1.0 where right."""
+        return correct(self.folder, self.cell.id)
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """The early, best and terminal checkpoint."""
+        return named_steps(self.correct.mean())
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of `record.TABLES`; empty where it was never written, such as alarms that never rang."""
-        path = self.folder / f"{name}.parquet"
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        """Read one of the run's tables; without rows where it has none, such as alarms that never rang."""
+        return pack.read(self.folder, name, [self.cell.id])
 
     @property
     def falls(self) -> bool:
-        """Whether an evaluation lies 5 points below the best one before it."""
+        """Whether validation falls (`diagnostics.falls`)."""
         return first_fall(self.correct.mean()) is not None
 
     @property
@@ -44,27 +51,19 @@ class Run(NamedTuple):
         """Whether the present thresholds announce one of the paper's two mechanisms in it."""
         alarms = Alarms(self.cell.policy, self.cell.make_workflow().roles)
         alarms.replay(self.table("roles").to_dict("records"))
-        return any(row["alarm"] in NAMED for row in alarms.log)
-
-
-def run_of(cell: Cell, root: Path) -> Run | None:
-    """A cell's run below a results folder; None where it is not finished."""
-    folder = folder_of(cell, root)
-    read = _read(folder)
-    return read and Run(cell, folder, *read)
+        return any(row["alarm"] in MECHANISMS for row in alarms.log)
 
 
 @cache
-def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, int]] | None:
-    if not is_done(folder):
-        return None
-    return outcomes(pd.read_parquet(folder / "eval.parquet")), named_steps(folder)
+def run_of(cell: Cell, results_dir: Path) -> Run | None:
+    """Find a cell's run below a results folder; None if it is not packed."""
+    folder = results_dir / cell.scale
+    return Run(cell, folder) if cell.id in _names(folder) else None
 
 
-def named(cell: Cell) -> str:
-    """A cell's workflow and policy as the tables name them; a map stays as it is."""
-    policy = cell.policy_name
-    return f"{cell.workflow_name}, {policy if '=' in policy else policy.upper()}"
+@cache
+def _names(folder: Path) -> frozenset[str]:
+    return frozenset(pack.index(folder)["run"])
 
 
 def at(runs: list[Run], name: str) -> np.ndarray:
@@ -82,14 +81,9 @@ class Twins(NamedTuple):
     usual: list[Run]
     changed: list[Run]
 
-    @property
-    def label(self) -> str:
-        """The cell as the tables name it."""
-        return f"{named(self.usual[0].cell)}, {self.task}"
-
 
 def twins(results: Results, study: Study, *questions: str) -> Iterator[Twins]:
-    """Every variant of the questions on every cell that has a finished run of both, in the study's order."""
+    """Yield every variant of the questions on every cell that has a packed run of both, in the study's order."""
     found: dict[tuple[str, ...], list[tuple[Run, Run]]] = {}
     root = results.folder.parent
     for question in questions:
