@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or absent (design sec 8), and which one a run continues from.
+"""Checkpoints that are whole or absent, and which one a run continues from.
 
-    checkpoints/staging/            where transformers and the trainer write the next one; nothing reads it
-    checkpoints/checkpoint-N/       everything of iteration N; manifest.json, written last, names each file with its size and
+    checkpoints/staging/            where the trainer writes the next one; nothing reads it
+    checkpoints/checkpoint-N/       everything of iteration N; manifest.json, written last, names each file with its
                                     sha256, the cell's configuration, the rows of each table and the sha256 of each `turns` file
     adapters/step_N/                the adapters alone; they stay when the checkpoint goes
 
@@ -18,8 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from multirole.core.distributed import gather_objects, processes
-from multirole.experiment.storage import move, remove, sync_tree, write_text
-from multirole.tasks.sources import sha256
+from multirole.experiment.storage import AGAIN, move, remove, sha256, sync_tree, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 class Saving:
-    """Tries to write a checkpoint; a full disk costs it, not the run, until `PATIENCE` have failed in a row."""
+    """Tries to write a checkpoint. A full disk costs that checkpoint only, until `PATIENCE` have failed in a row."""
 
     def __init__(self, staged: Path) -> None:
         self.staged, self.failures = staged, 0
@@ -69,18 +68,16 @@ class Saving:
         return True
 
     def require(self) -> None:
-        """Refuse to end a run whose last checkpoint is not there (`NotSaved`)."""
+        """Refuse to end a run whose last checkpoint was not saved (`NotSaved`)."""
         if self.failures:
             raise NotSaved(
-                f"The last checkpoint could not be saved in {self.staged.parent}, so the run is not finished. The newest one "
-                "that is there is whole. Make room, or the disk writable, and start the same command again."
+                f"The last checkpoint could not be saved in {self.staged.parent}, so the run is not finished. {AGAIN}: it "
+                "continues from the newest checkpoint, which is whole."
             )
 
     def _failed(self, step: int, problem: str, error: Exception | None) -> None:
         self.failures += 1
-        free = (
-            shutil.disk_usage(self.staged.parent).free // 2**20
-        )  # torch's own words for a full disk say nothing of it
+        free = shutil.disk_usage(self.staged.parent).free // 2**20  # torch's own error does not name a full disk
         if processes().is_main_process:
             remove(self.staged / f"checkpoint-{step}")
             remove(self.staged / "adapters")
@@ -89,17 +86,14 @@ class Saving:
         )
         if self.failures == PATIENCE:
             raise NotSaved(
-                f"{what}, nor could the {PATIENCE - 1} before it, so the run stops. The newest one that is there is whole. "
-                "Make room, or the disk writable, and start the same command again: it continues from there."
+                f"{what}, nor could the {PATIENCE - 1} before it, so the run stops. {AGAIN}: it continues from the newest "
+                "checkpoint, which is whole."
             ) from error
-        logger.warning(
-            "%s. TRAINING GOES ON WITH NO NEW CHECKPOINT, and the next one is tried in its turn; after %d failures in a row "
-            "the run stops. Make room.", what, PATIENCE,
-        )  # fmt: skip
+        logger.warning("%s. Training continues without it. The run stops after %d failures in a row.", what, PATIENCE)
 
 
 def seal(folder: Path, step: int, rows: dict[str, int]) -> None:
-    """Sync the staged files, then say what they are."""
+    """Sync the staged files, then write the manifest of what they are."""
     staged = staging(folder) / f"checkpoint-{step}"
     sync_tree(staging(folder))
     files = {str(path.relative_to(staged)): path for path in sorted(staged.rglob("*")) if path.is_file()}
@@ -108,13 +102,13 @@ def seal(folder: Path, step: int, rows: dict[str, int]) -> None:
         "config": json.loads((folder / "config.json").read_text()),
         "rows": rows,
         "turns": {path.name: sha256(path) for path in sorted(folder.glob("turns/step_*.parquet"))},
-        "files": {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in files.items()},
+        "files": {name: sha256(path) for name, path in files.items()},
     }
     write_text(staged / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
 
 
 def publish(folder: Path, step: int) -> None:
-    """Give a sealed checkpoint and its adapters their names; then let the oldest go."""
+    """Give a sealed checkpoint and its adapters their names, then remove the oldest."""
     (folder / "adapters").mkdir(exist_ok=True)
     for source, target in (
         (staging(folder) / "adapters", folder / "adapters" / f"step_{step:05d}"),
@@ -154,14 +148,12 @@ def damage(checkpoint: Path, config: dict[str, object]) -> str | None:
     # an option that came after this checkpoint has its default there
     if others := [f"{name}={held[name]!r}" for name in held if held[name] != config.get(name)]:
         return f"it is of another configuration, with {', '.join(others)}"
-    for name, is_to_be in manifest["files"].items():
+    for name, digest in manifest["files"].items():
         path = checkpoint / name
         if not path.exists():
             return f"{name} is missing"
-        if path.stat().st_size != is_to_be["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes and was written with {is_to_be['bytes']}"
-        if sha256(path) != is_to_be["sha256"]:
-            return f"{name} has another sha256 than it was written with"
+        if sha256(path) != digest:
+            return f"{name} is not as it was written ({path.stat().st_size} bytes)"
     return None
 
 
@@ -175,7 +167,7 @@ def newest_whole(folder: Path) -> Path | None:
         problem = damage(checkpoint, config)
         if problem is None:
             for one in problems:
-                logger.warning("%s. IT IS NOT USED: the run continues from %s.", one, checkpoint.name)
+                logger.warning("%s. It is not used: the run continues from %s.", one, checkpoint.name)
             return checkpoint
         problems.append(f"{checkpoint}: {problem}")
     if problems:

@@ -53,17 +53,18 @@ def is_launched() -> bool:
     return "WORLD_SIZE" in os.environ
 
 
-def spawn(parameters: dict[str, object], launch: Launch, run: Callable[..., object] = subprocess.run) -> None:
-    """Start `launch.n_processes` processes of `multirole train` on this machine and wait for them.
+def spawn(
+    parameters: dict[str, object], launch: Launch, run: Callable[[list[str]], object] = subprocess.check_call
+) -> None:
+    """Start `launch.n_processes` processes of `multirole train` on this machine by `run`, and wait for them.
 
-    `parameters` are a cell's fields. Raises CalledProcessError when one fails; its traceback is on stderr.
+    `parameters` are a cell's fields.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parameters.json"
         path.write_text(json.dumps(parameters | dict(launch)))
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
-        run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)],
-            check=True, stdin=subprocess.DEVNULL)  # fmt: skip
+        run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)])
 
 
 def value(text: str) -> object:

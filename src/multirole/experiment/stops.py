@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1 end a training run after the iteration at hand, with a checkpoint and exit code 75; again, at once.
+"""Signals end a training run after the iteration at hand, with a checkpoint and exit code 75; a second one ends it at once.
 
-Before the first iteration and after the last there is nothing to save, and the run ends where it stands. In a notebook the kernel
-trains and papermill, which is what people and schedulers signal, dies of SIGTERM at once; the kernel would follow within a
-second. Here it takes papermill's end for a SIGTERM of its own.
+Before the first iteration and after the last there is nothing to save, and the run ends where it is. In a notebook the kernel
+trains, but people and schedulers signal papermill, which dies of SIGTERM at once and would take its kernel along within a
+second. Here the kernel takes papermill's end for a SIGTERM of its own.
 """
 
 import logging
@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from unittest.mock import ANY
 
 import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -24,20 +23,23 @@ from multirole.core.distributed import gather_objects
 
 logger = logging.getLogger(__name__)
 
-RESUMABLE = 75  # EX_TEMPFAIL: the same command goes on from the checkpoint
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+RESUMABLE = 75  # EX_TEMPFAIL: the same command continues from the checkpoint
+TERMINAL = (signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, *TERMINAL)
 ECHO = 2.0  # seconds: a scheduler and a launcher may both pass on one signal
 
 
 class Stopped(SystemExit):
     """The run was told to stop; the process exits with `RESUMABLE`."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
+    def __init__(self) -> None:
+        super().__init__(
+            "The run was told to stop and is not finished. The same command continues from its newest checkpoint."
+        )
         self.code = RESUMABLE
 
     def __str__(self) -> str:
-        return self.args[0]
+        return str(self.args[0])
 
 
 class Stop(TrainerCallback):
@@ -45,24 +47,24 @@ class Stop(TrainerCallback):
 
     def __init__(self) -> None:
         self.is_asked, self.is_training, self.since = False, False, 0.0
-        self.launcher: int | None = None
+        self.launcher: subprocess.Popen[bytes] | None = None
 
     def ask(self, signum: int, _: FrameType | None) -> None:
-        """The handler of `SIGNALS`."""
-        if self.is_asked and time.monotonic() - self.since > ECHO:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
+        """Handle a signal."""
         if self.is_asked:
+            if time.monotonic() - self.since > ECHO:
+                signal.signal(signum, signal.SIG_DFL)
+                os.kill(os.getpid(), signum)
             return
         self.is_asked, self.since = True, time.monotonic()
         name = signal.Signals(signum).name
         if self.launcher is not None:
             logger.warning("%s: passed on to the processes of this run", name)
-            for worker in psutil.Process(self.launcher).children():
+            for worker in psutil.Process(self.launcher.pid).children():
                 worker.send_signal(signal.SIGUSR1)
         elif self.is_training:
             logger.warning(
-                "%s: the run stops after this iteration, with a checkpoint. Once more, and it ends at once", name
+                "%s: the run stops after this iteration, with a checkpoint. A second signal ends it at once.", name
             )
         else:
             self.end()
@@ -70,11 +72,8 @@ class Stop(TrainerCallback):
     def end(self) -> None:
         """Raise `Stopped` if the run was told to stop."""
         if self.is_asked:
-            message = (
-                "The run was told to stop and is not finished. The same command continues from its newest checkpoint."
-            )
-            logger.warning(message)
-            raise Stopped(message)
+            logger.warning("%s", Stopped())
+            raise Stopped
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """From now on there is something to save."""
@@ -89,51 +88,58 @@ class Stop(TrainerCallback):
         """Everything is saved."""
         self.is_training = False
 
-    def run(self, command: list[str], check: bool, stdin: int) -> None:
-        """`subprocess.run` of a launcher, whose processes are told as well; `Stopped` if they were."""
-        with _ignored(signal.SIGUSR1):  # by torchrun, which a scheduler may tell as well, and which would die of it
-            process = subprocess.Popen(command, stdin=stdin)
-        with process:
-            self.launcher = process.pid
-            code = process.wait()
+    def run(self, command: list[str]) -> None:
+        """Run a launcher whose processes are told as well; `Stopped` if they were, CalledProcessError if one failed."""
+        # torchrun would die of a signal that a scheduler or a terminal sends to the whole group, and end its processes
+        with _handled(dict.fromkeys((signal.SIGUSR1, *TERMINAL), signal.SIG_IGN)):
+            self.launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        with self.launcher:
+            code = self.launcher.wait()
         self.end()
-        if check and code:
+        if code:
             raise subprocess.CalledProcessError(code, command)
 
 
 @contextmanager
-def _ignored(signum: signal.Signals) -> Iterator[None]:
-    """For the processes that are started meanwhile, too."""
+def _handled(handlers: dict) -> Iterator[None]:
+    """Handle signals this way for a while, but not those that nohup or a shell's `&` ignores. Threads handle none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signum, signal.SIG_IGN)
+    former = {signum: signal.getsignal(signum) for signum in handlers}
+    heard = [signum for signum in handlers if signum not in TERMINAL or former[signum] is not signal.SIG_IGN]
+    for signum in heard:
+        signal.signal(signum, handlers[signum])
     try:
         yield
     finally:
-        signal.signal(signum, handler)
+        for signum in heard:
+            signal.signal(signum, former[signum])
 
 
 @contextmanager
 def heeding() -> Iterator[Stop]:
-    """Heed the signals for as long as a run lasts. In a thread other than the main one Python hears none."""
+    """Heed the signals for as long as a run lasts."""
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
+    with _handled(dict.fromkeys(SIGNALS, stop.ask)), _outliving_papermill(stop):
         yield stop
-        return
-    former = {signum: signal.signal(signum, stop.ask) for signum in SIGNALS}
-    try:
-        with _outliving_papermill(stop):
-            yield stop
-    finally:
-        for signum, handler in former.items():
-            signal.signal(signum, handler)
+
+
+class _AnyProcess(int):
+    """A process number that equals every other."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
 
 
 @contextmanager
 def _outliving_papermill(stop: Stop) -> Iterator[None]:
-    """In a kernel, let the end of its parent be a SIGTERM, and not the `os._exit` of ipykernel's parent poller."""
-    poller = _poller()
+    """In a kernel, let the end of its parent be a SIGTERM, instead of the `os._exit` of ipykernel's parent poller."""
+    poller = None
+    if "ipykernel.kernelapp" in sys.modules and threading.current_thread() is threading.main_thread():
+        from ipykernel.kernelapp import IPKernelApp
+
+        poller = IPKernelApp.instance().poller if IPKernelApp.initialized() else None
     if poller is None:
         yield
         return
@@ -146,19 +152,10 @@ def _outliving_papermill(stop: Stop) -> Iterator[None]:
                     os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    poller.parent_pid = ANY  # equal to whatever process the parent is
+    poller.parent_pid = _AnyProcess(parent)
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         is_over.set()
         poller.parent_pid = watched  # now it ends a kernel whose papermill is gone
-
-
-def _poller() -> threading.Thread | None:
-    """The thread by which this kernel, if it is one, watches its parent."""
-    if "ipykernel.kernelapp" not in sys.modules:
-        return None
-    from ipykernel.kernelapp import IPKernelApp
-
-    return IPKernelApp.instance().poller if IPKernelApp.initialized() else None

@@ -3,6 +3,7 @@
 A rename is atomic; a file's content and a folder's names last through a power cut once each was synced, in that order.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -13,10 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SCHEMA_VERSION = "1"
+AGAIN = "Free some space, or make the disk writable, and start the same command again"
 
 
 class NotWritten(OSError):
     """A file could not be written, mostly because the disk is full; what was there before is whole."""
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -42,8 +50,8 @@ def read_table(path: Path) -> list[dict]:
     held = (table.schema.metadata or {}).get(b"multirole_schema", b"none").decode()
     if held != SCHEMA_VERSION:
         raise ValueError(
-            f"{path} is of schema version {held}, and this version of multirole continues tables of version {SCHEMA_VERSION} "
-            "alone. Use the version that wrote it (git_sha in provenance.json), or move that folder away to start afresh."
+            f"{path} has schema version {held}, and this version of multirole continues tables of version {SCHEMA_VERSION} "
+            "only. Use the version that wrote it (git_sha in provenance.json), or move that folder away to start afresh."
         )
     return table.to_pylist()
 
@@ -59,8 +67,7 @@ def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise NotWritten(
-            f"{path} could not be written: {error}. What was there before is whole. Make room, or the disk writable, and "
-            "start the same command again: it continues from what is there."
+            f"{path} could not be written: {error}. What was there before is whole. {AGAIN}: it continues from there."
         ) from error
 
 
@@ -72,10 +79,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Everything in a folder, to the disk."""
-    for path in sorted(folder.rglob("*")):
+    """Sync everything in a folder to the disk."""
+    for path in [*sorted(folder.rglob("*")), folder]:
         _sync(path)
-    _sync(folder)
 
 
 def remove(path: Path) -> None:
