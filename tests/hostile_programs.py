@@ -132,7 +132,7 @@ BOMBS = {
     "grows its input": ("error output_limit", "import os\nwhile True: os.write(0, b'x' * 10**6) or 1 / 0"),
     "recursion": ("error", "def f(n): return f(n + 1)\nf(0)"),
     "recursion past the stack": ("error memory timeout", "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return [*map(f, [n])]\nf(0)"),
-    "breaks the interpreter": ("error", "import ctypes\nctypes.memset(id(None), 0, 64)"),
+    "breaks the interpreter": ("error wrong_answer", "import ctypes\nctypes.memset(id(None), 0, 64)"),
     "reads address zero": ("error", "import ctypes\nctypes.string_at(0)"),
     "aborts": ("error violation", "import os\nos.abort()"),
 }  # fmt: skip

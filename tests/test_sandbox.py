@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -37,13 +35,12 @@ def test_the_fraction_and_every_reason() -> None:
     assert verdict.level == sandbox.level() and verdict.seconds > 0
 
 
-@pytest.mark.parametrize("may_share", [True, False])
-def test_all_pass_is_all_or_nothing_and_stops_at_the_first_failure(may_share: bool) -> None:
+def test_all_pass_is_all_or_nothing_and_stops_at_the_first_failure() -> None:
     right, wrong = ECHO, "n = int(input())\nif n == 3:\n    while True: pass\nprint(-n)"
     given = [echoes("0", "1", "2", "3"), echoes("0", "1", "2", "3")]
     limits = dataclasses.replace(LIMITS, workers=1, test_seconds=20.0)
     started = time.monotonic()
-    good, bad = sandbox.grade_batch([right, wrong], given, "all_pass", limits, may_share)
+    good, bad = sandbox.grade_batch([right, wrong], given, "all_pass", limits)
     assert (good.reward, good.passed, set(good.reasons)) == (1.0, 4, {"passed"})
     assert (bad.reward, bad.passed, bad.reason) == (0.0, 1, "wrong_answer")
     assert bad.reasons == ("passed", "wrong_answer", "not_run", "not_run")
@@ -154,9 +151,9 @@ def test_callers_own_mistakes_are_value_errors() -> None:
     for given in ([], [{"input": "1"}], None):
         with pytest.raises(ValueError, match="non-empty list"):
             sandbox.grade(ECHO, given)
-    with pytest.raises(ValueError, match="write 'fraction' or 'all_pass'"):
+    with pytest.raises(ValueError, match="must be 'fraction' or 'all_pass'"):
         sandbox.grade(ECHO, echoes("0"), rule="half")
-    with pytest.raises(ValueError, match="one list per program"):
+    with pytest.raises(ValueError, match="needs a list of tests"):
         sandbox.grade_batch([ECHO], [])
     with pytest.raises(ValueError, match="test_seconds"):
         Limits(test_seconds=0)
@@ -176,5 +173,3 @@ def test_the_command_grades_one_program(tmp_path: Path, capsys: pytest.CaptureFi
     assert sandbox.main([str(program), str(tests)]) == 2 and "non-empty list" in capsys.readouterr().err
     assert sandbox.main([str(program), str(tmp_path / "none")]) == 2
     assert sandbox.main([]) == 2
-    module = [sys.executable, "-m", "multirole.sandbox", str(program), str(tests)]
-    assert subprocess.run(module, capture_output=True, check=False, stdin=subprocess.DEVNULL).returncode == 2

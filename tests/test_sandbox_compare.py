@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from multirole.sandbox.compare import are_wrapped, is_right_text, is_right_value, normalise_tests
+from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
+
+
+def is_right_text(output: bytes, expected: str) -> bool:
+    return is_right(output, {"output": expected, "testtype": "stdin"}, is_wrapped=False)
+
+
+def is_right_value(output: bytes, expected: str, is_wrapped: bool) -> bool:
+    return is_right(output, {"output": expected, "testtype": "functional"}, is_wrapped)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +47,13 @@ from multirole.sandbox.compare import are_wrapped, is_right_text, is_right_value
         ("0.3001", "0.3", False),
         ("0.33333", "0.3333333333", False),
         ("1000000001", "1000000000", False),
+        ("1e18", "1000000000000000007", False),
+        ("1000000000000000000.0", "1000000000000000007", False),
+        ("2.880067194370825e+18", "2880067194370816120", False),
+        ("1e18", "1000000000000000000", True),
+        ("1000000000000000007", "1e18", True),
+        ("3.0000000001", "3", False),
+        ("3", "3.0000000001", True),
         ("10000000000000000000001", "10000000000000000000000", False),
         ("0101", "101", False),
         ("101", "0101", False),
@@ -71,7 +86,13 @@ def test_bytes_that_are_no_text_are_wrong() -> None:
         ("3", "3", True),
         ("3.0", "3", True),
         ("3", "3.0", True),
-        ("3.0000000001", "3", True),
+        ("3.0000000001", "3", False),
+        ("3.0000000001", "3.0", True),
+        ("3", "3.0000000001", True),
+        ("1e18", "1000000000000000007", False),
+        ("2.880067194370825e+18", "2880067194370816120", False),
+        ("1e18", "1000000000000000000", True),
+        ("[1e18]", "[1000000000000000007]", False),
         ("3.0001", "3.0", False),
         ("4", "3", False),
         ("true", "1", False),

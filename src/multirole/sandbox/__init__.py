@@ -1,29 +1,38 @@
-"""Run model-written programs without trusting them, and grade them: `grade`, `grade_batch`, `python -m multirole.sandbox`.
+"""Run model-written programs without trusting them, and grade them: `grade`, `grade_batch`, `multirole grade`.
 
 How it works. One small clean Python process per core (a zygote: no torch, an empty environment, none of our
-descriptors) locks itself down and forks a manager per program, which forks a process per test. A test's process has its
-input on stdin, its output on a memory file, and nothing else. Expected outputs never leave this process: outputs come
-back as bytes, bounded, and are compared here, on plain data, by the rules of `multirole.sandbox.compare`. A program
-that provably cannot carry anything from test to test (`inside.plain`) runs its tests in one process, which is faster
-and gives the same verdicts.
+descriptors) locks itself down. It forks a manager per program, which compiles the program and forks a process per test.
+A test's process has its input on stdin, its output on a memory file, and nothing else. Expected outputs never leave
+this process: outputs come back as bytes of bounded length and are compared here, as plain data, by the rules of
+`multirole.sandbox.compare`.
 
 What holds, at level "setuid+seccomp+landlock+rlimits" ("setuid" only when started as root; the other walls suffice):
-  * no network and no sockets but a private pair; no processes, no exec; no signals, ptrace or limits for others;
+  * no network and no sockets except a private pair; no processes, no exec; no signals, ptrace or limits for others;
   * no file can be opened, listed, looked up, written or removed, wherever it is: a program sees an empty, read-only file
-    system. There is no scratch directory. The standard library is imported before the program starts;
-  * CPU time, wall-clock time, address space, output, open files and core dumps are limited; threads are allowed;
+    system without a scratch directory;
+  * CPU time, wall-clock time, address space, output, open files, threads and core dumps are limited;
   * the environment, this process's memory and descriptors, and the inputs of other tests are out of reach;
-  * a test's process dies with its manager, that with its zygote, that with this process, within half a second;
-  * trouble of the sandbox itself raises `SandboxError`; it never becomes a reward.
+  * nothing that one test does can be seen by another;
+  * a test's process dies with its manager, the manager with its zygote, and the zygote with this process, within half a
+    second;
+  * no program makes grading fail. One that makes two workers fail has the reason "error" and is counted in
+    `Stats.crashes`. `SandboxError` means that the sandbox itself does not work; it never becomes a reward.
 seccomp is an allow-list and alone contains all of this; Landlock and the other user id are second walls. Without
 seccomp nothing is graded unless `require(allow_unsafe=True)` was called.
 
-What does not:
-  * bugs of the kernel; there are no namespaces, cgroups or virtual machine around it, and bubblewrap is not used;
+What does not hold:
+  * bugs of the kernel are not covered: there are no namespaces, cgroups or virtual machine around it;
   * memory is limited as address space per process, not as resident memory of all workers together;
-  * a program may measure time and see its own process id, and two tests of a program on different runs may differ by it;
-  * libc's fstat needs a call that with forged arguments tells size and date of a file whose path is known;
-  * programs have the standard library only (no numpy) and no files; Linux only.
+  * threads are limited to about 500 per worker when started as root. Otherwise all processes of the user count, and the
+    limit is 4,096 more than there were when the worker started;
+  * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart;
+  * libc's fstat needs a call that with forged arguments tells the size and date of a file whose path is known.
+
+What programs can use. Linux only, the standard library only (no numpy), no files. The standard library is imported
+before a program starts, by the names in its import statements and in calls of `__import__` and `import_module`; a module
+named in another way (a computed name, text given to `exec`) is only there if it was loaded anyway. Modules that need
+files, processes or the network (tempfile, subprocess, multiprocessing, urllib, mailbox, tkinter, zoneinfo without the
+tzdata of a file system) can be imported but fail when used. An encoding is there if it is common or named as a literal.
 """
 
 import argparse
@@ -66,23 +75,22 @@ def grade_batch(
     tests: Sequence[list[dict]],
     rule: str = "fraction",
     limits: Limits | None = None,
-    may_share: bool = True,
 ) -> list[Verdict]:
-    """One verdict per program, each with its own tests (in any form that `normalise_tests` takes). From any thread.
+    """Grade each program with its own tests, given in any form that `normalise_tests` takes; from any thread.
 
-    rule "fraction": every test is run and the reward is the share that passed. "all_pass": 1 or 0, and the first failure
-    ends the program; tests that were not run then have the reason "not_run". Equal programs with the same list of tests
-    are run once. An empty program has the reason "no_code". may_share=False gives every test a process of its own even
-    where sharing is safe. ValueError for malformed tests, SandboxError for trouble that is not the program's.
+    With the rule "fraction" every test is run and the reward is the share that passed. With "all_pass" the reward is 1
+    or 0 and the first failure ends the program; tests that were not run then have the reason "not_run". Equal programs
+    with the same list of tests are run once. An empty program has the reason "no_code". Raises ValueError for malformed
+    tests and SandboxError where the sandbox does not work, but nothing because of a program.
     """
     if rule not in RULES:
-        raise ValueError(f"got rule={rule!r}: no such way to grade a program; write 'fraction' or 'all_pass'")
+        raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
-        raise ValueError(f"got {len(programs)} programs and {len(tests)} lists of tests; write one list per program")
+        raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
     limits = limits or Limits()
     prepared = {key: Tests(normalise_tests(given)) for key, given in {id(given): given for given in tests}.items()}
     keys = [(program, id(given)) for program, given in zip(programs, tests, strict=True)]
-    jobs = {key: Job(key[0], prepared[key[1]], rule == "all_pass", may_share) for key in dict.fromkeys(keys)}
+    jobs = {key: Job(key[0], prepared[key[1]], rule == "all_pass") for key in dict.fromkeys(keys)}
     for job in jobs.values():
         if not job.program.strip():
             job.end("no_code")
@@ -93,6 +101,7 @@ def grade_batch(
         verdicts = {key: _verdict(job, rule, pool.level) for key, job in jobs.items()}
         _stats.add(verdicts.values(), time.monotonic() - started, sum(job.cpu_seconds for job in jobs.values()))
         _stats.restarts += pool.restarts - restarts
+        _stats.crashes += sum(job.has_crashed for job in jobs.values())
     return [verdicts[key] for key in keys]
 
 
@@ -104,13 +113,13 @@ def _verdict(job: Job, rule: str, level: str) -> Verdict:
 
 
 def level() -> str:
-    """The walls that this machine offers, for example "setuid+seccomp+landlock+rlimits"; record it beside results."""
+    """The walls that this machine offers, for example "setuid+seccomp+landlock+rlimits", for the record of a run."""
     with _lock:
         return _running(is_tested=False).level
 
 
 def require(allow_unsafe: bool = False) -> str:
-    """Run the self-test; the level. SandboxError where programs are not contained, unless allow_unsafe says go on."""
+    """Run the self-test and return the level; SandboxError if programs are not contained, unless allow_unsafe."""
     global _is_unsafe_allowed
     with _lock:
         _is_unsafe_allowed = allow_unsafe
@@ -119,7 +128,7 @@ def require(allow_unsafe: bool = False) -> str:
 
 
 def take_stats() -> Stats:
-    """The counts since the last call, which starts new ones."""
+    """Return the counts since the last call and start new ones."""
     global _stats
     with _lock:
         taken, _stats = _stats, Stats()
@@ -136,55 +145,55 @@ def close() -> None:
 
 
 def _running(is_tested: bool = True) -> Pool:
-    """The pool, started when there is none; tried out before it may grade. The caller holds the lock."""
+    """Return the pool, started if there is none and self-tested before it may grade. The caller holds the lock."""
     global _pool
     if _pool is None:
         if not sys.platform.startswith("linux"):
             raise SandboxError(
-                f"model-written programs are to be run on {sys.platform}. The sandbox is made of Linux system calls. "
-                "Use the Docker image, or Linux."
+                f"Model-written programs cannot be run on {sys.platform}, because the sandbox is made of Linux system "
+                "calls. Use the Docker image, or Linux."
             )
         pool = Pool()
         pool.start(1)
         _pool = pool
         if "landlock" not in pool.level:
-            logger.warning("sandbox at reduced level %r: see multirole.sandbox, 'What does not'", pool.level)
+            logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
     if is_tested and not _pool.is_tested:
         _try_out(_pool)
     return _pool
 
 
 def _try_out(pool: Pool) -> None:
-    """The self-test once per pool."""
+    """Run the self-test, once per pool."""
     try:
         selftest.check(pool)
     except SandboxError as error:
         if not _is_unsafe_allowed:
             close()
             raise SandboxError(
-                f"the sandbox failed its self-test: {error}. Model-written programs could do harm here, and a grader "
-                "that they can reach can be cheated. Use a Linux kernel with seccomp (a default Docker container has "
-                "it), or write allow_unsafe_code=True in the cell to run them all the same."
+                f"The sandbox failed its self-test: {error} Model-written programs could do harm here and could cheat "
+                "the grader. Use a Linux kernel with seccomp (a default Docker container has it), or set "
+                "allow_unsafe_code=True to run them all the same."
             ) from error
-        logger.warning("UNSAFE: %s; going on because allow_unsafe was given", error)
+        logger.warning("UNSAFE: %s. Programs are run all the same, because allow_unsafe was given.", error)
     pool.is_tested = True
 
 
 def _forget() -> None:
-    """In a forked copy of this process: leave the parent's workers alone and start own ones when needed."""
+    """In a forked copy of this process, leave the parent's workers alone; new ones are started when needed."""
     global _pool, _lock
     _lock, _pool = threading.RLock(), None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`multirole grade PROGRAM.py TESTS.json`: one JSON object on stdout; 0 graded, 2 usage, 3 trouble of the sandbox."""
+    """Grade one program and print its verdict as JSON; exit code 0, 2 for wrong usage, 3 if the sandbox does not work."""
     parser = argparse.ArgumentParser(prog="multirole grade", description="Grade one program against a file of tests.")
     parser.add_argument("program", type=Path, help="a Python program")
     parser.add_argument("tests", type=Path, help='JSON: [{"input", "output", "testtype", "metadata": {"func_name"}}]')
     parser.add_argument("--rule", choices=RULES, default="fraction")
     parser.add_argument("--seconds", type=float, default=Limits.test_seconds, help="CPU seconds per test")
     parser.add_argument("--memory-mib", type=int, default=None, help="address space of a program")
-    parser.add_argument("--allow-unsafe", action="store_true", help="go on where the self-test fails")
+    parser.add_argument("--allow-unsafe", action="store_true", help="go on if the self-test fails")
     try:
         options = parser.parse_args(argv)
     except SystemExit as error:  # argparse has said why

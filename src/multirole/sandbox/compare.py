@@ -10,37 +10,43 @@ The form of a test (DeepCoder / PrimeIntellect, LiveCodeBench):
   * Some data wraps every expected value in a list of one. If all functional outputs of a problem are lists of one, the
     bare value is right as well.
 
-How stdout is compared. Both sides are stripped, split at line feeds, each line stripped; the numbers of lines must be
-equal. A line is right if it is the same text, or if its words are and its numbers are equal as numbers: 1.50 and 1.5,
-7.0 and 7, within 1e-9 (relative or absolute) where either side has a point or an exponent. Where a line has a word that
-is no number, the spaces between its words must be the same too. LiveCodeBench compares the same way, with three
-differences: it has no tolerance (0.1 + 0.2 printed in full fails 0.3), it compares numbers only on lines of nothing
-else, and it takes 0101 for 101; numbers with superfluous zeros in front are text here, because outputs such as bit
-strings are.
+How stdout is compared. Both sides are stripped and split at line feeds, and each line is stripped; the numbers of lines
+must be equal. A line is right if it is the same text, or if its words are the same and its numbers are equal as
+numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Where the expected number has a point or an exponent, a difference of
+1e-9 (relative or absolute) is allowed; a whole number has to be met exactly. Where a line has a word that is not a
+number, the spaces between its words must be the same too. LiveCodeBench compares the same way, with three differences:
+it has no tolerance (0.1 + 0.2 printed in full fails 0.3), it compares numbers only on lines of nothing else, and it
+takes 0101 for 101; numbers with superfluous leading zeros are text here, because outputs such as bit strings are.
 
-How values are compared. Tuples are lists; integers and floats by value, floats within 1e-9; true and false are not 1
-and 0 (the field, comparing with `==`, takes them); a key of a dict is a string, as in JSON; NaN equals nothing.
+How values are compared. Tuples are lists; integers and floats by value, with the same tolerance where the expected
+value is a float; true and false are not 1 and 0 (the field, comparing with `==`, takes them); a key of a dict is a
+string, as in JSON; NaN equals nothing.
+
+An output is wrong without being read if it is longer than `_LONGER` times the expected output and `_SLACK` bytes more,
+so that comparing costs no more than in proportion to the expected output, whatever a program writes.
 """
 
 import json
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 TOLERANCE = 1e-9
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _PADDED = re.compile(r"[+-]?0[0-9]")
 _MAX_DIGITS = 400
-"""A longer number must be the same text: arithmetic on what a program printed stays cheap."""
+"""A longer number must be the same text, so that arithmetic on what a program printed stays cheap."""
+_LONGER, _SLACK = 8, 4096
+"""A float takes 20 characters where the expected output may have 3, and "\\u00e9" 6 bytes where it has 1 character."""
 
 
 def normalise_tests(tests: list[dict] | dict | str) -> list[dict]:
-    """Any of the forms above (or the JSON of one) as a new list of checked tests in the first form; else ValueError."""
+    """Check tests in any of the forms above, or the JSON of one, and return them in the first form; ValueError if malformed."""
     if isinstance(tests, str):
         try:
             tests = json.loads(tests)
         except (ValueError, RecursionError) as error:
-            raise _bad(tests[:60], f"it is a string that is no JSON ({error})") from error
+            raise _bad(tests[:60], f"the string is not JSON ({error})") from error
     if isinstance(tests, dict):
         tests = _from_taco(tests)
     if not isinstance(tests, list) or not tests:
@@ -50,7 +56,7 @@ def normalise_tests(tests: list[dict] | dict | str) -> list[dict]:
 
 def _bad(given: object, why: str) -> ValueError:
     return ValueError(
-        f"got tests {str(given)[:200]!r}: {why}. Write a non-empty list of "
+        f"Got tests {str(given)[:200]!r}, but {why}. Write a non-empty list of "
         '{"input": str, "output": str, "testtype": "stdin" or "functional", "metadata": {"func_name": str}}.'
     )
 
@@ -89,17 +95,17 @@ def _normalise(test: dict) -> dict:
     if kind in ("stdin", "stdin_stdout"):
         return {"input": given, "output": expected, "testtype": "stdin"}
     if kind != "functional":
-        raise _bad(test, f"testtype {kind!r} is unknown")
+        raise _bad(test, f"the testtype {kind!r} is unknown")
     name = (test.get("metadata") or {}).get("func_name")
     if not isinstance(name, str) or not name.isidentifier():
-        raise _bad(test, f"a functional test needs metadata.func_name, and {name!r} is no name of a function")
+        raise _bad(test, f"a functional test needs metadata.func_name, and {name!r} cannot be the name of a function")
     try:
         for line in given.split("\n") if given else ():
             json.loads(line)
         json.loads(expected)
     except (ValueError, RecursionError) as error:
         raise _bad(
-            test, f"a functional test holds one JSON value per input line and one as output ({error})"
+            test, f"a functional test needs one JSON value per input line and one as output ({error})"
         ) from error
     return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": name}}
 
@@ -110,8 +116,13 @@ def are_wrapped(tests: list[dict]) -> bool:
     return bool(outputs) and all(isinstance(output, list) and len(output) == 1 for output in outputs)
 
 
-def is_right_text(output: bytes, expected: str) -> bool:
-    """stdout against the expected text."""
+def is_right(output: bytes, test: dict, is_wrapped: bool) -> bool:
+    """Whether the output of a program is what a normalised test expects; is_wrapped as of `are_wrapped`."""
+    expected = test["output"]
+    if len(output) > _LONGER * len(expected) + _SLACK:
+        return False
+    if test["testtype"] == "functional":
+        return _is_right_value(output, json.loads(expected), is_wrapped)
     got = output.decode("utf-8", "replace").strip().split("\n")
     want = expected.strip().split("\n")
     return len(got) == len(want) and all(map(_is_right_line, got, want))
@@ -136,32 +147,28 @@ def _is_right_word(got: str, want: str) -> bool:
         return False
     try:
         first, second = Decimal(got), Decimal(want)
-        if first == second:
-            return True
-        if all(mark not in got + want for mark in ".eE"):
-            return False
-        return abs(first - second) <= Decimal(TOLERANCE) * max(1, abs(second))
-    except InvalidOperation:
+        is_exact = not any(mark in want for mark in ".eE")
+        return first == second or (not is_exact and abs(first - second) <= Decimal(TOLERANCE) * max(1, abs(second)))
+    except ArithmeticError:
         return False
 
 
-def is_right_value(output: bytes, expected: str, is_wrapped: bool) -> bool:
-    """A function's result, as the JSON that its process left, against the JSON of the expected value."""
+def _is_right_value(output: bytes, want: object, is_wrapped: bool) -> bool:
+    """A function's result, as the JSON that its process left, against the expected value."""
     try:
         got = json.loads(output)
     except (ValueError, RecursionError):  # forged, cut off, or an integer of more than 4300 digits
         return False
-    want = json.loads(expected)
     return _is_same(got, want) or (is_wrapped and _is_same(got, want[0]))
 
 
 def _is_same(got: object, want: object) -> bool:
-    """Both come from JSON, hence are plain; a stack instead of recursion, because one side is untrusted."""
+    """Compare two values made of JSON types, with a stack instead of recursion, because one side is untrusted."""
     pairs = [(got, want)]
     while pairs:
         a, b = pairs.pop()
         if type(a) in (int, float) and type(b) in (int, float):
-            if a != b and not (float in (type(a), type(b)) and _is_close(a, b)):
+            if a != b and not (type(b) is float and _is_close(a, b)):
                 return False
         elif type(a) is not type(b):
             return False

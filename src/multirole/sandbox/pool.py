@@ -1,9 +1,13 @@
 """The workers of this process and the schedule: which worker runs which tests of which program next.
 
-Guided self-scheduling: a free worker takes the next tests of the first program that has any, so many that about twice
-the number of workers such units would finish the batch. In a large batch that is a whole program; at its end, or for a
-single program, tests spread over all workers. Results are compared as they arrive, and under "all_pass" the first
-failure ends the program's tests wherever they run.
+Guided self-scheduling: a free worker takes the next tests of the first program that has any left, and as many of them as
+would finish the batch in about two such units per worker. In a large batch that is a whole program; at the end of a
+batch, or for a single program, the tests are spread over all workers. Results are compared as they arrive, and under
+"all_pass" the first failure ends the program's tests wherever they run.
+
+A program that makes its worker fail is tried once more on a new worker. If that fails as well, the rest of its tests
+are errors and it is counted in `Stats.crashes`, provided that a new worker still grades a known program as it should.
+Otherwise the sandbox itself is broken, which raises `SandboxError`.
 """
 
 import contextlib
@@ -11,9 +15,10 @@ import logging
 import select
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from multirole.sandbox.compare import are_wrapped, is_right_text, is_right_value
+from multirole.sandbox.compare import are_wrapped, is_right
 from multirole.sandbox.inside import wire
 from multirole.sandbox.verdict import Limits, Reason, SandboxError
 from multirole.sandbox.worker import Frame, Worker
@@ -23,6 +28,7 @@ logger = logging.getLogger(__name__)
 _LEAST_TESTS = 4  # fewer are not worth the start of another manager
 _MOST_TESTS = 1000  # per unit: the head of a unit stays small
 _MOST_PROGRAM_BYTES = 4 << 20
+CONTROL = ("print(input())", {"input": "control", "output": "control", "testtype": "stdin"})
 _EXIT_REASONS: dict[int, Reason] = {wire.NO_MEMORY: "memory", wire.FORBIDDEN: "violation", wire.TOO_BIG: "output_limit"}
 _SIGNAL_REASONS: dict[int, Reason] = {
     signal.SIGSYS: "violation", signal.SIGXCPU: "timeout", signal.SIGKILL: "memory", signal.SIGXFSZ: "output_limit",
@@ -33,8 +39,8 @@ class Tests:
     """A problem's normalised tests in the form that the workers and the comparison need, shared by all its programs."""
 
     def __init__(self, tests: list[dict]) -> None:
+        self.tests = tests
         self.inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
-        self.outputs = [test["output"] for test in tests]
         self.functions = [test["metadata"]["func_name"] if test["testtype"] == "functional" else "" for test in tests]
         self.is_wrapped = are_wrapped(tests)
 
@@ -46,7 +52,6 @@ class Job:
     program: str
     tests: Tests
     stops_early: bool
-    may_share: bool = True
     reasons: list[Reason] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     timeouts: int = 0
@@ -54,6 +59,8 @@ class Job:
     started: float = 0.0
     seconds: float = 0.0
     is_over: bool = False
+    has_crashed: bool = False
+    is_control: bool = False
 
     def __post_init__(self) -> None:
         self.reasons = ["not_run"] * len(self.tests.inputs)
@@ -62,11 +69,12 @@ class Job:
         if len(self.source) > _MOST_PROGRAM_BYTES:
             self.end("error")
 
-    def end(self, reason: Reason) -> None:
-        """No test that still waits will be run."""
-        for test in self.waiting:
+    def end(self, reason: Reason, unfinished: Iterable[int] = ()) -> None:
+        """Give a reason to the unfinished tests and to those that wait; none of them will be run."""
+        for test in (*unfinished, *self.waiting):
             self.reasons[test] = reason
-        self.waiting, self.is_over = [], True
+        self.waiting = []
+        self.is_over |= self.stops_early
 
     def note(self, test: int, frame: Frame) -> None:
         """Take one test's outcome and judge it."""
@@ -81,12 +89,8 @@ class Job:
         elif frame.code != wire.FINE:
             reason = _EXIT_REASONS.get(frame.code, "error")
         else:
-            expected = self.tests.outputs[test]
-            if self.tests.functions[test]:
-                is_right = is_right_value(frame.output, expected, self.tests.is_wrapped)
-            else:
-                is_right = is_right_text(frame.output, expected)
-            reason = "passed" if is_right else "wrong_answer"
+            is_passed = is_right(frame.output, self.tests.tests[test], self.tests.is_wrapped)
+            reason = "passed" if is_passed else "wrong_answer"
         self.reasons[test] = reason
         self.cpu_seconds += frame.cpu_seconds
         self.seconds = time.monotonic() - self.started
@@ -106,7 +110,7 @@ class _Unit:
 
 
 class Pool:
-    """The workers; not safe for threads, its owner locks."""
+    """The workers; its owner takes care that one thread at a time uses it."""
 
     def __init__(self) -> None:
         self.idle: list[Worker] = []
@@ -135,7 +139,7 @@ class Pool:
             self.idle.pop().close()
 
     def run(self, jobs: list[Job], limits: Limits) -> None:
-        """Run all jobs to their end; SandboxError if the sandbox itself fails twice at the same unit."""
+        """Run all jobs to their end; SandboxError if the sandbox itself fails, whatever the programs are."""
         again: list[_Unit] = []
         busy: dict[int, tuple[Worker, _Unit]] = {}
         queue = [job for job in reversed(jobs) if job.waiting]
@@ -146,10 +150,7 @@ class Pool:
                     self._dispatch(unit, limits, busy, again)
                 self._listen(busy, again)
         finally:
-            for (
-                worker,
-                _,
-            ) in busy.values():  # after an error or Ctrl-C: a half-read answer must not be taken for the next
+            for worker, _ in busy.values():  # after an error or Ctrl-C, so that no answer is taken for the next one
                 worker.close()
 
     def _next_unit(self, queue: list[Job], again: list[_Unit], n_workers: int) -> _Unit | None:
@@ -180,7 +181,6 @@ class Pool:
             short_seconds=limits.test_seconds / 20,
             memory_bytes=limits.memory_bytes,
             output_bytes=limits.output_bytes,
-            may_share=job.may_share,
         )
         self.start(1)
         worker = self.idle.pop()
@@ -220,41 +220,43 @@ class Pool:
             if frame.index >= 0:
                 test = unit.tests[frame.index] if frame.index < len(unit.tests) else -1
                 if test not in unit.left:
-                    raise SandboxError(f"a worker reported test {frame.index}, which it had not to run")
+                    raise SandboxError(f"A worker reported test {frame.index}, which it was not given.")
                 unit.left.remove(test)
                 if not job.is_over:
                     job.note(test, frame)
                 continue
             if unit.left and not job.is_over:
-                reason = self._reason_of_manager(frame, worker)
-                for test in unit.left:
-                    job.reasons[test] = reason
-                if job.stops_early:
-                    job.end("not_run")
+                job.end(self._reason_of_manager(frame, worker), unit.left)
             return True
         return False
 
     def _reason_of_manager(self, frame: Frame, worker: Worker) -> Reason:
-        """Why a manager ended before its tests: compiling the program can time out or crash; the rest is our trouble."""
+        """Why a manager ended before its tests: compiling the program can time out or crash; the rest is a failure."""
         if frame.kind == wire.TIMED_OUT or (frame.kind == wire.SIGNALLED and frame.code == signal.SIGXCPU):
             return "timeout"
         if frame.kind == wire.SIGNALLED and frame.code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS):
             return "error"
-        raise SandboxError(f"a manager ended with kind {frame.kind}, code {frame.code}: {worker.last_words()}")
+        raise SandboxError(f"A manager ended (kind {frame.kind}, code {frame.code}): {worker.last_words()}")
 
     def _failed(self, worker: Worker, unit: _Unit, error: SandboxError, again: list[_Unit]) -> None:
-        """Replace a worker; the second failure of a unit is raised."""
+        """Replace a worker and try its unit again; the second time, the program is to blame, or else the sandbox."""
         worker.close()
         self.restarts += 1
-        if unit.attempt == 2:
-            raise error
-        logger.warning("a sandbox worker was replaced: %s", error)
-        unit.attempt = 2
-        again.append(unit)
+        job = unit.job
+        if unit.attempt == 1 and not job.has_crashed:
+            logger.warning("A sandbox worker was replaced: %s", error)
+            unit.attempt = 2
+            again.append(unit)
+            return
+        if job.is_control or run_alone(self, *CONTROL, Limits(workers=1)) != "passed":
+            raise SandboxError(f"The sandbox does not work any more: {error}") from error
+        logger.error("A program made two workers fail; its remaining tests count as errors. The last one: %s", error)
+        job.has_crashed = True
+        job.end("error", unit.left)
 
 
 def run_alone(pool: Pool, program: str, test: dict, limits: Limits) -> Reason:
-    """The reason of one test of one program, for the self-test."""
-    job = Job(program, Tests([test]), stops_early=False)
+    """The reason of one test of one program, for the self-test and as a control."""
+    job = Job(program, Tests([test]), stops_early=False, is_control=True)
     pool.run([job], limits)
     return job.reasons[0]

@@ -1,6 +1,6 @@
-"""The self-test: programs that must pass, and attacks that must not come to their end, before anything is graded.
+"""The self-test: programs that must pass, and attacks that must not succeed, before anything is graded.
 
-An attack prints "escaped" when it got through. Walls are judged by this, not by whether the kernel claims them.
+An attack prints "escaped" when it succeeded. The walls are judged by this, not by what the kernel claims to support.
 """
 
 import os
@@ -32,12 +32,12 @@ ATTACKS = {
 
 
 def check(pool: Pool) -> None:
-    """Run both on the pool's workers; SandboxError with what came out otherwise than it must."""
+    """Run both on the pool's workers; SandboxError with the first result that is not as it must be."""
     limits = Limits(test_seconds=10.0, workers=1)
     for name, program in GOOD.items():
         reason = run_alone(pool, program, {"input": "5", "output": "120", "testtype": "stdin"}, limits)
         if reason != "passed":
-            raise SandboxError(f"a correct program ({name}) ended with {reason!r} at level {pool.level!r}")
+            raise SandboxError(f"a correct program ({name}) ended with {reason!r} at level {pool.level!r}.")
     with tempfile.NamedTemporaryFile("w+", prefix="multirole-canary-") as canary:
         canary.write("canary")
         canary.flush()
@@ -46,7 +46,7 @@ def check(pool: Pool) -> None:
         for name, program in ATTACKS.items():
             reason = run_alone(pool, program.format(canary=canary.name, trainer=os.getpid()), expected, limits)
             if reason == "passed":
-                raise SandboxError(f"a program that {name} was not stopped at level {pool.level!r}")
+                raise SandboxError(f"a program that {name} was not stopped at level {pool.level!r}.")
         canary.seek(0)
         if canary.read() != "canary":
-            raise SandboxError(f"a program wrote a file at level {pool.level!r}")
+            raise SandboxError(f"a program wrote a file at level {pool.level!r}.")

@@ -1,4 +1,4 @@
-"""The words of grading: `Limits` in, `Verdict` out, `Stats` for a dashboard, `SandboxError` for trouble of our own."""
+"""What goes into grading and what comes out: `Limits`, `Verdict`, `Stats`, and `SandboxError` for failures of our own."""
 
 import os
 from collections import Counter
@@ -13,11 +13,11 @@ RULES = ("fraction", "all_pass")
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, or contains too little; says nothing about the program that was to be run."""
+    """The sandbox itself failed or does not contain programs; this says nothing about the program that was to be run."""
 
 
 def processes_here() -> int:
-    """Training processes on this machine, as a launcher tells each of them; they grade at the same time."""
+    """The number of training processes on this machine, as the launcher tells each of them; all of them grade at once."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -57,20 +57,21 @@ class Limits:
         if not 0 < self.test_seconds <= self.problem_seconds or self.full_timeouts < 1:
             raise ValueError(
                 f"Limits got test_seconds={self.test_seconds}, problem_seconds={self.problem_seconds}, "
-                f"full_timeouts={self.full_timeouts}. One test cannot have more time than all tests, and one must be "
-                "able to use up its time. Write 0 < test_seconds <= problem_seconds and full_timeouts >= 1."
+                f"full_timeouts={self.full_timeouts}. One test cannot have more time than all tests together, and at "
+                "least one must be able to use all of its time. Write 0 < test_seconds <= problem_seconds and "
+                "full_timeouts >= 1."
             )
         if self.memory_bytes < 64 << 20 or not 256 <= self.output_bytes <= 256 << 20 or self.workers < 1:
             raise ValueError(
                 f"Limits got memory_bytes={self.memory_bytes}, output_bytes={self.output_bytes}, "
-                f"workers={self.workers}. Python itself needs about 32 MiB and our own memory must stay bounded. "
+                f"workers={self.workers}. Python itself needs about 32 MiB, and outputs are held in our own memory. "
                 "Write memory_bytes >= 64 MiB, 256 <= output_bytes <= 256 MiB and workers >= 1."
             )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a program came to. `reason` is "passed", or the reason of the first test that was run and not passed."""
+    """The result of grading one program. `reason` is "passed", or the reason of the first test that was run and not passed."""
 
     reward: float
     passed: int
@@ -83,13 +84,18 @@ class Verdict:
 
 @dataclass
 class Stats:
-    """Counts since the last reset. seconds: wall-clock time inside grading; cpu_seconds: of the programs' processes."""
+    """Counts since the last reset.
+
+    seconds is the wall-clock time inside grading, cpu_seconds the CPU time of the programs' processes, restarts the
+    number of workers that had to be replaced, crashes the number of programs that made two workers fail.
+    """
 
     programs: int = 0
     tests: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     restarts: int = 0
+    crashes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, verdicts: Iterable[Verdict], seconds: float, cpu_seconds: float) -> None:
@@ -104,6 +110,6 @@ class Stats:
     def line(self) -> str:
         """For a dashboard, for example "8 programs, 80 tests, 0.4 s: passed 60, wrong_answer 20"."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common())
-        return f"{self.programs} programs, {self.tests} tests, {self.seconds:.1f} s" + (
-            f": {reasons}" if reasons else ""
-        )
+        line = f"{self.programs} programs, {self.tests} tests, {self.seconds:.1f} s"
+        line += f": {reasons}" if reasons else ""
+        return line + (f"; {self.crashes} PROGRAMS MADE WORKERS OF THE SANDBOX FAIL" if self.crashes else "")

@@ -1,4 +1,4 @@
-"""The trainer's side of one zygote: start it, hand it units, take its frames. Trusts none of the bytes in them."""
+"""The trainer's side of one zygote: start it, hand it units, receive its frames. None of the bytes in them is trusted."""
 
 import json
 import os
@@ -21,6 +21,7 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "LC_ALL": "C.UTF-8",
+    "HOME": "/",
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space that a program may have
 }
 
@@ -67,63 +68,60 @@ class Worker:
         self.level = json.loads(frames[0].output)["level"]
 
     def send(self, head: wire.Head, source: bytes, inputs: list[bytes]) -> None:
-        """Hand over one unit; its frames follow."""
+        """Hand over one unit; its frames will follow."""
         head_bytes = json.dumps(asdict(head)).encode()
-        body = os.memfd_create("unit")
         try:
-            with open(body, "wb", closefd=False) as file:
-                file.writelines([head_bytes, source, *inputs])
-            self.most = head.output_bytes
-            self.deadline = time.monotonic() + head.unit_seconds + _GRACE_SECONDS
-            socket.send_fds(self.channel, [wire.MESSAGE.pack(wire.UNIT, len(head_bytes))], [body])
+            with open(os.memfd_create("unit"), "wb") as body:
+                body.writelines([head_bytes, source, *inputs])
+                body.flush()
+                self.most = head.output_bytes
+                self.deadline = time.monotonic() + head.unit_seconds + _GRACE_SECONDS
+                socket.send_fds(self.channel, [wire.MESSAGE.pack(wire.UNIT, len(head_bytes))], [body.fileno()])
         except OSError as error:
-            raise SandboxError(f"a worker takes no more work ({error}): {self.last_words()}") from error
-        finally:
-            os.close(body)
+            raise SandboxError(f"A worker accepts no work ({error}): {self.last_words()}") from error
 
     def stop(self) -> None:
-        """Ask it to end its unit early; frames that are under way and the end of the unit still come."""
+        """Ask it to end its unit early; frames on their way and the end of the unit still arrive."""
         try:
             self.channel.send(wire.MESSAGE.pack(wire.STOP, 0))
         except OSError as error:
-            raise SandboxError(f"a worker is gone ({error}): {self.last_words()}") from error
+            raise SandboxError(f"A worker has ended ({error}): {self.last_words()}") from error
 
     def wait(self, seconds: float) -> None:
         """Sleep until something can be read; SandboxError after that many seconds."""
         poller = select.poll()
         poller.register(self.answers, select.POLLIN)
         if not poller.poll(max(0.0, 1000 * seconds)):
-            raise SandboxError(f"a worker does not answer: {self.last_words()}")
+            raise SandboxError(f"A worker does not answer: {self.last_words()}")
 
     def frames(self) -> list[Frame]:
-        """The frames that have arrived, without waiting; SandboxError if the worker is gone, late or not our own."""
+        """The frames that have arrived, without waiting; SandboxError if the worker has ended, is late or sends other things."""
         try:
             while len(self.buffer) <= self.most + wire.FRAME.size:
                 if not (chunk := os.read(self.answers, 1 << 20)):
-                    raise SandboxError(f"a worker is gone: {self.last_words()}")
+                    raise SandboxError(f"A worker has ended: {self.last_words()}")
                 self.buffer += chunk
         except BlockingIOError:
             pass
         if time.monotonic() > self.deadline:
-            raise SandboxError(f"a worker does not answer: {self.last_words()}")
+            raise SandboxError(f"A worker does not answer: {self.last_words()}")
         found, at = [], 0
         while len(self.buffer) - at >= wire.FRAME.size:
             kind, index, how, code, seconds, size = wire.FRAME.unpack_from(self.buffer, at)
             if kind not in (wire.TEST, wire.END) or size > self.most:
-                raise SandboxError("a worker said something that is no frame")
+                raise SandboxError("A worker sent bytes that are not a frame.")
             if len(self.buffer) - at - wire.FRAME.size < size:
                 break
-            start = at + wire.FRAME.size
-            found.append(Frame(index if kind == wire.TEST else -1, how, code, seconds, bytes(self.buffer[start : start + size])))  # fmt: skip
-            at = start + size
+            start, at = at + wire.FRAME.size, at + wire.FRAME.size + size
+            found.append(Frame(index if kind == wire.TEST else -1, how, code, seconds, bytes(self.buffer[start:at])))
         del self.buffer[:at]
         return found
 
     def last_words(self) -> str:
-        """The end of what it wrote about itself."""
+        """The end of its error output."""
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 2000))
-        return self.errors.read().decode(errors="replace").strip() or "no message"
+        return self.errors.read().decode(errors="replace").strip() or "it wrote no message"
 
     def close(self) -> None:
         """End the process, which ends everything below it."""

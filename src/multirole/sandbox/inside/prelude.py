@@ -1,81 +1,96 @@
 """The modules that are loaded before a program starts, and the names that it may use without importing them.
 
+A test's process cannot open files, so everything that a program may import has to be loaded before: the modules below
+in the zygote, and what a program's own text names in its manager (`import_ahead`).
+
 The field's graders paste `from ... import *` of these modules in front of every program (LiveCodeBench and its copies),
-so programs exist that use `List` or `defaultdict` without an import. Here a name of the prelude is put into a program's
-namespace only where the program uses it and binds it nowhere, so nothing that it defines is ever shadowed.
+so there are programs that use `List` or `defaultdict` without an import. A program's namespace starts with those of
+these names that its text uses; no builtin is replaced.
 """
 
+import ast
 import builtins
+import contextlib
 import sys
 import types
-from opcode import opmap
+from encodings.aliases import aliases
 
 STARRED = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json typing"
 PRELOADED = (
     STARRED + " sys abc array calendar cmath codecs collections.abc contextlib ctypes dataclasses decimal difflib "
-    "encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16 enum fractions graphlib inspect locale "
-    "numbers operator os pprint queue reprlib stat struct textwrap threading time tokenize traceback types "
+    "encodings.ascii encodings.cp1252 encodings.hex_codec encodings.idna encodings.latin_1 encodings.rot_13 "
+    "encodings.unicode_escape encodings.utf_16 encodings.utf_32 encodings.utf_8_sig enum fractions graphlib inspect "
+    "locale numbers operator os pprint queue reprlib shutil stat struct textwrap threading time tokenize traceback types "
     "unicodedata warnings weakref zlib _strptime"
 )
-NEVER = frozenset(
-    [
-        "antigravity",
-        "idlelib",
-        "lib2to3",
-        "pip",
-        "setuptools",
-        "test",
-        "this",
-        "tkinter",
-        "turtle",
-        "turtledemo",
-        "ensurepip",
-        "venv",
-    ]
-)
-"""Not imported ahead for a program that names them: they print, open windows or are large."""
+NEVER = {"antigravity", "ensurepip", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo", "venv"}
+"""Never imported ahead: they print, open windows or are large."""
+ENCODINGS = {*aliases, *aliases.values()}
+LATE = {
+    "concurrent": ["concurrent.futures.thread"],
+    "email": ["email.generator", "email.parser", "email.policy"],
+    "sqlite3": ["sqlite3.dump"],
+    "tarfile": ["gzip"],
+    "uuid": ["hashlib"],
+    "xml": ["xml.dom.expatbuilder", "xml.sax.expatreader"],
+    "zipfile": ["encodings.cp437"],
+    "zoneinfo": ["importlib.resources"],
+}
+"""What a module's functions import when they are called."""
 
-_EXTENDED, _LOAD_GLOBAL = opmap["EXTENDED_ARG"], opmap["LOAD_GLOBAL"]
-_LOADS = {_LOAD_GLOBAL, opmap["LOAD_NAME"]}
-_STORES = {opmap["STORE_GLOBAL"], opmap["STORE_NAME"]}  # a class's own names count as bound: only in doubt, no prelude
-
-NAMES: dict[str, tuple[str, str]] = {}
-"""Name -> (module, attribute), the attribute "" for a module itself; filled by `load`."""
+NAMES: dict[str, object] = {}
+"""Name -> what it stands for; filled by `load`."""
 
 
 def load() -> None:
-    """Import the preloaded modules and fill `NAMES`; a later module wins, and no builtin is ever replaced."""
+    """Import the preloaded modules and fill `NAMES`; where two modules have the same name, the later one counts."""
     for module in PRELOADED.split():
         __import__(module)
     for module in STARRED.split():
-        public = sys.modules[module]
-        names = public.__all__ if "__all__" in vars(public) else [name for name in vars(public) if name[0] != "_"]
-        NAMES.update({name: (module, name) for name in names if not hasattr(builtins, name)})
-    NAMES.update({module: (module, "") for module in [*STARRED.split(), "sys"]})
+        public = vars(sys.modules[module])
+        names = public.get("__all__") or [name for name in public if name[0] != "_"]
+        NAMES.update({name: public[name] for name in names if not hasattr(builtins, name)})
+    NAMES.update({module: sys.modules[module] for module in [*STARRED.split(), "sys"]})
 
 
-def unbound_names(code: types.CodeType) -> set[str]:
-    """The prelude's names that a program looks up globally and never binds globally, read from its instructions."""
-    loaded: set[str] = set()
-    stored: set[str] = set()
+def modules_of(source: str) -> set[str]:
+    """The modules that a program names in imports and in calls that import, read from its syntax tree."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.add(node.module)
+            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function, name = node.func, node.args[0].value
+            called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+            if called in ("__import__", "import_module") and isinstance(name, str):
+                modules.add(name)
+    return modules
+
+
+def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
+    """Import what a program may import, and return the part of `NAMES` that it uses."""
+    names: set[str] = set()
+    texts: set[str] = set()
     todo = [code]
     for part in todo:
+        names.update(part.co_names)
+        texts.update(constant for constant in part.co_consts if type(constant) is str and len(constant) < 32)
         todo += [constant for constant in part.co_consts if type(constant) is types.CodeType]
-        names, extended = part.co_names, 0
-        for operation, low in zip(part.co_code[::2], part.co_code[1::2], strict=True):
-            argument = extended | low
-            extended = argument << 8 if operation == _EXTENDED else 0
-            if operation in _LOADS:
-                loaded.add(names[argument >> 1 if operation == _LOAD_GLOBAL else argument])
-            elif operation in _STORES:
-                stored.add(names[argument])
-    return (loaded - stored) & NAMES.keys()
-
-
-def lookup(names: set[str]) -> dict[str, object]:
-    """The prelude's part of a namespace."""
-    found = {}
-    for name in names & NAMES.keys():
-        module, attribute = NAMES[name]
-        found[name] = vars(sys.modules[module])[attribute] if attribute else sys.modules[module]
-    return found
+    encodings = {text.lower().replace("-", "_") for text in texts}
+    wanted = {f"encodings.{aliases.get(name, name)}" for name in encodings & ENCODINGS}
+    may_import = {name for name in names - sys.modules.keys() if name.partition(".")[0] in sys.stdlib_module_names}
+    if may_import or "__import__" in names or "import_module" in names:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # larger than the code
+            wanted |= modules_of(source)
+    for module in sorted(wanted):
+        package, _, name = module.rpartition(".")
+        top = module.partition(".")[0]
+        if top not in sys.stdlib_module_names - NEVER or name in vars(sys.modules.get(package, builtins)):
+            continue  # the second: `from package import name`
+        for wanted_module in (module, *LATE.get(top, ())):
+            with contextlib.suppress(BaseException):  # the program will meet the same
+                __import__(wanted_module)
+    return {name: NAMES[name] for name in names & NAMES.keys()}

@@ -1,7 +1,7 @@
-"""What happens in the process that runs a program: standard streams, a namespace, the program, an orderly end.
+"""The process that runs one test: standard streams, a namespace, the program, an orderly end.
 
-Nothing here decides a verdict: the process leaves bytes and an exit code, and a program may forge both, which gains it
-nothing, because the expected output is not here. Functions' results leave as JSON made of exact plain types.
+Nothing here decides a verdict. The process leaves bytes and an exit code, and a program that forges both gains nothing,
+because the expected output is not here. A function's result leaves as JSON made of exact plain types.
 """
 
 import atexit
@@ -9,20 +9,17 @@ import builtins
 import io
 import json
 import os
-import struct
 import sys
 import threading
-import time
 import types
+from _thread import _count as count_threads
 from collections.abc import Callable
-from os import _exit as end_process
 
 from . import wire
 
 OPEN = builtins.open
 RECURSION_LIMIT = 50_000  # what the field's graders set
 RESULT = 3  # the descriptor for a function's result
-RECORD = struct.Struct("=Bdd")  # exit code, CPU clock and wall clock at the end of a test that shares its process
 
 
 class TooBig(Exception):
@@ -30,9 +27,9 @@ class TooBig(Exception):
 
 
 def plain(value: object, budget: list[int], depth: int = 0) -> object:
-    """A copy made of JSON types only, exact types checked; TypeError for anything else, TooBig if too big.
+    """Copy a value into exact JSON types; TypeError for anything else, TooBig if it is too big.
 
-    Of lists, tuples and dicts subclasses are copied too (a Counter, a named tuple), through the base class's own methods.
+    Subclasses of lists, tuples and dicts (a Counter, a named tuple) are copied through the base class's own methods.
     """
     kind = type(value)
     budget[0] -= 1 + (len(value) // 16 if kind is str else 0)
@@ -58,10 +55,6 @@ class Streams:
             file = os.memfd_create("stream")
             os.dup2(file, target)
             os.close(file)
-        self.renew()
-
-    def renew(self) -> None:
-        """Make them anew, for the next test in the same process."""
         text = {"encoding": "utf-8", "errors": "surrogateescape", "closefd": False}
         self.stdin = open(0, buffering=1 << 15, **text)  # noqa: SIM115 (all three live as long as the process)
         self.stdout = open(1, "w", buffering=1 << 15, **text)  # noqa: SIM115
@@ -72,15 +65,6 @@ class Streams:
         sys.stdin = sys.__stdin__ = self.stdin
         sys.stdout = sys.__stdout__ = self.stdout
         sys.stderr = sys.__stderr__ = self.stderr
-
-
-def live(work: Callable[[], int]) -> None:
-    """Do the work, then end this process whatever happened; never returns."""
-    code = wire.FAILED
-    try:
-        code = work()
-    finally:
-        end_process(code)
 
 
 def code_of(error: BaseException) -> int:
@@ -96,63 +80,50 @@ def code_of(error: BaseException) -> int:
 
 
 def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBase:
-    """`open`, which finds the standard streams under their names too: no path can be opened any more."""
+    """`open` that also knows the standard streams by name, because no path can be opened."""
     names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2, "/dev/fd/0": 0, "/dev/fd/1": 1}
     return OPEN(os.dup(names[file]) if type(file) is str and file in names else file, *arguments, **options)
 
 
 class Program:
-    """A compiled program and the part of the prelude that it uses."""
+    """A compiled program, made ready in the manager and run in its forked copies.
 
-    def __init__(self, code: types.CodeType, names: dict[str, object], may_hold_files: bool) -> None:
-        self.code, self.names, self.may_hold_files = code, names, may_hold_files
-        self.needs_shim = "/dev/" in repr(code.co_consts)
+    Every page of memory that a forked process writes to has to be copied first, which is most of what a test costs. So
+    whatever can be done before the fork is done here.
+    """
 
-    def run(self, streams: Streams, function: str) -> int:
-        """One test, with everything that an interpreter does at its end; returns the exit code."""
+    def __init__(self, code: types.CodeType, names: dict[str, object], source: str, streams: Streams) -> None:
+        self.code, self.streams = code, streams
+        self.may_hold_files = "open" in source or "__del__" in source or "IO" in source
+        self.modules = [types.ModuleType("__main__"), types.ModuleType("solution")]
+        for module in self.modules:
+            vars(module).update(names, __builtins__=builtins)
+        if "/dev/" in source:
+            builtins.open = open_by_name
         streams.use()
-        builtins.open = open_by_name if self.needs_shim else builtins.open
-        module = types.ModuleType("solution" if function else "__main__")
-        code = self.execute(module, function)
+        sys.setrecursionlimit(RECURSION_LIMIT)
+
+    def run(self, function: str) -> int:
+        """Run one test, with everything that an interpreter does at its end; returns the exit code."""
+        module, stdout = self.modules[bool(function)], self.streams.stdout
+        sys.modules[module.__name__] = module
+        code = self.execute(vars(module), function)
         try:
-            threading._shutdown()  # waits for the program's threads
+            if count_threads():
+                threading._shutdown()  # waits for the program's threads
             atexit._run_exitfuncs()
-            if sys.stdout is not None and not sys.stdout.closed:
+            if sys.stdout is not stdout and sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
             if self.may_hold_files:
                 vars(module).clear()  # files that it opened write their last bytes now
-            if not streams.stdout.closed:
-                streams.stdout.flush()
+            if not stdout.closed:
+                stdout.flush()
         except BaseException as error:  # noqa: BLE001 (hooks and streams of the program)
             code = code or code_of(error) or wire.FAILED
         return code
 
-    def run_many(self, streams: Streams, work: list[tuple], done: int, watched: list[tuple]) -> int:
-        """Tests that share this process, each (function, input file, output file); a record goes to `done` after each."""
-        for function, given, output in work:
-            os.dup2(given, 0)
-            os.dup2(output, RESULT if function else 1)
-            streams.renew()
-            streams.use()
-            code = self.execute(types.ModuleType("solution" if function else "__main__"), function)
-            sys.setrecursionlimit(RECURSION_LIMIT)
-            try:
-                if not streams.stdout.closed:
-                    streams.stdout.flush()
-            except OSError:
-                code = code or wire.FAILED
-            has_changed = any(fingerprint(thing) != before for thing, before, fingerprint in watched)
-            code = wire.UNCLEAN if has_changed or code == wire.NO_MEMORY else code
-            os.write(done, RECORD.pack(code, time.process_time(), time.monotonic()))
-        return wire.FINE
-
-    def execute(self, module: types.ModuleType, function: str) -> int:
+    def execute(self, namespace: dict[str, object], function: str) -> int:
         """Run the program's text, and where asked its function on the arguments that stdin holds."""
-        namespace = vars(module)
-        namespace.update(self.names)
-        namespace["__builtins__"] = builtins
-        sys.modules[module.__name__] = module
-        sys.setrecursionlimit(RECURSION_LIMIT)
         try:
             if not function:
                 exec(self.code, namespace)  # noqa: S102 (what we are here for)

@@ -1,14 +1,15 @@
 """The walls around untrusted code, made of what every unprivileged Linux process may use: Landlock, seccomp, rlimits.
 
-Three seccomp filters are stacked, and of every call the strictest answer counts:
-  * `base`, for the zygote and all it forks: an allow-list. Calls outside it fail with EPERM; the dangerous ones end the
-    process, so that the attempt is seen as a violation; clone3 does not exist, so that libc falls back to clone, whose
-    flags can be checked;
-  * `no_files`, for a program's manager once its imports are done: nothing can be opened or looked up by path. To the
-    program the file system is empty, hence ENOENT, and read-only, hence EACCES;
-  * `leaf`, for the process that runs the program: threads, but no processes; no signals; no new memory files; no limits.
+Three seccomp filters are stacked, and the strictest answer to a system call wins:
+  * `base`, for the zygote and everything that it forks, is an allow-list. A call that is not on the list fails with
+    EPERM, and the dangerous ones kill the process, so that the attempt is reported as a violation. clone3 answers
+    ENOSYS, so that libc falls back to clone, whose flags a filter can check.
+  * `no_files`, for a program's manager once its imports are done: nothing can be opened or looked up by path. The
+    program sees an empty file system (ENOENT) that is read-only (EACCES).
+  * `leaf`, for the process that runs the program: threads but no processes, no signals, no new memory files, no changes
+    of limits.
 
-`lock_down` is for other children of ours that look at untrusted text (the math grader).
+`lock_down` is also meant for other child processes that look at untrusted text, such as the math grader.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ ALLOWED = {  # name -> (x86_64, aarch64); -1: the architecture has no such call
     "close_range": (436, 436), "faccessat2": (439, 439), "epoll_pwait2": (441, 441), "futex_waitv": (449, 449),
 }  # fmt: skip
 KILLED = {
-    "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "bind": (49, 200), "listen": (50, 201),
+    "connect": (42, 203), "accept": (43, 202), "bind": (49, 200), "listen": (50, 201),
     "sendmmsg": (307, 269), "accept4": (288, 242), "fork": (57, -1), "vfork": (58, -1), "execve": (59, 221),
     "execveat": (322, 281), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "kcmp": (312, 272), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
@@ -74,7 +75,7 @@ PATH_LOOKUPS = {
 }  # fmt: skip
 LEAF_KILLED = {"kill": (62, 129), "setsid": (112, 157), "memfd_create": (319, 279), "pidfd_open": (434, 434)}
 LEAF_DENIED = {"tkill": (200, 130), "tgkill": (234, 131), "sendfile": (40, 71)}
-OPEN, OPENAT, FCNTL, IOCTL, PRCTL = (2, -1), (257, 56), (72, 25), (16, 29), (157, 167)
+SOCKET, OPEN, OPENAT, FCNTL, IOCTL, PRCTL = (41, 198), (2, -1), (257, 56), (72, 25), (16, 29), (157, 167)
 PRLIMIT, SETRLIMIT, CLONE, CLONE3 = (302, 261), (160, 164), (56, 220), (435, 435)
 NEWFSTATAT, STATX, SENDTO, SETSOCKOPT, SOCKETPAIR = (262, 79), (332, 291), (44, 206), (54, 208), (53, 199)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, audit id
@@ -83,21 +84,16 @@ ALLOW, KILL = 0x7FFF0000, 0x80000000  # let through; kill the process
 EPERM, ENOENT, EACCES, ENOSYS = (0x00050000 | number for number in (1, 2, 13, 38))  # fail with this error
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000  # the last: O_TMPFILE
 SAFE_IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # isatty, non-blocking, close-on-exec off and on, bytes readable
-SAFE_FCNTLS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    1030,
-    1034,
-)  # duplicate, flags of descriptor and file, duplicate with close-on-exec, seals
+SAFE_FCNTLS = (0, 1, 2, 3, 4, 1030, 1034)  # duplicate, descriptor and file flags, duplicate with close-on-exec, seals
 SAFE_PRCTLS = (1, 15, 16, 22, 0x53564D41)  # die with parent, name set and get, seccomp, name of a memory area
 NEW_NAMESPACES, CLONE_THREAD, AT_EMPTY_PATH = 0x7E020000, 0x00010000, 0x1000
 
 Instruction = tuple[int, int, int, int]
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
+FORK = ctypes.PyDLL(None).fork
+"""libc's fork, for a process with one thread. `os.fork` does the same and then makes all locks of the interpreter anew
+and runs the hooks of modules, which touches so many pages of memory that it takes three times as long."""
 
 
 class Filter(ctypes.Structure):
@@ -163,7 +159,9 @@ def build_filters(may_open: bool = True) -> tuple[Filter, Filter, Filter] | None
     base += block(CLONE[column], [load(16), *on_bits(NEW_NAMESPACES, KILL), returning(ALLOW)])
     base += block(PRLIMIT[column], [load(16), *on_equal(0, ALLOW), returning(EPERM)])  # of this process only
     base += block(SETRLIMIT[column], [returning(ALLOW)])
-    # A pair of stream sockets can reach nobody else and an event loop needs one; no addresses, no datagrams.
+    # libc asks a Unix socket for the users of this machine (`os.path.expanduser`) and goes on when it gets none.
+    base += block(SOCKET[column], [load(16), *on_equal(1, EACCES), returning(KILL)])
+    # A pair of stream sockets can reach nobody else and an event loop needs one; addresses and datagrams are refused.
     is_stream = [load(24), (0x54, 0, 0, 0xF), *on_equal(1, ALLOW), returning(KILL)]
     base += block(SOCKETPAIR[column], [load(16), (0x15, 1, 0, 1), returning(KILL), *is_stream])
     base += block(SENDTO[column], [load(48), (0x15, 1, 0, 0), returning(KILL), load(52), *on_equal(0, ALLOW), returning(KILL)])  # fmt: skip

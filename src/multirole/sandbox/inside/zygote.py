@@ -1,7 +1,7 @@
-"""The zygote: a small clean process that locks itself down and then forks one manager per program.
+"""The zygote: a small clean process that locks itself down and then forks one manager per unit of work.
 
-Started by `multirole.sandbox.worker`, never imported by the trainer. It reads messages of a socket, hands each unit to
-a forked manager (`inside.manager`), and says on a pipe when the unit has ended. It reads nothing of a program and
+`multirole.sandbox.worker` starts it; the trainer never imports it. It receives messages on a socket, hands each unit to
+a forked manager (`inside.manager`), and reports on a pipe when the unit has ended. It reads nothing of a program and
 nothing that a program wrote.
 """
 
@@ -19,15 +19,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 
 from . import manager, prelude, runner, walls, wire
 
 SOCKET, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # where our descriptors live, out of the way of a program's 0 to 3
 STACK_BYTES = 256 << 20
 THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else each would have as much as the main thread
+MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
+SPARE_TASKS = 4096  # beyond those that exist, for a user that others share
 GRACE_SECONDS = 10.0
-LOOK_SECONDS = 0.1  # how often the limits are looked at, and whether the trainer lives
+LOOK_SECONDS = 0.1  # how often to check that the trainer lives
 
 
 def grow_stack() -> None:
@@ -49,10 +50,8 @@ def move_descriptors() -> None:
 
 
 def preload() -> None:
-    """Import what programs use, so that their own import is a look-up; drop hooks that would run at every fork."""
-    os.register_at_fork, hooks = (lambda **_: None), os.register_at_fork  # random would take a new seed per process
+    """Import what programs use, so that their own import is a look-up, and make it the same in every process."""
     prelude.load()
-    os.register_at_fork = hooks
     sys.modules["random"].seed(0)
     builtins.exit = builtins.quit = sys.exit  # `-S` leaves them out
     warnings.simplefilter("ignore")
@@ -61,42 +60,57 @@ def preload() -> None:
     sys.argv[:] = [""]
     # As another user we may not pass the parents of the library: later imports go by paths relative to it.
     sys.path[:] = [".", "./lib-dynload"]
+    for module in sys.modules.values():
+        folders = vars(module).get("__path__", [])
+        folders[:] = [folder.replace(os.getcwd(), ".") for folder in folders]
     posix.getcwd = lambda: "."
     sys.path_importer_cache.clear()
     for name in [name for name in sys.modules if name.split(".")[0] == __package__]:
         del sys.modules[name]
 
 
-def end_all(pid: int) -> tuple[int, resource.struct_rusage]:
-    """Kill what is left of a unit, orphans included; its manager's wait status and use of resources."""
+def library_folders() -> list[str]:
+    """Where the shared libraries lie that this process has loaded; modules imported later need others from there."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if ".so" in line}
+    found = {*map(os.path.dirname, paths), "/etc/ld.so.cache"}
+    return sorted(filter(os.path.exists, found))
+
+
+def count_tasks() -> int:
+    """The processes and threads of this process's user; RLIMIT_NPROC counts them all."""
+    count = 0
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{process}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{process}/task"))
+    return count
+
+
+def end_all(pid: int) -> int:
+    """Kill what is left of a unit, orphans included; its manager's wait status."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             send(pid, signal.SIGKILL)
-    _, status, usage = os.wait4(pid, 0)
+    _, status = os.waitpid(pid, 0)
     with contextlib.suppress(ChildProcessError):
         while True:  # orphans came to us and are being killed with their group
             os.waitpid(-1, 0)
-    return status, usage
+    return status
 
 
-def wait_for_end(pid: int, channel: socket.socket, trainer: int, patience: Callable[[], float]) -> bool:
-    """Wait for a manager; False if it had to be stopped. Ends everything at once when the trainer is gone.
-
-    patience: the seconds that it has, asked again and again, because they may shrink with what it does.
-    """
-    started = time.monotonic()
-    waiter = manager.Waiter(pid, channel.fileno(), 0)  # hang-ups only: what the trainer says is the manager's business
-    try:
-        while (left := patience() - (time.monotonic() - started)) > 0:
-            event = waiter.wait(min(left, LOOK_SECONDS))
-            if event == "ended":
-                return True
-            if event == "said" or os.getppid() != trainer:
-                end_all(pid)
-                os._exit(0)
-        return False
-    finally:
-        waiter.close()
+def wait_for_end(pid: int, channel: socket.socket, trainer: int, seconds: float) -> bool:
+    """Wait for a manager; False if its time is over. Ends everything at once when the trainer is gone."""
+    deadline = time.monotonic() + seconds
+    waiter = manager.Waiter(pid, channel.fileno(), 0)  # hang-ups only: what the trainer sends is for the manager
+    event = ""
+    while event != "ended" and (left := deadline - time.monotonic()) > 0:
+        event = waiter.wait(min(left, LOOK_SECONDS))
+        if event == "spoke" or os.getppid() != trainer:
+            end_all(pid)
+            os._exit(0)
+    waiter.close()
+    return event == "ended"
 
 
 def receive(channel: socket.socket, trainer: int) -> tuple[int, int]:
@@ -118,7 +132,7 @@ def receive(channel: socket.socket, trainer: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Preload, lock down, say the level, then serve until the trainer hangs up."""
+    """Preload, lock down, report the level, then serve until the trainer hangs up."""
     grow_stack()
     trainer = os.getppid()
     move_descriptors()
@@ -127,7 +141,9 @@ def main() -> None:
     streams = runner.Streams()
     sys.stderr = open(ERRORS, "w", closefd=False)  # noqa: SIM115 (tracebacks of our own)
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed
-    level = walls.lock_down(["."], may_fork=True)
+    most_tasks = count_tasks() + SPARE_TASKS
+    level = walls.lock_down([".", *library_folders()], may_fork=True)
+    most_tasks = MOST_TASKS if "setuid" in level else most_tasks
     filters = walls.build_filters() if "seccomp" in level else None
     channel = socket.socket(fileno=SOCKET)
     hello = json.dumps({"level": f"{level}+rlimits".lstrip("+")}).encode()
@@ -137,17 +153,14 @@ def main() -> None:
     while True:
         body, head_bytes = receive(channel, trainer)
         head = wire.Head(**json.loads(os.pread(body, head_bytes, 0)))
-        unit = manager.Unit(body, head_bytes, head, SOCKET, ANSWERS, ERRORS, NULL)
-        single = manager.Single(unit) if len(head.sizes) == 1 else None
-        pid = os.fork()
+        unit = manager.Unit(body, head_bytes, head, SOCKET, ANSWERS, ERRORS, NULL, most_tasks)
+        pid = walls.FORK()
         if pid == 0:
-            manager.main(unit, streams, filters, single)
+            manager.main(unit, streams, filters)
+        if pid < 0:
+            raise OSError("a manager could not be forked")
         os.close(body)
-        patience = single.patience(pid) if single else lambda seconds=head.unit_seconds: seconds + GRACE_SECONDS
-        is_in_time = wait_for_end(pid, channel, trainer, patience)
-        status, usage = end_all(pid)
-        if single and single.finish(is_in_time, status, usage):
-            is_in_time, status = True, 0
-        kind = wire.TIMED_OUT if not is_in_time else wire.SIGNALLED if os.WIFSIGNALED(status) else wire.EXITED
-        code = os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        os.write(ANSWERS, wire.FRAME.pack(wire.END, 0, kind, code, 0.0, 0))
+        is_in_time = wait_for_end(pid, channel, trainer, head.unit_seconds + GRACE_SECONDS)
+        code = os.waitstatus_to_exitcode(end_all(pid))
+        kind = wire.TIMED_OUT if not is_in_time else wire.SIGNALLED if code < 0 else wire.EXITED
+        os.write(ANSWERS, wire.FRAME.pack(wire.END, 0, kind, abs(code), 0.0, 0))

@@ -1,7 +1,0 @@
-"""`python -m multirole.sandbox PROGRAM.py TESTS.json`."""
-
-import sys
-
-from multirole.sandbox import main
-
-sys.exit(main())
