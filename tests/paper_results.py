@@ -1,6 +1,6 @@
 """A finished grid in miniature, made up from a fixed seed: the files of `record` and `evaluate`, none of it trained.
 
-`make_results(folder)` returns `<folder>/tiny-s`. Voting, isolated, on math rises until step 10 and then collapses: its
+`make_results(folder)` returns `<folder>/tiny-s`, with the folders of the runs beside their packed tables. Voting, isolated, on math rises until step 10 and then collapses: its
 generator's chi2 climbs, its texts lose their box. Every other cell rises and stays. No number here says anything about
 a model.
 """
@@ -8,7 +8,6 @@ a model.
 import json
 import zlib
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
@@ -20,6 +19,8 @@ from multirole.experiment.evaluate import Evaluation, solver_of, steps_of
 from multirole.experiment.record import folder_of, turn_row, write_done
 from multirole.experiment.storage import write_table, write_text
 from multirole.paper.grid import Grid
+from multirole.paper.pack import pack
+from multirole.paper.results import Key, key_of
 
 ITERATIONS, EVAL_EVERY, N_PROBLEMS, N_EPISODES = 20, 5, 16, 8
 COLLAPSING = ("voting", "generator", "aggregator", "math")
@@ -28,27 +29,30 @@ GAIN = {"eval_opt": 0.2, "voting": 0.3, "orch_workers": 0.25, "single": 0.15}
 ANSWER = {"math": "=7+4-2\n=11-2\n\\boxed{9}", "code": "```python\ndef f(x):\n    y = x + 1\n    return y\n```"}
 
 
-def make_results(folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
-    """Runs and evaluations of every cell, with DONE; the same files on every call."""
+def make_results(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), without: tuple[Key, ...] = ()) -> Path:
+    """Runs and evaluations of every cell but those of `without`, with DONE, and packed; the same files on every call."""
     parameters = {
         "iterations": ITERATIONS,
         "eval_every": EVAL_EVERY,
         "save_every": EVAL_EVERY,
         "n_validation": N_PROBLEMS,
     }
-    grid = Grid("tiny-s", seeds, parameters, base_rollouts=2)
-    with patch("os.fsync"):  # nobody pulls the plug on these
-        grid.write(folder)
-        for cell in grid.cells():
-            make_run(cell, folder)
-        for evaluation in grid.evaluations():
-            make_evaluation(evaluation, folder)
+    grid = Grid("tiny-s", list(seeds), parameters, base_rollouts=2)
+    grid.write(folder)
+    for cell in grid.cells():
+        make_run(cell, folder)
+    for evaluation in grid.evaluations():
+        make_evaluation(evaluation, folder)
+    for cell in grid.cells():
+        if key_of(cell) in without:
+            (folder_of(cell, folder) / "DONE").unlink()
+    pack(Path(folder) / "tiny-s")
     return Path(folder) / "tiny-s"
 
 
 def coordinates(cell: Cell) -> tuple[str, ...]:
     """What the made-up curves depend on, besides the seed: workflow, adapters, task."""
-    return cell.workflow_name, *cell.policy.values(), cell.task
+    return cell.workflow, *cell.policy.values(), cell.task
 
 
 def rng_of(*names: object) -> np.random.Generator:
@@ -63,18 +67,18 @@ def drift(cell: Cell, step: int) -> float:
 
 def accuracy(cell: Cell, step: int) -> float:
     """Chance of an answer to be right."""
-    bonus = 0.1 * ("shared" not in cell.policy.values()) + GAIN[cell.workflow_name]
-    start = START[cell.task] + 0.05 * (cell.workflow_name == "voting")
+    bonus = 0.1 * ("shared" not in cell.policy.values()) + GAIN[cell.workflow]
+    start = START[cell.task] + 0.05 * (cell.workflow == "voting")
     return max(0.05, start + bonus * min(1.0, step / 10) - 0.9 * drift(cell, step))
 
 
 def problems(cell: Cell) -> list[Problem]:
-    return [Problem(f"tiny_{cell.task}/{i:02d}", cell.task_name, f"{i}+4-2", None) for i in range(N_PROBLEMS)]
+    return [Problem(f"tiny_{cell.task}/{i:02d}", f"tiny_{cell.task}", f"{i}+4-2", None) for i in range(N_PROBLEMS)]
 
 
 def is_right(cell: Cell, chance: float, problem: int, *names: object) -> bool:
     """Problems differ in how hard they are; the draw itself knows seed and problem, so that an untrained ip equals sp."""
-    draw = rng_of(cell.workflow_name, cell.task, cell.seed, problem, *names).random()
+    draw = rng_of(cell.workflow, cell.task, cell.seed, problem, *names).random()
     return bool(0.5 * draw + 0.5 * (problem + 0.5) / N_PROBLEMS < chance)
 
 
@@ -105,7 +109,7 @@ def episode(cell: Cell, index: int, problem: Problem, chance: float, lost: float
     rng = rng_of(coordinates(cell), cell.seed, index, problem.id, *names)
     right = is_right(cell, chance, at, index, *names)
     played = Episode(problem, index, answer=Answer(ANSWER[cell.task] if right else "0"))
-    for round in range(1 + (at % 2) * (cell.workflow_name == "eval_opt")):
+    for round in range(1 + (at % 2) * (cell.workflow == "eval_opt")):
         for role, slots in cell.make_workflow().roles.items():
             for slot in range(slots):
                 played.turns.append(turn(cell, role, slot, round, rng.random() < lost, int(rng.integers(100))))

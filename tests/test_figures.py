@@ -3,8 +3,8 @@
 import asyncio
 import json
 import re
-import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -13,23 +13,19 @@ from matplotlib.collections import PathCollection
 from paper_results import make_results
 
 from multirole.core.types import Problem, Turn
+from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_NAMES, cell_name, colours_of
 from multirole.experiment.cell import Cell
-from multirole.paper.figures import Plate, figures
+from multirole.experiment.record import folder_of
+from multirole.paper.figures import figures
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, amplitudes, base, falls, matched, over_first, smoothed, typical
 from multirole.paper.results import Key, Results
-from multirole.paper.topology import MESSAGES
-from multirole.paper.write import write_figure
+from multirole.paper.write import Plate, write_figure
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "figures.ipynb"
-NAMES = ["figure_1", "figure_2", "figure_3", "figure_4_math", "figure_4_code", "figure_5", "figure_6", "figure_6_falls"]
-
-
-def without(results: Results, *keys: Key) -> Results:
-    """The same folder, with these runs unfinished."""
-    for key in keys:
-        (results.runs[key] / "DONE").unlink()
-    return Results(results.folder)
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
+SVG = "{http://www.w3.org/2000/svg}"
+NAMES = ["figure_2", "figure_3", "figure_4_math", "figure_4_code", "figure_5", "figure_6", "figure_6_falls"]
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +34,17 @@ def finished(tmp_path_factory) -> Results:
 
 
 @pytest.fixture(scope="module")
-def uneven(finished, tmp_path_factory) -> Results:
+def uneven(tmp_path_factory) -> Results:
     """Three seeds, of which Voting-SP on math has two."""
-    folder = tmp_path_factory.mktemp("uneven") / "tiny-s"
-    shutil.copytree(finished.folder, folder)
-    return without(Results(folder), Key("voting", "sp", "math", 1))
+    return Results(make_results(tmp_path_factory.mktemp("uneven"), without=(Key("voting", "sp", "math", 1),)))
 
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory) -> Results:
     """One seed, without Voting-SP and the single agent on math, and without Eval-Opt on code."""
-    results = Results(make_results(tmp_path_factory.mktemp("unfinished"), seeds=(0,)))
     gone = [("voting", "sp", "math"), ("single", "sp", "math"), ("eval_opt", "ip", "code"), ("eval_opt", "sp", "code")]
-    return without(results, *(Key(*cell, 0) for cell in gone))
+    keys = tuple(Key(*cell, 0) for cell in gone)
+    return Results(make_results(tmp_path_factory.mktemp("unfinished"), seeds=(0,), without=keys))
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +58,19 @@ def plates_of_one_seed(unfinished) -> dict[str, Plate]:
 
 
 def table_of(results: Results, name: str, key: Key) -> pd.DataFrame:
-    return pd.read_parquet(results.runs[key] / f"{name}.parquet")
+    """A table of a run, from the folder that was packed."""
+    return pd.read_parquet(folder_of(results.grid.cell(*key), results.folder.parent) / f"{name}.parquet")
 
 
 def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one_seed):
     assert list(plates) == list(plates_of_one_seed) == NAMES
-    captions = {name: plate.caption for name, plate in plates_of_one_seed.items()}
-    for name in NAMES[1:]:
-        assert "n = 16 validation problems" in captions[name] and "seed 0 alone" in captions[name]
-        assert "n = 16" in plates[name].caption and "seeds 0, 1 and 2" in plates[name].caption
-    assert "4 of 14 runs are not finished" in captions["figure_2"]  # the single agent is drawn there
-    assert "3 of 12 runs are not finished" in captions["figure_3"]
-    assert "2 of 7 runs are not finished" in captions["figure_4_math"]
-    assert "All 3 runs are finished" in captions["figure_6"]
-    assert "All 42 runs are finished" in plates["figure_2"].caption
+    for name in NAMES:
+        one, three = plates_of_one_seed[name].caption, plates[name].caption
+        assert "seed 0 alone" in one and "Not finished: 4 of 14 runs" in one
+        assert "seeds 0, 1 and 2" in three and "All runs are finished" in three
+        assert ("n = 16 validation problems" in three) == (name != "figure_5")
     for name in ("figure_2", "figure_3"):
-        assert "Error bars: 95 %" in captions[name] and "problems only" in captions[name]
+        assert "95 %" in plates_of_one_seed[name].caption and "problems only" in plates_of_one_seed[name].caption
         assert "seeds as the outer level" in plates[name].caption
 
 
@@ -87,7 +78,7 @@ def test_the_same_results_give_the_same_bytes(unfinished, plates_of_one_seed, tm
     again = {plate.name: plate for plate in figures(Results(unfinished.folder))}
     for folder, drawn in (("a", plates_of_one_seed), ("b", again)):
         for plate in drawn.values():
-            write_figure(plate.figure, plate.caption, plate.name, tmp_path / folder)
+            write_figure(plate, tmp_path / folder)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == sorted(f"{name}.{kind}" for name in NAMES for kind in ("md", "pdf", "png"))
     for name in names:
@@ -110,7 +101,7 @@ def test_figure_2_draws_a_bar_per_finished_cell(finished, plates):
     bars = [bar.get_height() for bar in plates["figure_2"].figure.axes[0].patches]
     cells = [(workflow, policy) for workflow in WORKFLOWS for policy in POLICIES]
     means = [accuracy(finished, *cell, "math", "best", since="base").interval.mean for cell in cells]
-    assert bars == pytest.approx([100 * mean for mean in means])
+    assert bars == pytest.approx(means)
 
 
 def test_matched_cells_are_compared_in_the_seeds_that_both_have(uneven):
@@ -176,8 +167,26 @@ def test_curves_are_smoothed_and_scaled_as_the_captions_say():
     assert typical(pd.DataFrame({0: noisy, 1: noisy, 2: 0 * noisy})).tolist() == [4, 3, 4, 4, 4, 6, 8]
 
 
+@pytest.mark.parametrize("name", ["tables", "figures", "mechanisms", "study"])
+def test_the_notebooks_are_short_calls(name):
+    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells) and max(len(s.splitlines()) for s in sources) <= 12
+    assert not any(line.lstrip().startswith(("def ", "class ")) for s in sources for line in s.splitlines())
+    if name == "figures":
+        assert re.findall(r"plate\[\"(\w+)\"\]\.figure", "\n".join(sources)) == NAMES
+
+
+def test_names_and_colours_cover_every_role_and_workflow():
+    roles = {role for workflow in (*WORKFLOWS, "single") for role in Cell(workflow, "sp").make_workflow().roles}
+    assert roles == set(ROLE_COLOURS) and len(set(ROLE_COLOURS.values())) == len(roles)
+    assert set(WORKFLOW_NAMES) == {*WORKFLOWS, "single"} and set(POLICY_COLOURS) == set(POLICIES)
+    assert colours_of(["worker", "judge"])["judge"] not in ROLE_COLOURS.values()
+    assert cell_name("voting", "ip", "math") == "Voting-IP, Math" and cell_name("single", "sp") == "Single agent"
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS)
-def test_the_arrows_are_the_messages_that_the_workflow_sends(workflow):
+def test_the_arrows_of_figure_1_are_the_messages_that_the_workflow_sends(workflow):
     seen = set()
 
     async def call(role: str, messages: list, slot: int = 0, round: int = 0) -> Turn:
@@ -189,15 +198,6 @@ def test_the_arrows_are_the_messages_that_the_workflow_sends(workflow):
     made = Cell(workflow, "ip").make_workflow()
     roles = made.roles
     asyncio.run(made.run(Problem("0", "tiny_math", "1+1", None), call))
-    ends = {"problem", "answer"}
-    assert {(m.source, m.target) for m in MESSAGES[workflow] if not {m.source, m.target} & ends} == seen
-
-
-def test_the_notebook_is_thin_and_shows_every_figure_with_its_caption():
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert not any(cell.get("outputs") for cell in cells) and max(map(len, map(str.splitlines, sources))) < 10
-    assert not any(line.lstrip().startswith(("def ", "class ")) for s in sources for line in s.splitlines())
-    calls = [call for s in sources for call in re.findall(r"figures\.(figure_\w+)\((?:runs, \"(\w+)\"|runs)\)", s)]
-    assert [f"{name}_{task}" if task else name for name, task in calls] == NAMES
-    assert sum("display(plate.figure, Markdown(plate.caption))" in s for s in sources) == len(NAMES)
+    (panel,) = (group for group in ElementTree.parse(FIGURE_1).iter(f"{SVG}g") if group.get("id") == workflow)
+    drawn = {(path.get("data-from"), path.get("data-to")) for path in panel.iter(f"{SVG}path")}
+    assert {message for message in drawn if not {"problem", "answer", None} & set(message)} == seen

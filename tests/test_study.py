@@ -1,5 +1,6 @@
 """A study's runs are the grid's with one thing changed; its tables pair them by seed and problem, by hand."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -11,13 +12,14 @@ from paper_results import make_results
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.record import folder_of, write_done
-from multirole.paper.budget_tables import _vote, controls
-from multirole.paper.conclusions import conclusions
+from multirole.experiment.storage import write_text
 from multirole.paper.grid import Grid
-from multirole.paper.ledger_table import TOLERANCE, compared, ledger, predicted, rate_error
+from multirole.paper.ledger import TOLERANCE, compared, ledger_values, predicted, rate_error
+from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, key_of
 from multirole.paper.study import Study
-from multirole.paper.study_tables import matched_updates, policies, remedies, setup, study_tables
+from multirole.paper.study_tables import controls, matched_updates, policies, remedies, setup, vote
+from multirole.paper.tables import tables_of_study
 from multirole.paper.twins import run_of
 
 ROOT = Path(__file__).parents[1]
@@ -46,13 +48,15 @@ def results(tmp_path_factory):
     results = Results(folder)
     for cell in Study.of(results.grid, GIVEN).cells():
         twin = folder_of(cell, folder.parent)
-        shutil.copytree(results.runs[key_of(cell)], twin)
+        shutil.copytree(folder_of(results.grid.cell(*key_of(cell)), folder.parent), twin)
+        write_text(twin / "config.json", json.dumps(cell.to_dict()))
         table = pd.read_parquet(twin / "eval.parquet")
         if cell.policy_name == "ip":
             table.loc[table["step"] == table["step"].max(), "correct"] = True
         table.to_parquet(twin / "eval.parquet")
         write_done(twin)
-    return results
+    pack(folder)
+    return Results(folder)
 
 
 @pytest.fixture(scope="module")
@@ -65,36 +69,38 @@ def ends(results, policy):
 
 
 def test_gains_are_paired_by_seed_and_problem(results, study):
-    values = matched_updates(results, study).values.set_index(["policy", "measure"])["mean"]
+    values = matched_updates(results, study).set_index(["policy", "number"])["value"]
     assert values["ip", "end"] == 1.0 and values["ip", "end, grid"] == pytest.approx(sum(ends(results, "ip")) / 2)
     assert values["ip", "change at the end"] == pytest.approx(1 - sum(ends(results, "ip")) / 2)
     assert values["sp", "change at the end"] == 0
 
 
 def test_the_change_of_the_difference_between_policies(results, study):
-    values = policies(results, study).values.set_index(["variant", "at", "measure"])["mean"]["one step"]
+    values = policies(results, study).set_index(["variant", "at", "number"])["value"]["one step"]
     ip, sp = sum(ends(results, "ip")) / 2, sum(ends(results, "sp")) / 2
-    assert values["end", "grid"] == pytest.approx(ip - sp)
-    assert values["end", "variant"] == pytest.approx(1 - sp)
+    assert values["end", "IP − SP, grid"] == pytest.approx(ip - sp)
+    assert values["end", "IP − SP, variant"] == pytest.approx(1 - sp)
     assert values["end", "change"] == pytest.approx(1 - ip)
 
 
-def test_a_remedy_is_told_with_its_falls_and_its_verdict(results, study):
-    shown = remedies(results, study).shown.set_index("remedy")
-    row = shown.loc["KL anchor"]
-    assert row["falls"].startswith("2 → ") and row["the end is"] == "more"
-    assert "one step" in shown.index and "the end is higher with KL anchor" in conclusions(study_tables(results, study))
+def test_a_remedy_shows_its_falls_and_what_it_changes(results, study):
+    values = remedies(results, study).set_index(["variant", "number"])
+    assert set(values.index.get_level_values("variant")) == {"KL anchor", "one step"}
+    assert values["value"]["KL anchor", "falls, grid"] == 2 and values["low"]["KL anchor", "change at the end"] > 0
+    table = {table.name: table for table in tables_of_study(results, study)}["remedies"]
+    assert table.shown["change at the end"].str.endswith("*").all()  # the interval excludes zero
 
 
-def test_controls_tell_what_was_spent(results, study):
+def test_controls_count_what_was_spent(results, study):
     given = GIVEN | {"variants": GIVEN["variants"] | {
         "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
     }}  # fmt: skip
-    shown = controls(results, Study.of(results.grid, given)).shown.set_index("run")
-    ledger = pd.read_parquet(results.runs[Key("voting", "sp", "math", 0)] / "ledger.parquet")
-    assert shown.loc["voting, SP", "optimizer steps"] == f"{len(ledger):,}"
-    assert "single agent, more" not in shown.index  # not trained here
-    assert not controls(results, study).shown.size  # asked of no task
+    values = controls(results, Study.of(results.grid, given)).set_index(["run", "number"])["value"]
+    cell = results.grid.cell("voting", "sp", "math", 0)
+    steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
+    assert values["Voting-SP", "optimizer steps"] == len(steps)
+    assert "Single agent, more" not in values  # not trained here
+    assert not len(controls(results, study))  # asked of no task
 
 
 def test_a_vote_by_hand():
@@ -105,15 +111,16 @@ def test_a_vote_by_hand():
          ("c", 0, "none", False), ("c", 1, "none", False), ("c", 2, box(5), True)],  # silence does not vote
         columns=["problem", "rollout", "answer", "correct"],
     )  # fmt: skip
-    assert _vote(answers, 3, "tiny_math").to_dict() == {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert _vote(answers, 2, "tiny_math").to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
+    single = Cell("single", "sp")
+    assert vote(answers, 3, single).to_dict() == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert vote(answers, 2, single).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     assert Study.read(results.grid, results.folder) is None
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-s") == study
-    assert [t.name for t in study_tables(results, study)] == [
+    assert [t.name for t in tables_of_study(results, study)] == [
         "ledger", "matched_updates", "setup", "policies", "remedies",
     ]  # fmt: skip
 
@@ -153,8 +160,8 @@ def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_
     cells = {where: cell for name, where, cell in study.runs("setup") if cell.seed == 0}
     assert cells["voting sp math"] == study.grid.cell("voting", "sp", "math", 0)
     assert cells["voting sp math"].id not in {cell.id for cell in study.cells()}
-    assert setup(results, study).shown["cell"].tolist() == ["voting, IP, math"]
-    assert "clock" in set(policies(results, study).values["variant"])
+    assert set(setup(results, study)["policy"]) == {"ip"}
+    assert "clock" in set(policies(results, study)["variant"])
 
 
 def test_a_ledger_of_other_steps_than_the_options_ask_for_is_told(results, study):
@@ -162,7 +169,8 @@ def test_a_ledger_of_other_steps_than_the_options_ask_for_is_told(results, study
     run = run_of(study.cell("one step", "voting ip math", 0), results.folder.parent)
     both = compared(run, run.table("ledger"))[lambda table: table["adapter"] == "generator"]
     assert set(both["steps"]) == {1} and set(both["steps recorded"]) == {3}
-    values = ledger(results, study).values.set_index(["variant", "workflow", "policy"])["differ"]
+    values = ledger_values(results, study).query("number == 'counts that differ'")
+    values = values.set_index(["variant", "workflow", "policy"])["value"]
     assert values["one step", "voting", "ip"] >= len(both) and values["as the grid", "single", "sp"] == 0
 
 
@@ -179,12 +187,13 @@ def test_steps_of_one_call_at_other_rates_and_calls_that_are_missing_are_told():
 def test_a_prediction_by_hand():
     cell = Cell(
         "voting", "ip", n_problems=2, n_episodes=4, updates="tokens", step_tokens=100, learning_rate=8e-3, warmup_iterations=4,
-        lr_clock="update_call", lr_schedule="constant", train_after="aggregator=1", on_alarm="rollback", rollback_rate=0.5,
+        lr_clock="update_call", lr_schedule="constant", on_alarm="rollback", rollback_rate=0.5,
     )  # fmt: skip
     rows = [(1, "generator", 24, 240), (1, "aggregator", 8, 90), (3, "generator", 24, 200), (3, "aggregator", 8, 901)]
     found = predicted(cell, pd.DataFrame(rows, columns=["iteration", "role", "rows", "tokens"]), rollbacks=[2, 3])
     assert found.values.tolist() == [
-        [1, "generator", 3, 24, 240, 0.0],  # call 0 of 4 warm-up ticks; the aggregator waits an iteration
+        [1, "generator", 3, 24, 240, 0.0],  # call 0 of 4 warm-up ticks
+        [1, "aggregator", 1, 8, 90, 2e-3],
         [3, "generator", 2, 24, 200, 4e-3],  # call 4, after one rollback
         [3, "aggregator", 8, 8, 901, 4e-3],  # ten steps of 100 tokens, but eight rows
     ]
@@ -192,5 +201,7 @@ def test_a_prediction_by_hand():
 
 def test_the_committed_ledgers_are_as_predicted():
     grid = Grid.read(ROOT / "results/tiny-s")
-    values = ledger(Results(ROOT / "results/tiny-s"), Study.read(grid, ROOT / "results/tiny-s")).values
-    assert len(values) and not values["differ"].any() and values["lr_off"].max() <= TOLERANCE
+    values = ledger_values(Results(ROOT / "results/tiny-s"), Study.read(grid, ROOT / "results/tiny-s"))
+    values = values.pivot(index=["workflow", "policy", "variant"], columns="number", values="value")
+    assert len(values) == 34 and values["calls"].sum() > 10_000
+    assert not values["counts that differ"].any() and not values["learning rate off by"].any()

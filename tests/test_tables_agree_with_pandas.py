@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from math import comb, isnan
 from pathlib import Path
 
@@ -13,13 +12,14 @@ from paper_results import make_results
 from scipy.stats import binomtest
 
 from multirole.paper import statistics
-from multirole.paper.dynamics_table import amplitudes
+from multirole.paper.dynamics import amplitudes
 from multirole.paper.grid import Grid
-from multirole.paper.results import Results
-from multirole.paper.signature_tables import signature_table
-from multirole.paper.tables import tables
-from multirole.paper.write import Table, write_tables
+from multirole.paper.results import Key, Results
+from multirole.paper.tables import DECLARED, sentences, signature_table, tables
+from multirole.paper.write import Table, formatted, pivoted, value, write_tables
+from multirole.paper.write import number as row_of
 
+MCNEMAR = ("only IP right", "only SP right", "p")
 CELLS = [(t, w) for t in ("math", "code") for w in ("eval_opt", "voting", "orch_workers")]
 
 
@@ -73,8 +73,8 @@ def test_table_1(folder, made):
         }
         for name, by_seed in expected.items():
             row = number(made["table_1"].values, name, task=task, workflow=workflow)
-            assert row["mean"] == pytest.approx(by_seed.mean()) and (row["seeds"], row["problems"]) == (3, 16)
-            assert row["low"] <= row["mean"] <= row["high"]
+            assert row["value"] == pytest.approx(by_seed.mean()) and (row["seeds"], row["problems"]) == (3, 16)
+            assert row["low"] <= row["value"] <= row["high"]
 
 
 def test_table_1_checks(folder, made):
@@ -82,9 +82,9 @@ def test_table_1_checks(folder, made):
     for (workflow, policy, task), runs in steps.groupby(level=[0, 1, 2]):
         row = number(made["table_1_checks"].values, "final − peak", task=task, workflow=workflow, policy=policy)
         trained = runs.drop(columns=0)
-        assert row["mean"] == pytest.approx((trained[20] - trained.max(axis=1)).mean())
+        assert row["value"] == pytest.approx((trained[20] - trained.max(axis=1)).mean())
         halves = number(made["table_1_checks"].values, "split-half peak", task=task, workflow=workflow, policy=policy)
-        assert halves["mean"] <= trained.max(axis=1).mean()
+        assert halves["value"] <= trained.max(axis=1).mean()
     collapsed = number(made["table_1_checks"].values, "final − peak", task="math", workflow="voting", policy="ip")
     assert collapsed["high"] < -0.5
 
@@ -95,12 +95,14 @@ def test_mcnemar_counts(folder, made):
         .set_index(["workflow", "policy", "task", "seed", "problem", "step"])["correct"]
         .sort_index()
     )
-    for row in made["table_1_mcnemar"].values.query("at == 'final'").to_dict("records"):
-        ip, sp = (outcomes[row["workflow"], policy, row["task"]].xs(20, level="step") for policy in ("ip", "sp"))
+    for task, workflow in CELLS:
+        ip, sp = (outcomes[workflow, policy, task].xs(20, level="step") for policy in ("ip", "sp"))
         both = pd.DataFrame({"ip": ip, "sp": sp})
         only_ip, only_sp = int((both["ip"] & ~both["sp"]).sum()), int((~both["ip"] & both["sp"]).sum())
-        assert (row["only_first"], row["only_second"]) == (only_ip, only_sp)
-        assert row["p"] == pytest.approx(binomtest(only_ip, only_ip + only_sp).pvalue)
+        where = {"task": task, "workflow": workflow, "at": "final"}
+        found = [number(made["table_1_mcnemar"].values, name, **where)["value"] for name in MCNEMAR]
+        p = binomtest(only_ip, only_ip + only_sp).pvalue
+        assert found == pytest.approx([only_ip, only_sp, p])
 
 
 def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
@@ -114,9 +116,9 @@ def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
         steps.append(chi2.idxmax())
         norms.append(run["grad_norm"].max() / run["grad_norm"].iloc[0])
     found = values.loc["math", "voting", "ip", "generator"]
-    assert found.loc["chi2_ratio", ["low", "median", "high"]].tolist() == pytest.approx(sorted(ratios))
-    assert found.loc["chi2_iteration", "median"] == np.median(steps)
-    assert found.loc["grad_norm_ratio", "median"] == pytest.approx(np.median(norms))
+    assert found.loc["chi2 peak / first", ["low", "value", "high"]].tolist() == pytest.approx(sorted(ratios))
+    assert found.loc["chi2 peak at iteration", "value"] == np.median(steps)
+    assert found.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
 
     of_shared = values.loc["math", "voting", "sp", "all roles (shared)"]
     peaks, rises, norms = [], [], []
@@ -128,9 +130,9 @@ def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
         steps = ledger.query(f"workflow == 'voting' and policy == 'sp' and task == 'math' and seed == {seed}")
         norm = steps.groupby("iteration")["grad_norm"].mean()
         norms.append(norm.max() / norm.loc[1])
-    assert of_shared.loc["chi2_peak", "median"] == pytest.approx(np.median(peaks))
-    assert of_shared.loc["perplexity_ratio", "median"] == pytest.approx(np.median(rises))
-    assert of_shared.loc["grad_norm_ratio", "median"] == pytest.approx(np.median(norms))
+    assert of_shared.loc["chi2 peak", "value"] == pytest.approx(np.median(peaks))
+    assert of_shared.loc["perplexity peak / first", "value"] == pytest.approx(np.median(rises))
+    assert of_shared.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
 
 
 def test_a_role_of_one_step_has_no_ratio(made):
@@ -145,11 +147,11 @@ def test_table_3(folder, made):
         accuracy = files(folder, "eval", kind).groupby(["workflow", "task"])["correct"].mean()
         for task, workflow in CELLS:
             row = number(made["table_3"].values, column, task=task, workflow=workflow)
-            assert row["mean"] == pytest.approx(accuracy[workflow, task]) and row["seeds"] == 3
-            base = number(made["table_1"].values, "base", task=task, workflow=workflow)["mean"]
+            assert row["value"] == pytest.approx(accuracy[workflow, task]) and row["seeds"] == 3
+            base = number(made["table_1"].values, "base", task=task, workflow=workflow)["value"]
             if kind == "transfer":
                 gap = number(made["table_3_differences"].values, "transfer − base", task=task, workflow=workflow)
-                assert gap["mean"] == pytest.approx(row["mean"] - base)
+                assert gap["value"] == pytest.approx(row["value"] - base)
 
 
 def test_signatures(folder, made):
@@ -179,7 +181,9 @@ def test_signatures(folder, made):
 
 def signatures(table: Table) -> pd.Series:
     """Means by panel, checkpoint, role and signature."""
-    return table.values.set_index(["panel", "checkpoint", "role", "signature"])["mean"].sort_index()
+    name_of = {label: name for name, (_, label) in DECLARED["signatures"].items()}
+    values = table.values.assign(signature=table.values["signature"].map(name_of))
+    return values.set_index(["panel", "number", "role", "signature"])["value"].sort_index()
 
 
 def pairwise(texts: list[str]) -> float:
@@ -195,19 +199,21 @@ def pairwise(texts: list[str]) -> float:
 )
 def test_any_cell_has_a_signature_table(folder, cell):
     values = signature_table(Results(folder), *cell).values
-    assert values["mean"].notna().all() and set(values["checkpoint"]) == {"base", "early", "best", "terminal"}
+    assert values["value"].notna().all() and set(values["number"]) == {"base", "early", "best", "terminal"}
 
 
 def test_compute(folder, made):
-    metrics = files(folder, "metrics").groupby(["task", "workflow", "policy"])
-    values = made["compute"].values.set_index(["task", "workflow", "policy"]).sort_index()
-    for cell, run in metrics:
-        row = values.loc[cell]
-        assert row["completion_tokens"] == run["completion_tokens"].sum() and row["runs"] == 3
-        assert row["wall_seconds"] == pytest.approx(run["rollout_seconds"].sum() + run["update_seconds"].sum())
-    assert made["compute"].shown["optimizer steps"].str.replace(",", "").str.fullmatch(r"\d+").sum() == 15
-    played = files(folder, "eval", "transfer")
-    assert values.loc["evaluations, transfer", "prompt_tokens"].sum() == played["prompt_tokens"].sum()
+    metrics, values = files(folder, "metrics"), made["compute"].values
+    for (task, workflow, policy), run in metrics.groupby(["task", "workflow", "policy"]):
+        cell = {"task": task, "workflow": workflow, "policy": policy}
+        assert number(values, "tokens sampled (M)", **cell)["value"] == run["completion_tokens"].sum()
+        assert number(values, "runs", **cell)["value"] == 3
+        seconds = run["rollout_seconds"].sum() + run["update_seconds"].sum()
+        assert number(values, "wall-clock (h)", **cell)["value"] == pytest.approx(seconds)
+        assert number(values, "CPU time allotted (h)", **cell)["value"] == pytest.approx(seconds)
+    assert number(values, "runs", task="training, sum")["value"] == 42
+    played = files(folder, "eval", "transfer")["prompt_tokens"].sum()
+    assert number(values, "tokens read (M)", task="evaluations, transfer")["value"] == played
 
 
 def test_table_7_shows_the_grid_beside_the_paper(made):
@@ -227,40 +233,52 @@ def test_the_same_results_give_the_same_bytes(folder, made, tmp_path):
     for name in written:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert not [name for name in written if str(folder.parent) in (tmp_path / "a" / name).read_text()]
+    row = number(made["table_1"].values, "IP", task="math", workflow="voting")
+    where = {"task": "math", "workflow": "voting", "number": "IP", "folder": tmp_path / "a"}
+    assert value("table_1", **where) == pytest.approx(row["value"], rel=1e-5)
+    assert value("table_1", column="low", **where) == pytest.approx(row["low"], rel=1e-5)
+    with pytest.raises(ValueError, match="matches 6 rows"):
+        value("table_1", task="math", workflow="voting", folder=tmp_path / "a")
 
 
-def test_every_caption_says_its_sample_and_what_the_paper_published(made):
+def test_captions_name_the_regime_the_sample_and_the_intervals(made):
     for name, table in made.items():
-        assert "Not finished" not in table.caption
-        if name in ("table_1", "table_2", "table_3", "table_4", "table_5", "table_6"):
-            assert "not published in its text" in table.caption and "seeds 0, 1 and 2" in table.caption
+        if name != "table_7":
+            assert "Scale tiny-s, learning rate 2e-3, cosine schedule: the preset's rate; seeds 0, 1 and 2." in table.caption or (
+                "the preset's rate; n = 16 validation problems per task, one episode each; seeds 0, 1 and 2" in table.caption
+            )
+            assert "All runs are finished" in table.caption
+        if name.startswith(("table_1", "table_3")):
+            assert "95 % percentile bootstrap, 4,000 draws" in table.caption
+
+
+def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
+    Grid("tiny-s", [0], {"learning_rate": 6e-3, "lr_schedule": "constant"}).write(tmp_path)
+    regime = "learning rate 6e-3, constant schedule: three times the preset's rate; seed 0 alone."
+    assert regime in sentences(Results(tmp_path / "tiny-s"))["regime"]
 
 
 def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_path):
-    part = shutil.copytree(folder, tmp_path / "tiny-s")
-    for run in part.glob("orch_workers-ip-code-*"):
-        (run / "DONE").unlink()
-    next(part.glob("voting-ip-math-s0-*/DONE")).unlink()
-    (altered,) = part.glob("single-sp-math-s1-*/eval.parquet")
-    pd.read_parquet(altered).assign(correct=True).to_parquet(altered)
+    gone = [Key("orch_workers", "ip", "code", seed) for seed in (0, 1, 2)]
+    gone += [Key("voting", "ip", "math", 0), Key("single", "sp", "math", 1)]
+    part = make_results(tmp_path, without=tuple(gone))
     now = {table.name: table for table in tables(Results(part))}
     shown = now["table_1"].shown.set_index(["task", "workflow"])
     assert shown.loc[("Code", "Orch-Workers"), "IP"] == "–" == shown.loc[("Code", "Orch-Workers"), "IP − SA-RL"]
-    assert shown.loc[("Code", "Orch-Workers"), "SP"] != "–" and "5 of 42 runs" in now["table_1"].caption
+    assert shown.loc[("Code", "Orch-Workers"), "SP"] != "–" and "Not finished: 5 of 42 runs" in now["table_1"].caption
     peak = by_step(folder).drop(columns=0).max(axis=1)
     row = number(now["table_1"].values, "SA-RL", task="math", workflow="voting")
-    assert row["mean"] == pytest.approx(peak["single", "sp", "math"].drop(1).mean()) and row["seeds"] == 2
+    assert row["value"] == pytest.approx(peak["single", "sp", "math"].drop(1).mean()) and row["seeds"] == 2
     gap = number(now["table_1"].values, "IP − SA-RL", task="math", workflow="voting")
-    assert gap["mean"] == pytest.approx(peak["voting", "ip", "math", 2] - peak["single", "sp", "math", 2])
+    assert gap["value"] == pytest.approx(peak["voting", "ip", "math", 2] - peak["single", "sp", "math", 2])
     assert gap["seeds"] == 1
 
 
 def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
-    Grid("tiny-s", (0, 1, 2)).write(tmp_path)
+    Grid("tiny-s", [0, 1, 2]).write(tmp_path)
     for table in tables(Results(tmp_path / "tiny-s")):
-        assert len(table.shown) and (
-            table.name == "table_7" or "42 of 42 runs" in table.caption or "–" in table.caption
-        )
+        assert table.name == "table_7" or "Not finished: 42 of 42 runs" in table.caption
+    assert (tables(Results(tmp_path / "tiny-s"))[0].shown["IP"] == "–").all()
 
 
 def test_bootstrap_by_hand():
@@ -314,4 +332,25 @@ def test_a_ratio_to_zero_is_undefined():
         index=[1, 2],
     )
     found = amplitudes(series)
-    assert isnan(found["grad_norm_ratio"]) and found["perplexity_ratio"] == 2
+    assert isnan(found["grad-norm peak / first"]) and found["perplexity peak / first"] == 2
+
+
+def test_numbers_are_shown_by_their_unit():
+    shown = [formatted(0.9157, "accuracy"), formatted(-0.036, "difference"), formatted(9000, "hours"), formatted(2.13e6, "million")]
+    assert shown == ["91.6", "−3.6", "2.50", "2.13"]
+    assert [formatted(x, "ratio") for x in (38096, 0.0609, 20.6, 0, 1.3e6, 2e-7)] == [
+        "38,096", "0.0609", "20.6", "0", "1.3e6", "2.0e−7",
+    ]  # fmt: skip
+
+
+def test_a_table_has_a_line_per_key_and_a_column_per_number():
+    gap = statistics.Interval(0.02, 0.01, 0.03, 3, 16)
+    values = pd.DataFrame([
+        row_of("IP − SP", gap, "difference", task="math", workflow="single", policy="sp"),
+        row_of("p", 0.0004, "p", task="math", workflow="single", policy="sp"),
+        row_of("IP − SP", np.nan, "missing", task="code", workflow="voting", policy="ip"),
+    ])  # fmt: skip
+    assert pivoted(values).to_numpy().tolist() == [
+        ["Math", "Single agent", "SA-RL", "+2.0 [+1.0, +3.0]*", "< 0.001"],
+        ["Code", "Voting", "IP", "–", "–"],
+    ]

@@ -94,7 +94,7 @@ def ledger_values(results: Results, study: Study) -> pd.DataFrame:
     groups: dict[tuple[str, ...], list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
     for name, run in _runs(results, study):
         steps = run.table("ledger")
-        coordinates = run.cell.workflow_name, run.cell.policy_name, name
+        coordinates = run.cell.workflow, run.cell.policy_name, name
         groups.setdefault(coordinates, []).append((compared(run, steps), steps))
     rows = []
     for coordinates, found in groups.items():

@@ -84,14 +84,14 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
     runs: dict[tuple[str, str], list[Run]] = {}
 
     def add(cell: Cell, variant: str) -> None:
-        name = ", ".join(filter(None, [cell_name(cell.workflow_name, cell.policy_name), variant]))
+        name = ", ".join(filter(None, [cell_name(cell.workflow, cell.policy_name), variant]))
         if run := run_of(cell, results.folder.parent):
             runs.setdefault((cell.task, name), []).append(run)
 
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
         usual = [cell for cell in results.grid.cells() if cell.task == task]
-        for cell in sorted(usual, key=lambda cell: (cell.workflow_name != "single", cell.workflow_name)):
-            add(cell, "as many iterations" if cell.workflow_name == "single" else "")
+        for cell in sorted(usual, key=lambda cell: (cell.workflow != "single", cell.workflow)):
+            add(cell, "as many iterations" if cell.workflow == "single" else "")
         for variant, _, cell in [*study.runs("controls"), *study.runs("updates")]:
             if cell.task == task:
                 add(cell, variant)
