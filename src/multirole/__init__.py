@@ -1,10 +1,59 @@
-"""Multi-role GRPO: reinforcement learning of multi-agent LLM workflows on stock TRL."""
+"""Multi-role GRPO: reinforcement learning of multi-agent LLM workflows on stock TRL.
 
-import logging
-import warnings
+The names below are imported when they are first used, so that `import multirole` and the command line cost nothing.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-# Two messages that every import of trl would print into the first cell of a notebook, about things absent on purpose:
-warnings.filterwarnings("ignore", message="IProgress not found")  # ipywidgets: progress is plain text here
-logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # Triton, on a CPU
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from multirole.core.config import MultiRoleGRPOConfig
+    from multirole.core.hooks import MultiRoleCallback
+    from multirole.core.trainer import MultiRoleGRPOTrainer
+    from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow, assistant, user
+    from multirole.diagnostics.metrics import RoleDiagnostics
+    from multirole.tasks import Task
+    from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+
+_HOME = {
+    "multirole.core.config": ("MultiRoleGRPOConfig",),
+    "multirole.core.hooks": ("MultiRoleCallback",),
+    "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
+    "multirole.core.types": ("Answer", "Episode", "Problem", "Reward", "Turn", "Workflow", "assistant", "user"),
+    "multirole.diagnostics.metrics": ("RoleDiagnostics",),
+    "multirole.tasks": ("Task",),
+    "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Answer",
+    "Episode",
+    "EvalOpt",
+    "MultiRoleCallback",
+    "MultiRoleGRPOConfig",
+    "MultiRoleGRPOTrainer",
+    "OrchWorkers",
+    "Problem",
+    "Reward",
+    "RoleDiagnostics",
+    "Single",
+    "Task",
+    "Turn",
+    "Voting",
+    "Workflow",
+    "assistant",
+    "user",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'multirole' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -54,7 +54,7 @@ class MultiRoleCallback(TrainerCallback):
         """Episodes have been played and scored; each has its reward and its advantage."""
 
     def on_rows(self, trainer: "MultiRoleGRPOTrainer", rows: list[Row]) -> list[Row]:
-        """Return the rows to train on, in the order of training: change advantages, or leave rows out."""
+        """Return the rows to train on, before they are put in order: change advantages, or leave rows out."""
         return rows
 
     def on_update_begin(self, trainer: "MultiRoleGRPOTrainer", rows: list[Row], steps: Steps) -> None:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from peft import PeftModel
 from torch import Tensor
-from trl.trainer.utils import add_fused_lm_head
 
 from multirole.core.rows import left_aligned
+from multirole.core.stock import add_fused_lm_head
 
 
 def score(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,6 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
-from trl import GRPOTrainer
 
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
@@ -57,6 +56,7 @@ from multirole.core.rows import (
     steps_by_adapter,
     text_metrics,
 )
+from multirole.core.stock import GRPOTrainer
 from multirole.core.types import Episode, Reward, Turn, Workflow
 
 
@@ -311,10 +311,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 f"{self.state.global_step + 1}, so nothing was sampled. Set it to a larger number."
             )
         set_advantages(rows, args)
-        seed = turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0)
-        rows = order_rows(rows, args.row_order, torch.Generator().manual_seed(seed))
         for watcher in self.watchers:
             rows = watcher.on_rows(self, rows)
+        seed = turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0)
+        rows = order_rows(rows, args.row_order, torch.Generator().manual_seed(seed))
         if args.old_logprobs == "recomputed":
             for row, logps in zip(rows, self.logprobs_of(rows), strict=True):
                 row.old_logps = logps
