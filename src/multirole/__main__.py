@@ -23,7 +23,8 @@ def train(argv: list[str]) -> int:
     from multirole.core.distributed import processes
     from multirole.experiment.cell import Cell
     from multirole.experiment.run import run_cell
-    from multirole.inspector.report import Progress, summary_line
+    from multirole.inspector.progress import Progress
+    from multirole.inspector.reader import facts
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if processes().is_main_process:  # a line per iteration, and one on what was graded in it
@@ -31,7 +32,7 @@ def train(argv: list[str]) -> int:
     cell, launch = Cell.from_parameters(read_parameters(arguments))
     folder = run_cell(cell, launch, callbacks=[Progress()])
     if processes().is_main_process:
-        sys.stdout.write(f"{summary_line(folder)}\n{folder}\n")
+        sys.stdout.write(f"{facts(folder).to_string()}\n{folder}\n")
     return 0
 
 

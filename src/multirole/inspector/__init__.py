@@ -43,7 +43,7 @@ def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame) -> li
 
 def collect(folder: Path, index: str | None = None) -> dict:
     """Everything that the page shows of a run, as plain JSON data; `index` is the address of a page to link back to."""
-    config = reader.read_config(folder)
+    config, provenance = reader.read_config(folder), folder / "provenance.json"
     metrics, roles, turns, outcomes = (reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
     points = reader.validation(folder)
@@ -58,7 +58,7 @@ def collect(folder: Path, index: str | None = None) -> dict:
         "index": index,
         "state": reader.state(folder),
         "config": config | {"policy": reader.policy_name(config["policy"])},
-        "provenance": reader.read_provenance(folder),
+        "provenance": json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {},
         "iterations": iterations,
         "facts": reader.facts(folder).reset_index().to_dict("records"),
         "roles": describe_roles(config, roles, turns),

@@ -4,7 +4,6 @@ Every table may be missing, short or hold NaN: a run that was cut short is read 
 columns.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from statsmodels.stats.proportion import proportion_confint
 from multirole.core.policy import parse_policy
 from multirole.diagnostics.falls import first_fall
 from multirole.diagnostics.names import cell_name
+from multirole.experiment.storage import sha256
 
 GROUPS = {"main": "", "gradients": "Gradients", "signatures": "Signatures of the texts", "more": "More"}
 """Where a panel stands, with the heading above it."""
@@ -97,21 +97,13 @@ def read_config(folder: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_provenance(folder: Path) -> dict:
-    """What provenance.json says, without its lists of packages; empty where the run has none."""
-    path = folder / "provenance.json"
-    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: value for name, value in held.items() if name not in ("versions", "resumed", "argv")}
-
-
 def state(folder: Path) -> str:
     """ "finished", "not finished", or "changed after it finished" where a file is no longer the one that DONE lists."""
     done = folder / "DONE"
     if not done.exists():
         return "not finished"
     for name, digest in json.loads(done.read_text(encoding="utf-8")).items():
-        path = folder / name
-        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if not (folder / name).exists() or sha256(folder / name) != digest:
             return "changed after it finished"
     return "finished"
 
@@ -163,7 +155,7 @@ def facts(folder: str | Path) -> pd.DataFrame:
     if len(points):
         fall = first_fall(points["accuracy"])
         named = {"start": points.index[0], "best": points["accuracy"].idxmax(), "end": points.index[-1]}
-        for fact, step in (named | ({"first fall": fall[1]} if fall else {})).items():
+        for fact, step in (named | ({"first fall": fall.at} if fall else {})).items():
             at = points.loc[step]
             interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
             rows.append((fact, int(step), f"{100 * at['accuracy']:.1f} %", interval))

@@ -201,7 +201,7 @@ function buildHeader() {
   byId("facts").append(...data.facts.map((fact) => el("div", { class: "fact" }, el("dt", {}, fact.fact, " at iteration ", jump(fact.iteration)),
     el("dd", {}, roleColours[fact.detail] ? swatch(fact.detail) : null, fact.value), el("dd", { class: "muted small" }, fact.detail))));
   if (!data.facts.length) byId("facts").append(el("p", { class: "muted" }, "No evaluation was recorded."));
-  const rows = (object) => el("table", { class: "config" }, Object.entries(object).map(([name, value]) =>
+  const rows = (object) => el("table", { class: "config" }, Object.entries(object).filter(([name]) => !["versions", "resumed", "argv"].includes(name)).map(([name, value]) =>
     el("tr", {}, el("th", {}, name), el("td", {}, value !== null && typeof value === "object" ? JSON.stringify(value) : String(value)))));
   document.querySelector("#configuration .tables").append(rows(data.config), rows(data.provenance));
 }
