@@ -1,111 +1,94 @@
-"""The paper's qualitative claims held against a grid's runs: holds, fails or undecided, by one set of rules.
+"""Hold the paper's qualitative claims, which `claims.yaml` lists, against a grid's runs: holds, fails or undecided.
 
-Rules, the same for every claim of a kind:
+Every claim has cases, each for it (1), against it (-1) or open (0). The rules are the same for every claim of a kind:
 
-- *Most cells*: each matched cell counts for or against where the 95 % interval of the difference lies on one side of zero, and
-  is open otherwise. The claim holds with more than half of the cells for it, fails with more than half against it or with
-  none for it and fewer than half open, and is undecided otherwise.
+- *Most cells*: a matched cell counts for or against where the 95 % interval of the difference lies on one side of zero. The claim
+  holds with more than half of the cells for it, fails with more than half against it or with none for it and fewer than half
+  open, and is undecided otherwise.
 - *Every seed*: a pattern of single runs is looked for in each seed. It holds if every seed shows it, fails if none does.
 - Fewer than `OUTER` seeds decide nothing.
-
-A *fall* is a final validation accuracy at least `FALL` below the run's best checkpoint.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import yaml
 from scipy.stats import binomtest
 
+from multirole.diagnostics.falls import first_fall
 from multirole.experiment.presets import TASKS
-from multirole.paper.grid import WORKFLOWS
-from multirole.paper.measures import amplitudes
+from multirole.paper.grid import POLICIES, WORKFLOWS
+from multirole.paper.measures import amplitudes, matched
 from multirole.paper.results import Key, Results
 from multirole.paper.statistics import OUTER, Interval, difference
-from multirole.paper.write import Table, points
+from multirole.paper.write import Table
 
-FALL = 0.05
+DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
 FIRST = 5  # iterations whose median is the "first logged value" of a noisy metric
 CLIMBS, FLAT = 3.0, 1.5  # times its first value
 LONGER = 1.5  # times its length on the base model
-VERDICTS = ("holds", "fails", "undecided")
+ALL = "all"
+GAP = "ip − sp"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One claim: what the paper says and where, how it is tested here, the verdict, the evidence and where to see it."""
+class Case(NamedTuple):
+    """A cell or run: which way it counts, the numbers that decide it, the seeds behind them."""
 
-    claim: str
-    section: str
-    test: str
-    verdict: str
-    evidence: str
-    see: str
+    stands: int
+    where: Key
+    numbers: dict[str, float]
+    seeds: int = 1
 
 
-def most(cells: list[Interval], is_open_for: bool = False) -> str:
-    """The verdict over matched cells. With `is_open_for` ("matches or exceeds") an open cell counts for the claim."""
-    if not cells or min(cell.seeds for cell in cells) < OUTER:
+Found = tuple[str, list[Case]]
+"""A verdict and the cases behind it."""
+
+
+def most(cases: list[Case], is_open_for: bool = False) -> str:
+    """Decide over cells. With `is_open_for` ("matches or exceeds") an open cell counts for the claim."""
+    if not cases or min(case.seeds for case in cases) < OUTER:
         return "undecided"
-    n, against = len(cells), sum(cell.high < 0 for cell in cells)
-    agrees = n - against if is_open_for else sum(cell.low > 0 for cell in cells)
+    n, against = len(cases), sum(case.stands < 0 for case in cases)
+    agrees = n - against if is_open_for else sum(case.stands > 0 for case in cases)
     if agrees > n / 2:
         return "holds"
     return "fails" if against > n / 2 or (agrees == 0 and 2 * (n - against) < n) else "undecided"
 
 
-def every(seeds: list[bool]) -> str:
-    """The verdict over single runs."""
-    if len(seeds) < OUTER:
+def every(cases: list[Case]) -> str:
+    """Decide over runs, or over one cell per workflow."""
+    stands = {case.stands for case in cases}
+    if len(cases) < OUTER:
         return "undecided"
-    return "holds" if all(seeds) else "undecided" if any(seeds) else "fails"
+    return "holds" if stands == {1} else "fails" if stands == {-1} else "undecided"
 
 
-def _counts(cells: list[Interval]) -> str:
-    return (
-        f"{sum(c.low > 0 for c in cells)} of {len(cells)} cells above zero, {sum(c.high < 0 for c in cells)} below, "
-        f"{sum(c.low <= 0 <= c.high for c in cells)} open"
+def of_cell(interval: Interval, workflow: str, policy: str, task: str) -> Case:
+    """Count a cell by the side of zero that its interval lies on."""
+    numbers = {"difference": interval.mean, "low": interval.low, "high": interval.high}
+    return Case(
+        int(interval.low > 0) - int(interval.high < 0), Key(workflow, policy, task, ALL), numbers, interval.seeds
     )
 
 
-def _of(seeds: list[bool]) -> str:
-    return f"{sum(seeds)} of {len(seeds)} seeds"
+def of_run(is_seen: bool, key: Key, **numbers: float) -> Case:
+    """Count a run by whether it shows a pattern."""
+    return Case(1 if is_seen else -1, key, numbers)
 
 
-def _matched(results: Results, tasks: tuple[str, ...] = TASKS) -> Iterator[tuple[str, str]]:
-    """(workflow, task) with a finished run of both policies."""
-    for task in tasks:
-        for workflow in WORKFLOWS:
-            if results.seeds(workflow, "ip", task) and results.seeds(workflow, "sp", task):
-                yield workflow, task
+def falls(results: Results, key: Key) -> bool:
+    """Whether a run ends in a terminal fall."""
+    fall = first_fall(results.correct(key).mean())
+    return fall is not None and fall.is_terminal
 
 
-def _gaps(results: Results, at: str, tasks: tuple[str, ...] = TASKS) -> list[Interval]:
-    """IP minus SP of each matched cell."""
-    return [
-        difference(results.outcomes(w, "ip", t, at), results.outcomes(w, "sp", t, at))
-        for w, t in _matched(results, tasks)
-    ]
-
-
-def _trained(results: Results) -> Iterator[tuple[str, str, str]]:
-    for workflow in WORKFLOWS:
-        for task in TASKS:
-            for policy in ("ip", "sp"):
-                if results.seeds(workflow, policy, task):
-                    yield workflow, policy, task
-
-
-def _keys(results: Results, workflow: str, policy: str, task: str) -> list[Key]:
-    return [Key(workflow, policy, task, seed) for seed in results.seeds(workflow, policy, task)]
-
-
-def _series(results: Results, key: Key, role: str, metric: str) -> pd.Series:
+def metric_of(results: Results, key: Key, role: str, metric: str) -> pd.Series:
     """iteration -> value of one role of a run."""
-    roles = results.table("roles")
-    mine = roles[(roles[list(Key._fields)] == list(key)).all(axis=1) & (roles["role"] == role)]
-    return mine.set_index("iteration")[metric]
+    rows = results.of_run("roles", key)
+    return rows[rows["role"] == role].set_index("iteration")[metric]
 
 
 def climb(series: pd.Series) -> float:
@@ -114,229 +97,182 @@ def climb(series: pd.Series) -> float:
     return float(sizes.rolling(3).mean().max() / max(sizes.iloc[:FIRST].median(), 1e-6))
 
 
-def falls(results: Results, key: Key) -> bool:
-    """Whether the run ends at least `FALL` below its best checkpoint."""
-    accuracy = results.correct(key).mean()
-    return bool(accuracy[accuracy.index > 0].max() - accuracy.iloc[-1] >= FALL)
+def keys_of(results: Results, cell: tuple[str, str, str]) -> list[Key]:
+    """List the finished runs of a cell."""
+    return [Key(*cell, seed) for seed in results.seeds(*cell)]
 
 
-def _every_pair(results: Results, measure: str) -> tuple[int, int, int]:
-    """Matched cells, and in how many of them the amplitude is larger under IP in every seed, and under SP in every seed."""
-    wide = amplitudes(results).pivot(index=["workflow", "task", "seed"], columns="policy", values=measure)
-    larger = (wide["ip"] > wide["sp"]).groupby(["workflow", "task"])
-    return larger.ngroups, int(larger.all().sum()), int((~larger.any()).sum())
+# ---- the rules of claims.yaml
 
 
-def _signature(results: Results, key: Key, role: str, metric: str) -> tuple[float, float]:
-    """(at the start, at the end) of a signature of the training texts: means over the first and the last iterations."""
-    series = _series(results, key, role, metric)
+def peak_minus(results: Results, other: str, is_open_for: bool = False) -> Found:
+    """Compare every trained cell's peak with its base, or with the single agent's peak."""
+    cases = []
+    for cell in product(WORKFLOWS, POLICIES, TASKS):
+        before = (*cell, "base") if other == "base" else ("single", "sp", cell[2], "best")
+        after, before = results.outcomes(*cell, "best"), results.outcomes(*before)
+        if after is not None and before is not None:
+            cases.append(of_cell(difference(after, before), *cell))
+    return most(cases, is_open_for), cases
+
+
+def ip_minus_sp(results: Results, of: str, task: str | None = None) -> Found:
+    """Compare the policies of each matched cell; on one task, in every workflow."""
+    cases = []
+    for workflow, on in matched(results):
+        if task in (None, on):
+            after, before = (_outcomes(results, of, (workflow, policy, on)) for policy in POLICIES)
+            cases.append(of_cell(difference(after, before), workflow, GAP, on))
+    if task is None:
+        return most(cases), cases
+    if len(cases) < len(WORKFLOWS) or min(case.seeds for case in cases) < OUTER:
+        return "undecided", cases
+    least = min(case.stands for case in cases)
+    return "holds" if least > 0 else "fails" if least < 0 else "undecided", cases
+
+
+def _outcomes(results: Results, of: str, cell: tuple[str, str, str]) -> np.ndarray:
+    if of == "first checkpoint":
+        return np.stack([results.correct(key).iloc[:, 1] for key in keys_of(results, cell)])
+    peak = results.outcomes(*cell, "best")
+    return peak if of == "peak" else peak - results.outcomes(*cell, "terminal")
+
+
+def ip_falls_more_often(results: Results) -> Found:
+    """Count the matched runs where one policy alone falls."""
+    cases = []
+    for (workflow, task), seeds in matched(results).items():
+        for seed in seeds:
+            ip, sp = (falls(results, Key(workflow, policy, task, seed)) for policy in POLICIES)
+            cases.append(Case(ip - sp, Key(workflow, GAP, task, seed), {"ip falls": ip, "sp falls": sp}))
+    only_ip, only_sp = (sum(case.stands == stands for case in cases) for stands in (1, -1))
+    p = binomtest(only_ip, only_ip + only_sp).pvalue if only_ip + only_sp else 1.0
+    if len(cases) < OUTER * len(WORKFLOWS) or p > 0.05:
+        return "undecided", cases
+    return "holds" if only_ip > only_sp else "fails", cases
+
+
+def sp_fails_too(results: Results) -> Found:
+    """Look for a fall under SP."""
+    cells = [(workflow, "sp", task) for workflow, task in matched(results)]
+    fallen = {key: falls(results, key) for cell in cells for key in keys_of(results, cell)}
+    cases = [of_run(is_fallen, key, falls=is_fallen) for key, is_fallen in fallen.items()]
+    return "undecided" if len(cases) < OUTER else "holds" if any(fallen.values()) else "fails", cases
+
+
+def larger_under_ip(results: Results, measure: str) -> Found:
+    """Compare the largest value of each run with that of its match under the other policy."""
+    cases = []
+    for (workflow, task), rows in amplitudes(results).groupby(["workflow", "task"], sort=False):
+        wide = rows.pivot(index="seed", columns="policy", values=measure)
+        larger = wide["ip"] > wide["sp"]
+        numbers = {f"{policy}, seed {seed}": wide.loc[seed, policy] for seed, policy in product(wide.index, POLICIES)}
+        cases.append(Case(int(larger.all()) - int(not larger.any()), Key(workflow, GAP, task, ALL), numbers, len(wide)))
+    if not cases or min(case.seeds for case in cases) < OUTER:
+        return "undecided", cases
+    n_for, n_against = (sum(case.stands == stands for case in cases) for stands in (1, -1))
+    return "holds" if 2 * n_for > len(cases) else "fails" if 2 * n_against > len(cases) else "undecided", cases
+
+
+def ranking_changes(results: Results) -> Found:
+    """Compare the orders of the workflows between tasks."""
+    seeds = [s for s in results.grid.seeds if all(s in results.seeds(*c) for c in product(WORKFLOWS, POLICIES, TASKS))]
+    orders: dict[str, list[tuple[str, ...]]] = {task: [] for task in TASKS}
+    cases = []
+    for seed in seeds:
+        gains = {}
+        for task, workflow in product(TASKS, WORKFLOWS):
+            curve = results.correct(Key(workflow, "ip", task, seed)).mean()
+            gains[task, workflow] = curve.iloc[1:].max() - curve.iloc[0]
+        for task, held in orders.items():
+            held.append(tuple(sorted(WORKFLOWS, key=lambda w, task=task, gains=gains: -gains[task, w])))
+        differs = len({held[-1] for held in orders.values()}) > 1
+        cases.append(
+            of_run(differs, Key(ALL, "ip", ALL, seed), **{f"{w}, {task}": gain for (task, w), gain in gains.items()})
+        )
+    found = [set(held) for held in orders.values()]
+    if len(seeds) < OUTER:
+        return "undecided", cases
+    return "holds" if not set.intersection(*found) else "fails" if len(set.union(*found)) == 1 else "undecided", cases
+
+
+def climbs_and_falls(results: Results, cell: list[str], role: str, metric: str, flat: str | None = None) -> Found:
+    """Look for a role's metric that climbs, another role's that does not, and a fall."""
+    cases = []
+    for key in keys_of(results, cell):
+        climbs = {name: climb(metric_of(results, key, name, metric)) for name in (role, flat) if name}
+        is_seen = climbs[role] >= CLIMBS and (flat is None or climbs[flat] < climbs[role] / FLAT)
+        cases.append(of_run(is_seen and falls(results, key), key, **climbs, falls=falls(results, key)))
+    return every(cases), cases
+
+
+def only_ip_falls(results: Results, workflow: str, task: str) -> Found:
+    """Look for a fall under IP and none under SP."""
+    cases = []
+    for seed in matched(results).get((workflow, task), []):
+        ip, sp = (falls(results, Key(workflow, policy, task, seed)) for policy in POLICIES)
+        cases.append(of_run(ip and not sp, Key(workflow, GAP, task, seed), ip=ip, sp=sp))
+    return every(cases), cases
+
+
+def grows(results: Results, cell: list[str], role: str, other: str) -> Found:
+    """Look for a role whose texts grow longer while another role's do not."""
+    cases = []
+    for key in keys_of(results, cell):
+        (start, end), (before, after) = (_ends(results, key, name, "length_mean") for name in (role, other))
+        lengths = {f"{role}, start": start, f"{role}, end": end, f"{other}, start": before, f"{other}, end": after}
+        cases.append(of_run(end >= LONGER * start and after < LONGER * before, key, **lengths))
+    return every(cases), cases
+
+
+def writes_code(results: Results, cell: list[str], role: str) -> Found:
+    """Look for a role that begins to write Python fences."""
+    cases = []
+    for key in keys_of(results, cell):
+        start, end = _ends(results, key, role, "code_fence_rate")
+        cases.append(of_run(end - start >= 0.25, key, start=start, end=end))
+    return every(cases), cases
+
+
+def _ends(results: Results, key: Key, role: str, metric: str) -> tuple[float, float]:
+    """Means over the first and the last iterations."""
+    series = metric_of(results, key, role, metric)
     return float(series.iloc[:FIRST].mean()), float(series.iloc[-FIRST:].mean())
 
 
-# ---- the claims
-
-
-def improves_over_base(results: Results) -> Claim:
-    gains = [difference(results.outcomes(*c, "best"), results.outcomes(*c, "base")) for c in _trained(results)]
-    return Claim("Multi-agent RL usually improves over the base model", "4.1", "peak minus base, most cells", most(gains),
-                 _counts(gains), "Table 1, Figure 2")  # fmt: skip
-
-
-def matches_single_agent(results: Results) -> Claim:
-    residuals = []
-    for workflow, policy, task in _trained(results):
-        single = results.outcomes("single", "sp", task, "best")
-        if single is not None:
-            residuals.append(difference(results.outcomes(workflow, policy, task, "best"), single))
-    return Claim("On most cells it matches or exceeds single-agent RL", "4.1", "peak minus SA-RL peak, most cells, an open cell "
-                 "matches", most(residuals, is_open_for=True), _counts(residuals), "Table 1")  # fmt: skip
-
-
-def ip_has_the_higher_ceiling(results: Results) -> Claim:
-    gaps = _gaps(results, "best")
-    return Claim("IP peaks above SP on most matched cells", "4.2", "IP minus SP at the peak, most cells", most(gaps),
-                 _counts(gaps), "Table 1, Figure 3")  # fmt: skip
-
-
-def ip_rises_faster(results: Results) -> Claim:
-    gaps = []
-    for workflow, task in _matched(results, ("math",)):
-        first = {
-            policy: np.stack(
-                [(c := results.correct(key))[c.columns[1]] for key in _keys(results, workflow, policy, task)]
-            )
-            for policy in ("ip", "sp")
-        }
-        gaps.append(difference(first["ip"], first["sp"]))
-    return Claim("Math: IP rises faster early in all three workflows", "4.2", "IP minus SP at the first checkpoint, every workflow",
-                 _all_workflows(gaps), "; ".join(map(points, gaps)), "Figure 4")  # fmt: skip
-
-
-def _all_workflows(gaps: list[Interval]) -> str:
-    if len(gaps) < len(WORKFLOWS) or min(gap.seeds for gap in gaps) < OUTER:
-        return "undecided"
-    return (
-        "holds" if all(gap.low > 0 for gap in gaps) else "fails" if any(gap.high < 0 for gap in gaps) else "undecided"
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        peak_minus, ip_minus_sp, ip_falls_more_often, sp_fails_too, larger_under_ip, ranking_changes, climbs_and_falls,
+        only_ip_falls, grows, writes_code,
     )
-
-
-def ip_falls_back(results: Results) -> Claim:
-    gaps = []
-    for workflow, task in _matched(results, ("math",)):
-        ip, sp = ([results.outcomes(workflow, p, task, at) for at in ("best", "terminal")] for p in ("ip", "sp"))
-        gaps.append(difference(ip[0] - ip[1], sp[0] - sp[1]))
-    return Claim("Math: IP then falls back towards or below SP in all three workflows", "4.2", "fall from peak to end under IP minus "
-                 "the same under SP, every workflow", _all_workflows(gaps), "; ".join(map(points, gaps)), "Figure 4")  # fmt: skip
-
-
-def ip_falls_more_often(results: Results) -> Claim:
-    counts = {
-        p: [falls(results, k) for w, t in _matched(results) for k in _keys(results, w, p, t)] for p in ("ip", "sp")
-    }
-    ip, sp = sum(counts["ip"]), sum(counts["sp"])
-    enough = len(counts["ip"]) >= OUTER * len(WORKFLOWS)
-    p = _sign_test(counts) if enough else 1.0
-    verdict = "undecided" if p > 0.05 else "holds" if ip > sp else "fails"
-    return Claim("IP more often falls off a terminal cliff", "abstract, 4.2", "runs that end 5 points or more below their peak, IP "
-                 "against SP, exact sign test over matched runs", verdict,
-                 f"{ip} of {len(counts['ip'])} IP runs and {sp} of {len(counts['sp'])} SP runs, p={p:.2g}", "Table 1 checks")  # fmt: skip
-
-
-def _sign_test(counts: dict[str, list[bool]]) -> float:
-    pairs = list(zip(counts["ip"], counts["sp"], strict=False))
-    only_ip, only_sp = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-    return float(binomtest(only_ip, only_ip + only_sp).pvalue) if only_ip + only_sp else 1.0
-
-
-def sp_fails_too(results: Results) -> Claim:
-    runs = [falls(results, key) for w, t in _matched(results) for key in _keys(results, w, "sp", t)]
-    verdict = "undecided" if len(runs) < OUTER else "holds" if any(runs) else "fails"
-    return Claim("SP does not eliminate failure", "4.4", "some SP run ends 5 points or more below its peak", verdict,
-                 f"{sum(runs)} of {len(runs)} SP runs", "Figure 4")  # fmt: skip
-
-
-def grad_norm_is_larger_under_ip(results: Results) -> Claim:
-    return _amplitude_claim(results, "The largest gradient norm is larger under IP, systematically", "grad_norm")
-
-
-def chi2_is_larger_under_ip(results: Results) -> Claim:
-    return _amplitude_claim(results, "The largest chi2 is larger under IP on most cells", "chi2")
-
-
-def _amplitude_claim(results: Results, claim: str, measure: str) -> Claim:
-    if not list(_matched(results)):
-        return Claim(claim, "4.2", "maximum over the run", "undecided", "no matched cell", "Figure 5")
-    n, ip, sp = _every_pair(results, measure)
-    enough = min(len(results.seeds(w, p, t)) for w, t in _matched(results) for p in ("ip", "sp")) >= OUTER
-    verdict = "undecided" if not enough else "holds" if ip > n / 2 else "fails" if sp > n / 2 else "undecided"
-    return Claim(claim, "4.2", "maximum over the run; a cell counts where every seed agrees", verdict,
-                 f"larger under IP in {ip} of {n} matched cells, under SP in {sp}, seeds differ in {n - ip - sp}", "Figure 5")  # fmt: skip
-
-
-def ranking_changes_with_the_task(results: Results) -> Claim:
-    best: dict[str, list[str]] = {}
-    for task in TASKS:
-        for seed in results.grid.seeds:
-            gains = {}
-            for workflow, policy, _ in (cell for cell in _trained(results) if cell[2] == task):
-                if seed in results.seeds(workflow, policy, task):
-                    accuracy = results.correct(Key(workflow, policy, task, seed)).mean()
-                    gains[workflow, policy] = accuracy.iloc[1:].max() - accuracy.iloc[0]
-            if len(gains) == 2 * len(WORKFLOWS):
-                best.setdefault(task, []).append(" > ".join(sorted(WORKFLOWS, key=lambda w: -gains[w, "ip"])))
-    complete = len(best) == len(TASKS) and min(map(len, best.values())) >= OUTER
-    constant = {task: set(orders) for task, orders in best.items()}
-    differ = complete and not set.intersection(*constant.values())
-    same = complete and len(set.union(*constant.values())) == 1
-    said = "; ".join(f"{task}: {', '.join(dict.fromkeys(orders))}" for task, orders in best.items())
-    return Claim("The ranking of workflows by gain changes with the task", "4.3", "order of the IP gains over base, per seed: holds if "
-                 "no order occurs in both tasks", "holds" if differ else "fails" if same else "undecided", said, "Figure 2")  # fmt: skip
-
-
-def voting_ip_generator_climbs(results: Results) -> Claim:
-    seen, said = [], []
-    for key in _keys(results, "voting", "ip", "math"):
-        generator, aggregator = (climb(_series(results, key, r, "chi2_after")) for r in ("generator", "aggregator"))
-        seen.append(generator >= CLIMBS and aggregator < generator / FLAT and falls(results, key))
-        said.append(f"x{generator:.0f} against x{aggregator:.0f}{', falls' if falls(results, key) else ''}")
-    return Claim("Voting-IP math: the generator's chi2 climbs, the aggregator's stays flat, validation falls", "5.1",
-                 f"chi2 after the update: the generator's climbs {CLIMBS:g}-fold and {FLAT:g} times as far as the aggregator's, and "
-                 "the run falls; every seed", every(seen), f"{_of(seen)}: {'; '.join(said)}", "Figure 6a, Table 2")  # fmt: skip
-
-
-def orch_ip_descends_sp_plateaus(results: Results) -> Claim:
-    pairs = zip(
-        _keys(results, "orch_workers", "ip", "math"), _keys(results, "orch_workers", "sp", "math"), strict=False
-    )
-    seen = [falls(results, ip) and not falls(results, sp) for ip, sp in pairs]
-    return Claim("Orch-Workers math: IP rises and descends, SP rises and plateaus", "5.1", "the IP run falls and the SP run does not; "
-                 "every seed", every(seen), _of(seen), "Figure 6c")  # fmt: skip
-
-
-def orch_sp_escalates(results: Results) -> Claim:
-    seen, said = [], []
-    for key in _keys(results, "orch_workers", "sp", "math"):
-        worker = climb(_series(results, key, "worker", "chi2"))
-        seen.append(worker >= CLIMBS and falls(results, key))
-        said.append(f"x{worker:.0f}{', falls' if falls(results, key) else ''}")
-    return Claim("Orch-Workers-SP math: diagnostics escalate ahead of a terminal cliff", "5.2", f"the worker's chi2 climbs {CLIMBS:g}-fold "
-                 "and the run falls; every seed", every(seen), f"{_of(seen)}: {'; '.join(said)}", "Figure 6b")  # fmt: skip
-
-
-def _grows(results: Results, cell: tuple[str, str, str], role: str, other: str) -> tuple[list[bool], str]:
-    """Whether `role` grows longer while `other` does not, per seed, and the lengths."""
-    seen, said = [], []
-    for key in _keys(results, *cell):
-        (a, b), (c, d) = (_signature(results, key, r, "length_mean") for r in (role, other))
-        seen.append(b >= LONGER * a and d < LONGER * c)
-        said.append(f"{a:.0f} to {b:.0f} tokens, {other} {c:.0f} to {d:.0f}")
-    return seen, f"{_of(seen)}: {'; '.join(said)}"
-
-
-def voting_sp_aggregator_grows(results: Results) -> Claim:
-    seen, said = _grows(results, ("voting", "sp", "math"), "aggregator", "generator")
-    return Claim("Voting-SP math: the aggregator grows verbose while the voters stay flat", "5.2", f"mean length in the last {FIRST} "
-                 f"iterations over the first {FIRST}: at least {LONGER:g} against less; every seed", every(seen), said, "Table 5 A3")  # fmt: skip
-
-
-def eval_opt_sp_evaluator_resolves(results: Results) -> Claim:
-    seen, said = _grows(results, ("eval_opt", "sp", "math"), "evaluator", "generator")
-    return Claim("Eval-Opt-SP math: the evaluator re-solves at length", "5.2", f"the same of the evaluator, {LONGER:g}-fold; every seed",
-                 every(seen), said, "Table 5 A2")  # fmt: skip
-
-
-def eval_opt_sp_evaluator_writes_code(results: Results) -> Claim:
-    seen, said = [], []
-    for key in _keys(results, "eval_opt", "sp", "code"):
-        before, after = _signature(results, key, "evaluator", "code_fence_rate")
-        seen.append(after - before >= 0.25)
-        said.append(f"{before:.0%} to {after:.0%}")
-    return Claim("Eval-Opt-SP code: the evaluator writes code", "5.2", "share of its turns with a Python fence rises by a quarter; every "
-                 "seed", every(seen), f"{_of(seen)}: {'; '.join(said)}", "Table 5 A1")  # fmt: skip
-
-
-CLAIMS: tuple[Callable[[Results], Claim], ...] = (
-    improves_over_base, matches_single_agent, ip_has_the_higher_ceiling, ip_rises_faster, ip_falls_back, ip_falls_more_often,
-    sp_fails_too, grad_norm_is_larger_under_ip, chi2_is_larger_under_ip, ranking_changes_with_the_task,
-    voting_ip_generator_climbs, orch_ip_descends_sp_plateaus, orch_sp_escalates, voting_sp_aggregator_grows,
-    eval_opt_sp_evaluator_resolves, eval_opt_sp_evaluator_writes_code,
-)  # fmt: skip
+}  # fmt: skip
 
 
 def claims(results: Results) -> Table:
-    """Every claim with its verdict (facts: the claims that the paper's text makes)."""
-    found = [claim(results) for claim in CLAIMS]
-    shown = pd.DataFrame(
-        [(c.claim, c.section, c.test, f"**{c.verdict}**", c.evidence, c.see) for c in found],
-        columns=["the paper's claim", "sec", "tested by", "here", "evidence", "see"],
+    """Make the table of every claim's verdict; its values are the numbers of every case."""
+    shown, values = [], []
+    for about in DECLARED["claims"]:
+        verdict, cases = RULES[about["rule"]](results, **about.get("options", {}))
+        counts = {
+            name: sum(case.stands == stands for case in cases)
+            for name, stands in (("for", 1), ("open", 0), ("against", -1))
+        }
+        row = {"the paper's claim": about["claim"], "sec": about["section"], "tested by": about["test"]}
+        shown.append(row | counts | {"here": f"**{verdict}**", "see": about["see"]})
+        values += [
+            {
+                "claim": about["name"],
+                "verdict": verdict,
+                "stands": case.stands,
+                **case.where._asdict(),
+                "number": name,
+                "value": float(value),
+            }
+            for case in cases
+            for name, value in case.numbers.items()
+        ]
+    caption = DECLARED["caption"].format(
+        scale=results.grid.scale, seeds=len(results.grid.seeds), missing=len(results.missing())
     )
-    n = {verdict: sum(c.verdict == verdict for c in found) for verdict in VERDICTS}
-    caption = (
-        f"Scale {results.grid.scale}, {len(results.grid.seeds)} seeds, {len(results.missing())} runs or evaluations missing. "
-        f"{n['holds']} claims hold, {n['fails']} fail, {n['undecided']} are undecided here. Differences of accuracies are in "
-        "percentage points with 95 % bootstrap intervals. The paper made them of one seed per cell at 0.6B to 4B; a claim that fails "
-        "at another scale and on another task is not thereby refuted."
-    )
-    return Table(
-        "claims", "The paper's claims against these runs", caption, shown, pd.DataFrame([vars(c) for c in found])
-    )
+    return Table("claims", "The paper's claims against these runs", caption, pd.DataFrame(shown), pd.DataFrame(values))

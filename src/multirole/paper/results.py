@@ -61,6 +61,11 @@ class Results:
         """Return a table of all runs below each other, such as "metrics" or "eval", with the columns of `Key` first."""
         return self._read(name, self.runs)
 
+    def of_run(self, name: str, key: Key) -> pd.DataFrame:
+        """Return one run's rows of a table."""
+        table = self.table(name)
+        return table[(table[list(Key._fields)] == list(key)).all(axis=1)]
+
     @cache  # noqa: B019
     def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
         """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all")."""
