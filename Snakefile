@@ -9,7 +9,7 @@ from shlex import quote
 import yaml
 from multirole.paper.grid import Grid
 from multirole.experiment.launch import value
-from multirole.experiment.record import folder_of
+from multirole.experiment.folders import folder_of
 from multirole.paper.study import Study
 
 configfile: "grid.yaml"

@@ -26,7 +26,8 @@ import pandas as pd
 import torch
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.record import TABLES, folder_of, is_done
+from multirole.experiment.folders import folder_of, is_done
+from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")

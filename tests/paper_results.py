@@ -15,8 +15,9 @@ from multirole.core.policy import adapter_names
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
 from multirole.diagnostics.signatures import Reply, of_role
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import Evaluation, solver_of, steps_of
-from multirole.experiment.record import folder_of, turn_row, write_done
+from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
+from multirole.experiment.folders import folder_of, write_done
+from multirole.experiment.record import turn_row
 from multirole.experiment.storage import write_table, write_text
 from multirole.paper.grid import Grid
 from multirole.paper.pack import pack

@@ -18,9 +18,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from multirole.diagnostics.remedies import load_adapters
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole
+from multirole.experiment.folders import folder_of, open_folder
 from multirole.experiment.launch import ONE_PROCESS
 from multirole.experiment.models import locate
-from multirole.experiment.record import Recorder, folder_of, open_folder
+from multirole.experiment.record import Recorder
 from multirole.experiment.run import preflight, run_cell
 from multirole.experiment.storage import write_text
 from multirole.plan import check_disk, disk_need

@@ -6,9 +6,9 @@ import pytest
 from refusals_in_three_parts import assert_in_three_parts
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.folders import open_folder
 from multirole.experiment.launch import Launch
 from multirole.experiment.presets import CHOICES
-from multirole.experiment.record import open_folder
 
 CELLS = [
     ({"workflow": "votin"}, "'votin'", "voting"),

@@ -6,7 +6,7 @@ The whole matrix takes a quarter of an hour and runs with `pytest -m slow`; a pa
 import pytest
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.record import is_done
+from multirole.experiment.folders import is_done
 from multirole.experiment.run import run_cell
 from multirole.inspector.report import load
 from multirole.workflows import WORKFLOWS

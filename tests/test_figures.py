@@ -15,7 +15,7 @@ from paper_results import make_results
 from multirole.core.types import Problem, Turn
 from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_NAMES, cell_name, colours_of
 from multirole.experiment.cell import Cell
-from multirole.experiment.record import folder_of
+from multirole.experiment.folders import folder_of
 from multirole.paper.figures import figures
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, amplitudes, base, falls, matched, over_first, smoothed, typical

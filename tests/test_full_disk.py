@@ -13,7 +13,7 @@ from kill_run import same
 from multirole.experiment import checkpoints as module
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import NotSaved, Saving, checkpoints, newest_whole
-from multirole.experiment.record import folder_of, is_done
+from multirole.experiment.folders import folder_of, is_done
 from multirole.experiment.run import run_cell
 from multirole.experiment.storage import NotWritten, write_table, write_text
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from papermill.cli import _resolve_type as papermill_value
 
+from multirole.experiment.folders import folder_of
 from multirole.experiment.presets import SCALES
-from multirole.experiment.record import folder_of
 from multirole.paper.grid import Grid
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 from multirole.core.engine import Request
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
+from multirole.experiment.folders import is_done
 from multirole.experiment.models import shape_of
-from multirole.experiment.record import is_done
 from multirole.experiment.run import run_cell
 from multirole.inspector.report import load
 

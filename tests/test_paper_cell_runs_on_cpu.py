@@ -13,9 +13,9 @@ from toy_qwen3 import toy_tokenizer
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.folders import is_done
 from multirole.experiment.models import MissingModel, locate
 from multirole.experiment.presets import MODELS
-from multirole.experiment.record import is_done
 from multirole.experiment.run import preflight, run_cell
 from multirole.inspector.report import load
 

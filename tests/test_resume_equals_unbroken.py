@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.record import TABLES, is_done
+from multirole.experiment.folders import is_done
+from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
 from multirole.inspector.report import load
 

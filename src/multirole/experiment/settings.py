@@ -5,7 +5,7 @@ import json
 import types
 from collections.abc import Iterable
 from dataclasses import astuple
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -40,6 +40,10 @@ class Settings(BaseModel):
                     for name, one in found.items()
                 )
             ) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings but for some fields."""
+        return type(self)(**dict(self) | changes)
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import Evaluation
+from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.presets import TASKS
 from multirole.experiment.storage import write_text
 

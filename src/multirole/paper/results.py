@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import Evaluation, named_steps
+from multirole.experiment.evaluation import Evaluation, named_steps
 from multirole.paper import pack
 from multirole.paper.grid import Grid
 

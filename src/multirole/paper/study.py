@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import Evaluation
+from multirole.experiment.evaluation import Evaluation
 from multirole.paper.grid import CHECKED, Grid, write_json
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import named_steps
+from multirole.experiment.evaluation import named_steps
 from multirole.paper import pack
 from multirole.paper.results import Results, correct
 from multirole.paper.study import Study

@@ -1,0 +1,148 @@
+"""What is evaluated after training: checkpoints, the base model, and Table 3's transfer. `evaluate` does it."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from multirole.core.policy import adapter_names
+from multirole.experiment.cell import GROUPS, Cell
+from multirole.experiment.folders import folder_of, is_done
+from multirole.experiment.launch import Launch
+from multirole.experiment.settings import Parameter, Settings, option, parameters
+
+NAMED = ("early", "best", "terminal")
+CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
+"""What is evaluated of each kind of adapters where nothing else is asked for."""
+SOLVERS = {"orch_workers": "worker"}
+"""The generator-type role of a workflow, whose turns answer the problem themselves; "generator" where it is not named here."""
+
+
+class Choice(Settings):
+    """The notebook's parameters beside those of a cell."""
+
+    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
+        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
+    )
+    checkpoints: str | None = option(
+        "early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None
+    )
+    n_rollouts: int = option("episodes per problem", 1, ge=1)
+
+
+class Evaluation(Choice):
+    """What is evaluated; bad values raise ValueError.
+
+    Args:
+        cell: the workflow, task, scale and sampling; its id names the folder.
+        adapters: "own" takes the checkpoints of the cell's run; "base" none at all; "transfer" gives the single-agent run's
+            adapter (same task, scale, seed and options) to the solver role and none to the others (paper Table 3);
+            "transfer_all" gives it to every role.
+        checkpoints: "all" saved ones, or a comma-separated list of steps (0 is the untrained model) and of
+            "early" (the checkpoint nearest to half of best), "best" (highest validation accuracy; the earlier of equals)
+            and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
+    """
+
+    cell: Any
+    checkpoints: str = "own"
+
+    def __init__(self, cell: Cell, adapters: str = "own", checkpoints: str | None = None, n_rollouts: int = 1) -> None:
+        if adapters == "base" or checkpoints is None:
+            checkpoints = CHECKPOINTS.get(adapters, "all")
+        if adapters != "own":  # whose adapters these are is no part of the cell, and equal evaluations share a folder
+            cell = cell.replace(policy="sp")
+        super().__init__(cell=cell, adapters=adapters, checkpoints=checkpoints, n_rollouts=n_rollouts)
+        names = checkpoints.split(",")
+        if checkpoints != "all" and not all(name in NAMED or name.isdecimal() for name in names):
+            raise ValueError(
+                f"`checkpoints` must be 'all', or steps and names such as '0,{','.join(NAMED)}', got {checkpoints!r}."
+            )
+        if adapters.startswith("transfer") and cell.workflow_name == "single":
+            raise ValueError(
+                f"`adapters={adapters!r}` moves the single-agent adapter into another workflow than 'single'."
+            )
+
+    @classmethod
+    def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
+        """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
+        own = {name: given[name] for name in Choice.model_fields if name in given}
+        cell, launch = Cell.from_parameters({name: value for name, value in given.items() if name not in own})
+        if launch.n_processes > 1:
+            raise ValueError(
+                f"`n_processes` must be 1 for an evaluation, got {launch.n_processes}. Use vllm_tensor_parallel for more GPUs."
+            )
+        return cls(cell, **own), launch
+
+    @property
+    def source(self) -> Cell | None:
+        """The trained cell whose adapters are evaluated; None for the base model."""
+        if self.adapters == "base":
+            return None
+        return self.cell if self.adapters == "own" else self.cell.sibling("single", "sp")
+
+    def needs(self) -> list[Cell]:
+        """The trained cells whose runs must be finished first."""
+        return [] if self.source is None else [self.source]
+
+    @property
+    def name(self) -> str:
+        """The kind of adapters, then what is not its usual checkpoints and one rollout."""
+        checkpoints = "" if self.checkpoints == CHECKPOINTS[self.adapters] else f"-{self.checkpoints.replace(',', '_')}"
+        return self.adapters + checkpoints + (f"-n{self.n_rollouts}" if self.n_rollouts > 1 else "")
+
+    def folder(self, results_dir: str | Path) -> Path:
+        """Where the results go."""
+        return Path(results_dir) / self.cell.scale / "evaluations" / self.name / self.cell.id
+
+    def policy(self) -> dict[str, str | None]:
+        """role -> adapter of the source, None for the base model."""
+        if self.adapters == "base":
+            return dict.fromkeys(self.cell.policy)
+        if self.adapters == "own":
+            return dict(self.cell.policy)
+        (adapter,) = adapter_names(self.cell.policy)  # as the single-agent run calls it, too
+        solver = solver_of(self.cell)
+        return {r: adapter if r == solver or self.adapters == "transfer_all" else None for r in self.cell.policy}
+
+
+def evaluation_parameters() -> list[Parameter]:
+    """The parameters of the evaluation notebook, in their order."""
+    training_only = ("n_processes", "sharding")
+    return [one for one in parameters(Choice, *GROUPS, Launch) if one.name not in training_only]
+
+
+def solver_of(cell: Cell) -> str:
+    """The role whose turns are answers to the problem; for a workflow of one's own, the one with the most slots."""
+    slots = cell.make_workflow().roles
+    named = SOLVERS.get(cell.workflow_name, "generator")
+    return named if named in slots else max(slots, key=lambda role: slots[role])
+
+
+def named_steps(folder: Path) -> dict[str, int]:
+    """early, best and terminal among the evaluated steps of a run whose adapters are saved."""
+    accuracy = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
+    steps = [step for step in accuracy.index if step > 0]
+    best = max(steps, key=lambda step: (accuracy[step], -step))
+    middle = (steps[0] + best) / 2
+    return {"early": min(steps, key=lambda step: abs(step - middle)), "best": best, "terminal": steps[-1]}
+
+
+def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
+    """The steps to evaluate, ascending; ValueError where their adapters are not there."""
+    if evaluation.source is None:
+        return [0]
+    run = folder_of(evaluation.source, results_dir)
+    saved = sorted(int(path.name.split("_")[1]) for path in run.glob("adapters/step_*"))
+    if not is_done(run) or not saved:
+        state = "has no adapters left" if is_done(run) else "is not finished"
+        raise ValueError(
+            f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which {state}. Train it first: "
+            "notebooks/train_cell.ipynb with the same parameters."
+        )
+    if evaluation.checkpoints == "all":
+        return saved
+    named = named_steps(run)
+    steps = sorted({named[n] if n in named else int(n) for n in evaluation.checkpoints.split(",")})
+    if missing := [step for step in steps if step not in saved and step != 0]:
+        raise ValueError(f"`checkpoints` must be among {saved}, the saved steps of {run}, got {missing}.")
+    return steps
