@@ -2,14 +2,26 @@
 
 import os
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the numbers here are a CPU's
+
+from pathlib import Path
+
+import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.core.policy import adapter_names
+from multirole.core.advantages import set_advantages
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.engine import Engine
+from multirole.core.policy import adapter_names, parse_policy
+from multirole.core.rows import Row
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow
+from multirole.diagnostics.metrics import RoleDiagnostics
+from multirole.experiment import run
 from multirole.experiment.cell import Cell
 from multirole.experiment.models import locate
 
@@ -22,50 +34,105 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(locate(Cell("single", "sp")))
 
 
+def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed: int = 0) -> PeftModel:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=1024,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    lora = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    first, *others = adapter_names(policy)
+    model = get_peft_model(Qwen3ForCausalLM(config), lora, adapter_name=first)
+    for name in others:
+        model.add_adapter(name, lora)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.manual_seed(seed + 1)  # every adapter gets the same B: policies can be compared
+            parameter.data = torch.randn_like(parameter) * 0.1
+        elif "lora_A" in name:
+            torch.manual_seed(seed + 2)
+            parameter.data = torch.randn_like(parameter) * 0.1
+    return model
+
+
 @pytest.fixture
 def make_model(tokenizer):
     """make_model(policy_map) -> PEFT model with one randomly initialised, effective adapter per name; same seed, same weights."""
-
-    def make(policy: dict[str, str], seed: int = 0) -> PeftModel:
-        torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16,
-            num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=1024,
-            bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
-        lora = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
-        first, *others = adapter_names(policy)
-        model = get_peft_model(Qwen3ForCausalLM(config), lora, adapter_name=first)
-        for name in others:
-            model.add_adapter(name, lora)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.manual_seed(seed + 1)  # every adapter gets the same B: policies can be compared
-                parameter.data = torch.randn_like(parameter) * 0.1
-            elif "lora_A" in name:
-                torch.manual_seed(seed + 2)
-                parameter.data = torch.randn_like(parameter) * 0.1
-        return model
-
-    return make
+    return lambda policy, seed=0: build_model(tokenizer, policy, seed)
 
 
 @pytest.fixture
 def make_trainer(make_model, tokenizer, tmp_path):
-    """make_trainer(cell, engine=None) -> a trainer over the random model, its optimizer and schedule created."""
+    """make_trainer(cell, engine=None) -> the cell's trainer over the random model, ready for `optimizer_step` and `update`."""
 
-    def make(cell: Cell, engine=None, **kwargs) -> MultiRoleGRPOTrainer:
-        problems = [Problem(str(i), cell.task_name, f"question {i}", None) for i in range(64)]
-        trainer = MultiRoleGRPOTrainer(
-            cell, make_model(cell.policy), tokenizer, engine, problems, problems[:4], str(tmp_path / "out"), **kwargs
-        )
-        trainer.create_optimizer_and_scheduler(cell.iterations)
-        return trainer
+    def make(cell: Cell, engine: Engine | None = None, **kwargs) -> run.CellTrainer:
+        problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
+        trainer = run.make_trainer(
+            cell, str(tmp_path / "out"), problems=(problems, problems[:4]), model=(make_model(cell.policy), tokenizer),
+            engine=engine, **kwargs,
+        )  # fmt: skip
+        return ready(trainer)
 
     return make
 
 
-def make_episodes(cell: Cell, n_problems: int = 2, vocab: int = 64, seed: int = 0, rounds: int = 1) -> list[Episode]:
+@pytest.fixture
+def make_library_trainer(make_model, tokenizer, tmp_path):
+    """make_library_trainer(workflow, **config) -> a trainer without any callback of ours, built as TRL's is."""
+
+    def make(
+        workflow: Workflow, engine: Engine | None = None, reward_funcs=None, n_prompts: int = 64, callbacks=None, **config
+    ) -> MultiRoleGRPOTrainer:  # fmt: skip
+        usual = {
+            "generation_batch_size": 16, "num_generations": 8, "max_completion_length": 96, "epsilon_high": 0.28,
+            "learning_rate": 1e-3, "max_grad_norm": 1e9, "max_steps": 60, "micro_batch_tokens": 1024, "bf16": False,
+        }  # fmt: skip
+        args = MultiRoleGRPOConfig(str(tmp_path / "library"), use_cpu=True, report_to="none", **usual | config)
+        trainer = MultiRoleGRPOTrainer(
+            make_model(parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_math"] * n_prompts}),
+            processing_class=tokenizer, engine=engine, callbacks=callbacks,
+        )  # fmt: skip
+        return ready(trainer)
+
+    return make
+
+
+def no_reward(completions: list, **_: object) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def ready(trainer: MultiRoleGRPOTrainer) -> MultiRoleGRPOTrainer:
+    """What `train` and `update` do before the first optimizer step."""
+    trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
+    trainer.state.max_steps = trainer.args.max_steps
+    for watcher in trainer.watchers:
+        if isinstance(watcher, RoleDiagnostics):
+            watcher.on_update_begin(trainer, [], {})
+    return trainer
+
+
+def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
+    (found,) = [watcher for watcher in trainer.watchers if isinstance(watcher, RoleDiagnostics)]
+    return found
+
+
+def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]:
+    """One row per turn with its advantage, in the order of the episodes."""
+    rows = [Row(episode, turn, trainer.policy[turn.role]) for episode in episodes for turn in episode.turns]
+    set_advantages(rows, trainer.args)
+    return rows
+
+
+def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
+    """Finished episodes of a cell, see `episodes_of`."""
+    return episodes_of(cell.make_workflow().roles, cell.n_episodes, **kwargs)
+
+
+def episodes_of(
+    roles: dict[str, int], n_episodes: int = 8, n_problems: int = 2, vocab: int = 64, seed: int = 0, rounds: int = 1
+) -> list[Episode]:
     """Finished episodes with random tokens: every role and slot of the workflow speaks in each round."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -75,15 +142,14 @@ def make_episodes(cell: Cell, n_problems: int = 2, vocab: int = 64, seed: int = 
 
     episodes = []
     for p in range(n_problems):
-        for index in range(cell.n_episodes):
-            episode = Episode(Problem(str(p), cell.task_name, f"question {p}", None), index, answer=Answer(""))
+        for index in range(n_episodes):
+            episode = Episode(Problem(str(p), "tiny_math", f"question {p}", None), index, answer=Answer(""))
             for round in range(rounds):
-                for role, slots in cell.make_workflow().roles.items():
+                for role, slots in roles.items():
                     for slot in range(slots):
                         prompt, completion = tokens(3, 30), tokens(1, 20)
-                        logprobs = (
-                            0.3 * torch.randn(len(completion), generator=generator) - 6.2
-                        ).tolist()  # ~ -log 510
+                        noise = torch.randn(len(completion), generator=generator)
+                        logprobs = (0.3 * noise - 6.2).tolist()  # ~ -log 510
                         episode.turns.append(
                             Turn(role, slot, round, prompt, completion, logprobs, "text", "stop", "answered")
                         )
@@ -92,3 +158,8 @@ def make_episodes(cell: Cell, n_problems: int = 2, vocab: int = 64, seed: int = 
             episode.advantage = float(torch.randn(1, generator=generator))
             episodes.append(episode)
     return episodes
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    """One table of a run's folder."""
+    return pd.read_parquet(folder / f"{name}.parquet")
