@@ -47,6 +47,7 @@ AMPLITUDES = {
 }
 
 
+@plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4 once per task, and Figure 6 a second time with this grid's own falls."""
     return [
@@ -55,7 +56,6 @@ def figures(results: Results) -> list[Plate]:
     ]  # fmt: skip
 
 
-@plt.rc_context(STYLE)
 def figure_2(results: Results) -> Plate:
     """The gain of every cell's peak over the base workflow."""
     figure = Figure(figsize=(6.4, 2.9), layout="constrained")
@@ -80,7 +80,6 @@ def figure_2(results: Results) -> Plate:
     return plate(results, "figure_2", figure)
 
 
-@plt.rc_context(STYLE)
 def figure_3(results: Results) -> Plate:
     """Accuracy under IP against accuracy under SP, at the peak and at the end."""
     figure = Figure(figsize=(6.4, 3.7), layout="constrained")
@@ -104,7 +103,6 @@ def figure_3(results: Results) -> Plate:
     return plate(results, "figure_3", figure)
 
 
-@plt.rc_context(STYLE)
 def figure_4(results: Results, task: str) -> Plate:
     """Training success rate and validation accuracy over the run, a column per workflow."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
@@ -132,7 +130,6 @@ def figure_4(results: Results, task: str) -> Plate:
     return plate(results, "figure_4", figure, f"figure_4_{task}", task=TASK_NAMES[task])
 
 
-@plt.rc_context(STYLE)
 def figure_5(results: Results) -> Plate:
     """Instability amplitudes of matched cells."""
     table, cells = measures.amplitudes(results), list(product(TASKS, WORKFLOWS))
@@ -154,7 +151,6 @@ def figure_5(results: Results) -> Plate:
     return plate(results, "figure_5", figure)
 
 
-@plt.rc_context(STYLE)
 def figure_6(results: Results) -> Plate:
     """The paper's cliff cells."""
     cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
@@ -162,7 +158,6 @@ def figure_6(results: Results) -> Plate:
     return _cliffs(results, "figure_6", columns)
 
 
-@plt.rc_context(STYLE)
 def figure_6_falls(results: Results) -> Plate:
     """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end."""
     columns = []
@@ -181,7 +176,6 @@ def _cliffs(results: Results, name: str, columns: list[cliffs.Column]) -> Plate:
     return plate(results, name, figure, cliffs=CAPTIONS["cliffs"].format(**facts))
 
 
-@plt.rc_context(STYLE)
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:
     """Validation accuracy of the cells with twins, seeds thin and their mean thick."""
     found = list(twins(results, study, "updates"))
@@ -206,7 +200,6 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
     return plate(results, "matched_updates", figure)
 
 
-@plt.rc_context(STYLE)
 def figure_of_policies(results: Results, table: Table) -> Plate:
     """IP minus SP in the grid and under each variant, a panel per place."""
     shown = table.values.query("number != 'change'")
@@ -218,7 +211,6 @@ def figure_of_policies(results: Results, table: Table) -> Plate:
     return plate(results, "policies", _forest(shown, "at", dict(zip(("grid", "variant"), SETUP_COLOURS, strict=True))))
 
 
-@plt.rc_context(STYLE)
 def figure_of_remedies(results: Results, table: Table) -> Plate:
     """What each remedy changes at the peak and at the end, a panel per cell."""
     shown = table.values[table.values["number"].str.startswith("change")].rename(columns={"number": "series", "variant": "row"})
@@ -245,14 +237,15 @@ def _forest(shown: pd.DataFrame, panel: str, series: dict[str, str]) -> Figure:
     return figure
 
 
+@plt.rc_context(STYLE)
 def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
     """Draw those of the study's tables that have a figure."""
-    of = {table.name: table for table in tables}
-    return [
-        *([figure_of_matched_updates(results, study)] if "matched_updates" in of else []),
-        *([figure_of_policies(results, of["policies"])] if "policies" in of else []),
-        *([figure_of_remedies(results, of["remedies"])] if "remedies" in of else []),
-    ]
+    drawn = {
+        "matched_updates": lambda _: figure_of_matched_updates(results, study),
+        "policies": lambda table: figure_of_policies(results, table),
+        "remedies": lambda table: figure_of_remedies(results, table),
+    }
+    return [drawn[table.name](table) for table in tables if table.name in drawn]
 
 
 def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
