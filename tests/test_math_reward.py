@@ -47,7 +47,7 @@ def cold(verdicts) -> None:
 
 def grader_pid() -> int:
     grade_answers([("x+1", "x-1")])
-    return math_answer._running().process.pid
+    return math_answer._worker.pid
 
 
 def children_of(pid: int) -> list[int]:
@@ -213,7 +213,7 @@ def test_kill_9_of_the_trainer_in_the_middle_of_a_batch_leaves_nothing() -> None
         "import threading, time\nfrom multirole.tasks import math_answer\n"
         "math_answer.grade_answers([('x+1', 'x-1')])\n"
         f"threading.Thread(target=math_answer.grade_answers, args=([{TOWER!r}],)).start()\n"
-        "print(math_answer._grader.process.pid, flush=True)\ntime.sleep(60)\n"
+        "print(math_answer._worker.pid, flush=True)\ntime.sleep(60)\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     grader = int(trainer.stdout.readline())
@@ -288,7 +288,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
     """A locked process cannot open a file, so a late import would turn into a wrong verdict without a sound."""
     script = (
         "import importlib.util, json, sys\n"
-        f"spec = importlib.util.spec_from_file_location('math_child', {str(math_answer._CHILD)!r})\n"
+        f"spec = importlib.util.spec_from_file_location('math_worker', {str(math_answer._WORKER)!r})\n"
         "child = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(child)\nchild.preload()\n"
         "before = set(sys.modules)\n"
         "for answer, reference in json.load(sys.stdin):\n    child.compare([answer], reference)\n"
@@ -303,23 +303,38 @@ def test_nothing_is_imported_after_the_preload() -> None:
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 
 
+def test_a_comparison_that_is_killed_twice_is_an_error_of_its_own_pair_only(cold) -> None:
+    pid, killed = grader_pid(), []
+
+    def kill_towers() -> None:  # the tower is alone after the other two, and is started once more after the first blow
+        while len(killed) < 2:
+            for child in children_of(pid):
+                if child not in killed and (time.sleep(0.4) or is_alive(child)):
+                    killed.append(child)
+                    os.kill(child, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_towers)
+    killer.start()
+    assert grade_answers([TOWER, (r"\sqrt{8}", r"2\sqrt{2}"), ("x+2", "x+3")]) == ["error", "correct", "wrong"]
+    killer.join()
+    assert grader_pid() == pid and children_of(pid) == []
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ("raise SystemExit('no math-verify here')", "no math-verify here"),
-        ("import os; os.write(1, b'\\xff' * 4); os.read(0, 1 << 20)", "announced 4294967295 bytes"),
-        ("import os; os.write(1, b'\\0\\0\\0\\2[]'); os.read(0, 1 << 20)", "no list of 3 words"),
-        ("import os; os.write(1, b'\\0\\0\\0\\5[1,2]'); os.read(0, 1 << 20)", "no list of 3 words"),
-        ("import os; os.write(1, b'\\0\\0\\0\\7[1,2,3]'); os.read(0, 1 << 20)", "unknown word"),
-        ("import os; os.write(1, b'\\0\\0\\0\\3[[['); os.read(0, 1 << 20)", "not JSON"),
+        ("print('[\"corr', flush=True, end='')", "ended twice"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended twice"),
     ],
 )
-def test_failing_machinery_is_never_a_verdict(script: str, message: str, tmp_path, monkeypatch) -> None:
-    child = tmp_path / "child.py"
-    child.write_text(script)
+def test_a_math_verify_that_cannot_be_run_is_never_a_verdict(script, message, cold, tmp_path, monkeypatch) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(script)
     math_answer.close()
-    monkeypatch.setattr(math_answer, "_CHILD", child)
+    monkeypatch.setattr(math_answer, "_WORKER", worker)
     with pytest.raises(GraderError, match=message):
         grade_answers([("x+5", "x+6")])
+    assert math_answer._worker is None
     monkeypatch.undo()
-    assert math_answer._grader is None
+    assert grade_answers([("x+5", "x+6")]) == ["wrong"]

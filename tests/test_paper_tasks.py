@@ -1,24 +1,28 @@
 """The paper's tasks: scores of right and wrong answers, published forms of hidden tests, and the questions asked."""
 
 import json
+from importlib.resources import files
+from string import Template
 
 import datasets
 import pytest
 from paper_rows import DAPO, DEEPCODER, rows_of, write
 
 from multirole.core.types import Problem
-from multirole.sandbox import Limits, Verdict
+from multirole.sandbox import Verdict
 from multirole.tasks import code, math, sources
+from multirole.tasks.code import Code
+from multirole.tasks.math import Math
 from multirole.tasks.sources import DataError
 
 # ---- math: scores
 
 
 def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
-    everything = math.problems("train", data=DAPO) + math.problems("validation", data=DAPO)
-    right = math.score_batch(everything, [f"so \\boxed{{{p.reference}}}" for p in everything])
+    everything = Math(DAPO).problems("train") + Math(DAPO).problems("validation")
+    right = Math().score(everything, [f"so \\boxed{{{p.reference}}}" for p in everything])
     assert [(r.value, r.reason, r.is_correct) for r in right] == [(1.0, "correct", True)] * 24
-    wrong = math.score_batch(everything, ["\\boxed{31415}"] * 24)
+    wrong = Math().score(everything, ["\\boxed{31415}"] * 24)
     assert [(r.value, r.reason, r.is_correct) for r in wrong] == [(0.0, "wrong", False)] * 24
 
 
@@ -32,14 +36,14 @@ def test_math_scores_the_last_box_and_asks_the_grader_once_per_distinct_pair(mon
     monkeypatch.setattr(math, "grade_answers", grade)
     problem = Problem("math/1", "math", "q", "7")
     texts = ["\\boxed{3} no, \\boxed{7}", "\\boxed{7}", "\\boxed{7} no, \\boxed{3}", "seven", "\\boxed{slow}", ""]
-    rewards = math.score_batch([problem] * 6, texts)
+    rewards = Math().score([problem] * 6, texts)
     assert [r.reason for r in rewards] == ["correct", "correct", "wrong", "no_box", "timeout", "no_box"]
     assert [r.value for r in rewards] == [1.0, 1.0, 0.0, -0.1, 0.0, -0.1]
     assert [r.is_correct for r in rewards] == [True, True, False, False, False, False]
     assert asked == [("7", "7"), ("3", "7"), ("slow", "7")]
-    assert math.score_batch([problem], ["none"], malformed=0.0)[0].value == 0.0
+    assert Math(malformed_reward=0.0).score([problem], ["none"])[0].value == 0.0
     with pytest.raises(ValueError):
-        math.score_batch([problem], [])
+        Math().score([problem], [])
 
 
 # ---- code: rows
@@ -96,9 +100,7 @@ BAD_TESTS = {
         [{"testtype": "functional", "fn_name": "f", "input": "not JSON", "output": "1"}],
         [{"testtype": "functional", "fn_name": "f", "input": "1", "output": ""}],
         [{"testtype": "interactive", "input": "1", "output": "1"}],
-    ],
-    "unequal_lengths": [{"inputs": ["1", "2"], "outputs": ["1"]}],
-    "no_function_name": [
+        {"inputs": ["1", "2"], "outputs": ["1"]},
         [{"type": "function_call", "input": [1], "output": [1]}],
         [{"type": "function_call", "fn_name": "import os", "input": [1], "output": [1]}],
         [{"testtype": "functional", "input": "1", "output": "1"}],
@@ -118,21 +120,21 @@ def test_broken_tests_are_a_reason_and_never_a_problem(reason, tests):
 def test_broken_code_rows_are_left_out_and_counted(tmp_path):
     sound = [code_row([stdin_test("1", str(i))]) | {"problem": f"Print {i}."} for i in range(298)]
     broken = [code_row("[{"), code_row([]), code_row([stdin_test("1", "1")]) | {"problem": " "}]
-    description = code.describe(write(tmp_path / "rows.jsonl", sound + broken + [sound[0]]))
+    description = Code(write(tmp_path / "rows.jsonl", sound + broken + [sound[0]])).describe()
     assert description["skipped"] == {"duplicate": 1, "no_question": 1, "no_tests": 1, "unreadable_tests": 1}
     assert description["train"] + description["validation"] == 298 and description["schema"] == "deepcoder"
-    with pytest.raises(DataError, match="1 no_question, 1 no_tests, 1 unreadable_tests"):
-        code.problems("train", data=write(tmp_path / "fewer.jsonl", sound[:200] + broken))
+    with pytest.raises(DataError, match="row .*: no_tests"):
+        Code(write(tmp_path / "fewer.jsonl", sound[:200] + broken)).problems("train")
     metadata = code_row([stdin_test("1", "1")], metadata="{")
-    with pytest.raises(DataError, match="unreadable_metadata"):
-        code.problems("train", data=write(tmp_path / "metadata.jsonl", [metadata]))
+    with pytest.raises(DataError, match="unreadable_tests"):
+        Code(write(tmp_path / "metadata.jsonl", [metadata])).problems("train")
 
 
 def test_code_rows_split_one_in_ten_below_2000_rows_and_1000_from_there_on():
     assert [code.n_test(n) for n in (1, 16, 1999, 2000, 14_995)] == [1, 2, 200, 1000, 1000]
-    train, validation = code.problems("train", data=DEEPCODER), code.problems("validation", data=DEEPCODER)
+    train, validation = Code(DEEPCODER).problems("train"), Code(DEEPCODER).problems("validation")
     assert (len(train), len(validation)) == (14, 2)
-    assert code.problems("train", 3, DEEPCODER) == train[:3]
+    assert Code(DEEPCODER).problems("train", 3) == train[:3]
     expected = datasets.Dataset.from_dict({"row": list(range(16))}).shuffle(seed=42)["row"][:2]
     assert [rows_of(DEEPCODER)[i]["problem"] in p.question for i, p in zip(expected, validation, strict=True)] == [
         True
@@ -153,6 +155,13 @@ def test_the_question_states_the_format_that_the_tests_need():
         assert problem.id == sources.question_id("code", problem.question)
 
 
+@pytest.mark.parametrize(("name", "field"), [("stdin", None), ("starter", "starter_code"), ("function", "func_name")])
+def test_the_frame_of_a_code_question_states_its_format(name, field):
+    text = files("multirole.tasks").joinpath("code_formats", f"{name}.md").read_text(encoding="utf-8")
+    assert set(Template(text).get_identifiers()) == {"problem", field} - {None}
+    assert text.index("$problem") < text.index("### Format:") < text.index("```python") < text.index("### Answer:")
+
+
 def all_code_problems() -> list[Problem]:
     return [code.to_problem(row) for row in rows_of(DEEPCODER)]
 
@@ -163,11 +172,11 @@ def test_the_reconstruction_reads_one_message_and_restores_the_problem(tmp_path)
 
     rows = [row(f"Print {i}.{code.RECONSTRUCTION_SUFFIX}") for i in range(20)]
     path = write(tmp_path / "rows.parquet", rows)
-    found = code.problems("train", data=path, rows="reconstruction")
+    found = Code(path, "reconstruction").problems("train")
     original = {code.to_problem(code_row([stdin_test("1", "1")]) | {"problem": f"Print {i}."}).id for i in range(20)}
     assert len(found) == 18 and {p.id for p in found} < original
     assert not any(code.RECONSTRUCTION_SUFFIX.strip() in p.question for p in found)
-    assert code.describe(path, "reconstruction")["schema"] == "reconstruction"
+    assert Code(path, "reconstruction").describe()["schema"] == "reconstruction"
     for bad in (row("Print 1."), row(f"x{code.RECONSTRUCTION_SUFFIX}", "system")):
         with pytest.raises(code.BadRow, match="unknown_suffix"):
             code.from_conversion(bad)
@@ -180,10 +189,10 @@ def test_the_reconstruction_reads_one_message_and_restores_the_problem(tmp_path)
         code.to_problem({"problem": "Do it."})
     with pytest.raises(code.BadRow, match="not_one_message"):
         code.from_conversion(rows[0] | {"messages": rows[0]["messages"] * 2})
-    with pytest.raises(DataError, match=r"missing columns \['problem', 'tests'\]"):
-        code.problems("train", data=path)
-    with pytest.raises(ValueError, match=r"write one of \['deepcoder', 'reconstruction'\]"):
-        code.problems("train", data=path, rows="filtered")
+    with pytest.raises(DataError, match=r"write the columns \['problem', 'tests'\]"):
+        Code(path).problems("train")
+    with pytest.raises(ValueError, match=r"`rows` must be one of \['deepcoder', 'reconstruction'\], got 'filtered'"):
+        Code(path, "filtered")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,7 @@ def test_the_reconstruction_reads_one_message_and_restores_the_problem(tmp_path)
     ],
 )
 def test_the_program_is_the_last_closed_fence(text, program):
-    assert code.extract(text) == program
+    assert Code().extract(text) == program
 
 
 # ---- code: scores
@@ -211,7 +220,7 @@ def test_the_program_is_the_last_closed_fence(text, program):
 
 def test_the_solution_of_every_code_row_passes_all_of_its_tests():
     texts = [row["solutions"][0] for row in rows_of(DEEPCODER)]
-    rewards = code.score_batch(all_code_problems(), texts)
+    rewards = Code().score(all_code_problems(), texts)
     assert [(r.value, r.reason, r.is_correct) for r in rewards] == [(1.0, "passed", True)] * 16
 
 
@@ -229,17 +238,16 @@ DOUBLE = Problem(
         ("```python\nprint(2 * int(input()))\n```\nor\n```python\nprint(int(input()) ** 2)\n```", 0.5, "wrong_answer"),
         ("```python\nn = int(input())\nprint(2 * n if n > 0 else 1 / n)\n```", 0.5, "error"),
         ("```python\nprint(2 *\n```", 0.0, "error"),
-        ("```python\n\n```", -0.1, "no_code"),
-        ("print(2 * int(input()))", -0.1, "no_code"),
-        ("```python\nprint(2 * int(input()))", -0.1, "no_code"),
-        ("", -0.1, "no_code"),
+        ("```python\n\n```", 0.0, "no_code"),
+        ("print(2 * int(input()))", 0.0, "no_code"),
+        ("```python\nprint(2 * int(input()))", 0.0, "no_code"),
+        ("", 0.0, "no_code"),
     ],
 )
 def test_code_scores(text, value, reason):
-    fraction, whole = (code.score_batch([DOUBLE], [text], -0.1, mode)[0] for mode in ("fraction", "all_pass"))
+    fraction, whole = (Code(reward=mode).score([DOUBLE], [text])[0] for mode in ("fraction", "all_pass"))
     assert (fraction.value, fraction.reason, fraction.is_correct) == (value, reason, value == 1.0)
-    assert (whole.value, whole.is_correct) == (value if value in (1.0, -0.1) else 0.0, value == 1.0)
-    assert code.score_batch([DOUBLE], ["no program"])[0].value == 0.0
+    assert (whole.value, whole.is_correct) == (float(value == 1.0), value == 1.0)
 
 
 def test_code_asks_the_sandbox_once_per_distinct_program_and_never_shows_it_the_question(monkeypatch):
@@ -250,13 +258,12 @@ def test_code_asks_the_sandbox_once_per_distinct_program_and_never_shows_it_the_
         return [Verdict(0.25, 1, 4, "timeout", ("timeout",), "level", 0.0) for _ in programs]
 
     monkeypatch.setattr(code, "grade_batch", grade)
-    limits = Limits(test_seconds=1.0)
     other = Problem("code/other", "code", "Another.", json.dumps([stdin_test("1", "1")]))
     texts = ["```python\na\n```", "```py\na\n```", "```python\na\n```", "nothing"]
-    rewards = code.score_batch([DOUBLE, DOUBLE, other, other], texts, code_reward="all_pass", limits=limits)
+    rewards = Code(reward="all_pass").score([DOUBLE, DOUBLE, other, other], texts)
     assert [(r.value, r.reason, r.is_correct) for r in rewards] == [(0.25, "timeout", False)] * 3 + [
         (0.0, "no_code", False)
     ]
-    assert asked == [(["a\n", "a\n"], [json.loads(DOUBLE.reference), json.loads(other.reference)], "all_pass", limits)]
-    with pytest.raises(ValueError, match="write one of .'fraction', 'all_pass'."):
-        code.score_batch([DOUBLE], texts[:1], code_reward="half")
+    assert asked == [(["a\n", "a\n"], [json.loads(DOUBLE.reference), json.loads(other.reference)], "all_pass", None)]
+    with pytest.raises(ValueError, match="`reward` must be 'fraction' or 'all_pass', got 'half'"):
+        Code(reward="half")

@@ -66,14 +66,6 @@ def test_every_template_has_its_fields_and_its_format(task, role):
         assert "\\boxed{}" not in text
 
 
-@pytest.mark.parametrize("name", ["format_stdin", "format_starter", "format_function"])
-def test_the_frame_of_a_code_question_states_its_format(name):
-    text = template("code", name)
-    extra = {"format_stdin": set(), "format_starter": {"starter_code"}, "format_function": {"func_name"}}[name]
-    assert set(Template(text).get_identifiers()) == {"problem"} | extra
-    assert text.index("$problem") < text.index("### Format:") < text.index("```python") < text.index("### Answer:")
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_single_asks_the_generator_once(task):
     answer, script, problem = play(Single(), task, generator=["an answer"])

@@ -1,12 +1,19 @@
 """The tiny tasks: disjoint splits, determinism, and scores that were computed by hand."""
 
+import hashlib
+import json
+import random
+from itertools import islice
+
 import pytest
 
 from multirole.core.types import Problem
 from multirole.tasks import tiny_code, tiny_math
 from multirole.tasks.splits import split_of
+from multirole.tasks.tiny_code import TinyCode
+from multirole.tasks.tiny_math import TinyMath
 
-TASKS = {"tiny_math": tiny_math, "tiny_code": tiny_code}
+TASKS = {"tiny_math": TinyMath(), "tiny_code": TinyCode()}
 MATH = Problem("tiny_math/7+5*2-9", "tiny_math", "7+5*2-9", 15)
 
 
@@ -26,19 +33,33 @@ def test_splits_are_disjoint_large_and_deterministic(task):
     assert task.problems("train", 10) == train[:10]
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_difficulty_changes_the_problems_and_not_the_split_rule(task):
-    easy = task.problems("validation", 64, task.Difficulty(3, 3))
-    assert {p.question.count(",") for p in easy} == {3 if task is tiny_code else 0}
+@pytest.mark.parametrize(("module", "length"), [(tiny_math, 0), (tiny_code, 3)], ids=TASKS)
+def test_the_number_of_steps_changes_the_problems_and_not_the_split_rule(module, length):
+    easy = list(islice(module.stream("validation", random.Random(0), (3, 3)), 64))
+    assert {p.question.count(",") for p in easy} == {length}
     assert {split_of(p.question) for p in easy} == {"validation"}
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_unknown_split_and_impossible_difficulty_are_refused(task):
-    with pytest.raises(ValueError, match="write 'train' or 'validation'"):
+def test_an_unknown_split_and_a_missing_count_are_refused(task):
+    with pytest.raises(ValueError, match="must be 'train' or 'validation'"):
         task.problems("test", 1)
-    with pytest.raises(ValueError, match="write"):
-        task.Difficulty(4, 3)
+    with pytest.raises(ValueError, match="`count` must be a positive integer, got None"):
+        task.problems("train")
+
+
+def test_problems_are_the_ones_that_committed_results_were_trained_on():
+    found = {}
+    for name, task in TASKS.items():
+        for split in ("train", "validation"):
+            rows = [[p.id, p.question, p.reference] for p in task.problems(split, 500)]
+            found[name, split] = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
+    assert found == {
+        ("tiny_math", "train"): "5520279339d2",
+        ("tiny_math", "validation"): "874b03b88eac",
+        ("tiny_code", "train"): "b6029d65614e",
+        ("tiny_code", "validation"): "38ea4115c324",
+    }
 
 
 @pytest.mark.parametrize(
@@ -55,7 +76,7 @@ def test_unknown_split_and_impossible_difficulty_are_refused(task):
     ],
 )
 def test_math_scores(text, value, reason):
-    (reward,) = tiny_math.score_batch([MATH], [text], malformed=-0.1)
+    (reward,) = TinyMath(malformed_reward=-0.1).score([MATH], [text])
     assert (reward.value, reward.reason, reward.is_correct) == (value, reason, value == 1.0)
 
 
@@ -81,21 +102,19 @@ def fence(body: str) -> str:
         (fence("return str(max([x * 3 for x in xs if x % 2 == 0], default=0))"), 0.0, "wrong_answer"),
         (fence("return False"), 0.0, "wrong_answer"),
         (fence("return ("), 0.0, "error"),
-        ("def f(xs):\n    return 0", -0.1, "no_code"),
+        ("def f(xs):\n    return 0", 0.0, "no_code"),
         (fence("return 1") + "\n" + fence("return max([x * 3 for x in xs if x % 2 == 0], default=0)"), 1.0, "passed"),
     ],
 )
 def test_code_scores(text, value, reason):
-    fraction, whole = (
-        tiny_code.score_batch([CODE], [text], malformed=-0.1, code_reward=mode)[0] for mode in ("fraction", "all_pass")
-    )
+    fraction, whole = (TinyCode(mode).score([CODE], [text])[0] for mode in ("fraction", "all_pass"))
     assert (fraction.value, fraction.reason, fraction.is_correct) == (value, reason, value == 1.0)
-    assert whole.value == (value if value in (1.0, -0.1) else 0.0)
+    assert whole.value == float(value == 1.0)
 
 
 def test_code_that_never_ends_is_a_timeout_and_harms_no_neighbour():
     good = fence("return max([x * 3 for x in xs if x % 2 == 0], default=0)")
-    rewards = tiny_code.score_batch([CODE, CODE], [fence("while True: pass"), good])
+    rewards = TinyCode().score([CODE, CODE], [fence("while True: pass"), good])
     assert [reward.reason for reward in rewards] == ["timeout", "passed"]
 
 
@@ -107,7 +126,7 @@ def test_every_primitive_and_reducer_agrees_with_its_own_python():
         for reducer in tiny_code.REDUCERS
     ]
     for form in ("guarded", "nested"):
-        rewards = tiny_code.score_batch(problems, [_solution(p, form) for p in problems])
+        rewards = TinyCode().score(problems, [_solution(p, form) for p in problems])
         assert {reward.reason for reward in rewards} == {"passed"}
 
 
@@ -129,5 +148,5 @@ def _solution(problem: Problem, form: str) -> str:
 
 
 def test_unknown_code_reward_is_refused():
-    with pytest.raises(ValueError, match="write 'fraction' or 'all_pass'"):
-        tiny_code.score_batch([CODE], [fence("return 0")], code_reward="half")
+    with pytest.raises(ValueError, match="`reward` must be 'fraction' or 'all_pass', got 'half'"):
+        TinyCode("half")

@@ -5,6 +5,9 @@ import importlib.util
 import json
 import logging
 import math
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -33,6 +36,10 @@ class TaskLike(Protocol):
     def describe(self) -> dict[str, object]: ...
 
 
+SLOW_SECONDS = 300.0
+"""A reward function that runs for longer is reported in the log, with the place where it is."""
+
+
 class RewardError(RuntimeError):
     """A reward function failed; nothing was trained on its batch."""
 
@@ -40,8 +47,9 @@ class RewardError(RuntimeError):
 class Task:
     """A task of one's own.
 
-    `prompts` is a folder of <role>.md templates for the built-in workflows. `extract` returns the answer in a text, or
-    None where there is none; without it, any text that is not blank is an answer.
+    `prompts` is a folder of <role>.md templates for the built-in workflows, or one of their sets such as "math"; without
+    it they use "general", which adds nothing to a row's prompt. `extract` returns the answer in a text, or None where
+    there is none; without it, any text that is not blank is an answer.
     """
 
     def __init__(
@@ -53,10 +61,8 @@ class Task:
         extract: Callable[[str], str | None] | None = None,
         prompts: str | Path | None = None,
     ) -> None:
-        if prompts is not None and not Path(prompts).is_dir():
-            raise ValueError(f"`prompts` of task {name!r} must be a folder of <role>.md files, got {str(prompts)!r}.")
         self.name, self.reward, self._extract = name, reward, extract or (lambda text: text.strip() or None)
-        self._prompts = name if prompts is None else str(prompts)
+        self._prompts = str(prompts or "")
         self._data: dict[str, Data] = {"train": train, "validation": validation}
         self._problems: dict[str, list[Problem]] = {}
 
@@ -81,6 +87,9 @@ class Task:
         return [Reward(value, "correct" if value >= 1 else "wrong", value >= 1) for value in values]
 
     def _call(self, problems: list[Problem], texts: list[str]) -> list[float]:
+        watch = threading.Timer(SLOW_SECONDS, self._report_slow, (threading.get_ident(), [p.id for p in problems]))
+        watch.daemon = True
+        watch.start()
         columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
         try:
             values = [
@@ -92,6 +101,8 @@ class Task:
                     self._call([problem], [text])
             ids = ", ".join(problem.id for problem in problems[:3])
             raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {ids}.") from error
+        finally:
+            watch.cancel()
         if len(values) != len(problems):
             raise RewardError(
                 f"The reward of task {self.name!r} must return one number per completion, got {len(values)} for "
@@ -103,6 +114,13 @@ class Task:
                     f"The reward of task {self.name!r} must be a finite number, got {value} on {problem.id}."
                 )
         return values
+
+    def _report_slow(self, thread: int, ids: list[str]) -> None:
+        place = "".join(traceback.format_stack(sys._current_frames().get(thread)))
+        logger.warning(
+            "The reward of task %r has been running for %.0f s on %d completions, the first of %s. It is here:\n%s",
+            self.name, SLOW_SECONDS, len(ids), ids[0], place,
+        )  # fmt: skip
 
     def _read(self, data: Data) -> list[Problem]:
         problems: dict[str, Problem] = {}
