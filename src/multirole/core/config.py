@@ -114,10 +114,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         self._check_options()
         if self.use_vllm:
-            self.engine, self.use_vllm = "vllm", False
+            self.__dict__.update(engine="vllm", use_vllm=False)
         if isinstance(self.role_beta, str):
             self.role_beta = json.loads(self.role_beta)
-        self.per_device_eval_batch_size = self.num_generations_eval = self.num_generations_eval or 1
+        n_eval = self.num_generations_eval or 1
+        self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
+        if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
+            self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
         super().__post_init__()
         if self.steps_per_generation != self.gradient_accumulation_steps and self.gradient_accumulation_steps > 1:
             raise ValueError(
@@ -125,10 +128,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
                 "decides on those. Set only `generation_batch_size`."
             )
-        assert self.generation_batch_size is not None
         # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
-        self.per_device_train_batch_size = self.generation_batch_size // self.world_size
-        self.gradient_accumulation_steps = self.steps_per_generation = 1
+        self.__dict__.update(
+            per_device_train_batch_size=self.n_episodes // self.world_size, gradient_accumulation_steps=1, steps_per_generation=1
+        )
 
     def _check_options(self) -> None:
         """Refuse, before anything is loaded, what cannot work (ValueError)."""
@@ -161,7 +164,6 @@ class MultiRoleGRPOConfig(GRPOConfig):
     @property
     def n_episodes(self) -> int:
         """Episodes of an iteration, over all processes."""
-        assert self.generation_batch_size is not None
         return self.generation_batch_size
 
     @property

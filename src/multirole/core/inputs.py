@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +70,9 @@ def with_adapters(
     return peft_model
 
 
-def check_dataset(name: str, dataset: Any) -> None:
+def check_dataset(name: str, dataset: "Dataset") -> None:
     """Refuse a dataset whose rows are not prompts that can be indexed (ValueError or TypeError)."""
-    if not isinstance(dataset, Sized):
+    if not hasattr(dataset, "__len__"):
         raise TypeError(f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}.")
     if "prompt" not in dataset.column_names:
         raise ValueError(f'`{name}` needs a "prompt" column; it has {dataset.column_names}.')

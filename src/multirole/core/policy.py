@@ -24,7 +24,8 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
     elif isinstance(policy, dict):
         pairs = [(str(role), str(adapter)) for role, adapter in policy.items()]
     else:
-        pairs = [tuple(part.strip() for part in item.partition("=")[::2]) for item in str(policy).split(",")]
+        split = [item.partition("=") for item in str(policy).split(",")]
+        pairs = [(role.strip(), adapter.strip()) for role, _, adapter in split]
     if not all(role and adapter for role, adapter in pairs):
         raise ValueError(f"`policy` must be 'sp', 'ip' or a role-to-adapter map, got {policy!r}. {advice}")
     named = [role for role, _ in pairs]

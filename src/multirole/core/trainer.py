@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 from transformers.trainer_utils import get_last_checkpoint
 
 from multirole.core.advantages import set_advantages
@@ -99,6 +99,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
     """
 
+    args: MultiRoleGRPOConfig
+    control: TrainerControl
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
 
@@ -126,11 +128,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.adapters = adapter_names(self.policy)
         if unknown := set(args.role_beta or {}) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
-        self.betas = dict.fromkeys(self.policy, args.beta) | (args.role_beta or {})
+        self.betas = {role: float((args.role_beta or {}).get(role, args.beta)) for role in self.policy}
         args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_loss`
         self.lr_scale = 1.0
         """Multiplies the scheduled learning rate; a callback may change it between iterations."""
-        self._last_grad_norm, self._published, self._step_rows = torch.tensor(0.0), -1, 0
+        self._last_grad_norm, self._published = torch.tensor(0.0), -1
 
         if not isinstance(reward_funcs, list):
             reward_funcs = [reward_funcs]
@@ -531,12 +533,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in TRL; a resumed run also restores its callbacks."""
-        if isinstance(resume_from_checkpoint, bool) and resume_from_checkpoint:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        if resume_from_checkpoint:
+        checkpoint = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        if checkpoint:
             for watcher in self.watchers:
-                watcher.load_state(Path(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+                watcher.load_state(Path(checkpoint))
+        return super().train(resume_from_checkpoint=checkpoint or None, **kwargs)
 
 
 def mean_reward(episodes: list[Episode]) -> float:

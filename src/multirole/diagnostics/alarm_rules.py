@@ -124,8 +124,8 @@ class History:
 
     def level(self, role: str, metric: str) -> float | None:
         """Median of the last `SMOOTH` iterations; None if one of them lacks the metric."""
-        last = self.values[role][metric][-SMOOTH:]
-        return None if len(last) < SMOOTH or None in last else statistics.median(last)
+        last = [value for value in self.values[role][metric][-SMOOTH:] if value is not None]
+        return None if len(last) < SMOOTH else statistics.median(last)
 
     def baseline(self, role: str, metric: str) -> float | None:
         """Median of the metric's first `BASELINE` values; None before there are more than that."""
@@ -139,8 +139,8 @@ class History:
 
     def mean(self, role: str, metric: str) -> float | None:
         """Mean of the last `BASELINE` iterations, for what is too noisy for `level`; None if one of them lacks the metric."""
-        last = self.values[role][metric][-BASELINE:]
-        return None if len(last) < BASELINE or None in last else statistics.fmean(last)
+        last = [value for value in self.values[role][metric][-BASELINE:] if value is not None]
+        return None if len(last) < BASELINE else statistics.fmean(last)
 
     def rise(self, role: str, metric: str, at_least: float) -> tuple[float, float] | None:
         """(mean rise over the last iterations, threshold) of a metric with a heavy tail; None without its values.
@@ -148,8 +148,9 @@ class History:
         The threshold is `at_least`, or the baseline where the engine's own error makes that larger. One iteration counts for
         at most `CAP` thresholds, so that the mean of three passes on the word of two.
         """
-        last, baseline = self.values[role][metric][-SMOOTH:], self.baseline(role, metric)
-        if baseline is None or None in last:
+        window, baseline = self.values[role][metric][-SMOOTH:], self.baseline(role, metric)
+        last = [value for value in window if value is not None]
+        if baseline is None or len(last) < len(window):
             return None
         threshold = max(at_least, baseline)
         return statistics.fmean(min(max(v - baseline, 0.0), CAP * threshold) for v in last), threshold
@@ -251,10 +252,11 @@ def _taken_on(history: History, role: str, dominant: str) -> tuple[float, float,
 def sp_role_capture_tokens(history: History) -> Iterator[Reading]:
     """On a shared adapter, a role takes on the form of the one that owns most tokens (paper sec 5.2)."""
     for adapter, roles in history.shared():
-        masses = {role: history.level(role, "token_mass") for role in roles}
-        if None in masses.values() or max(masses.values()) < _limit("tokens"):
+        levels = {role: history.level(role, "token_mass") for role in roles}
+        masses = {role: level for role, level in levels.items() if level is not None}
+        if len(masses) < len(roles) or max(masses.values()) < _limit("tokens"):
             continue
-        dominant = max(masses, key=masses.get)
+        dominant = max(masses, key=masses.__getitem__)
         for role in roles:
             found = _taken_on(history, role, dominant) if role != dominant else None
             if found:

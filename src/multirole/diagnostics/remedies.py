@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def part_factors(
 def role_norms(parts: list[Part], gradients: Tensor, is_sharded: bool) -> dict[str, float]:
     """role -> norm of the sum of its parts (K, n)."""
     roles = list(dict.fromkeys(role for role, _ in parts))
-    sums = [sum(gradients[i] for i, part in enumerate(parts) if part[0] == role) for role in roles]
+    sums = [reduce(torch.add, [gradients[i] for i, part in enumerate(parts) if part[0] == role]) for role in roles]
     squares = torch.stack([whole.square().sum() for whole in sums])
     if is_sharded:
         all_reduce([squares])

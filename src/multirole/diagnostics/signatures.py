@@ -22,7 +22,7 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -126,7 +126,7 @@ def slot_jaccard(replies: Iterable[Reply], empty: float = 1.0) -> tuple[float, i
     Pairs are turns of the same episode and round in different slots. Their mean is taken within each episode, then over
     the episodes that have a pair; (0.0, 0) where none has.
     """
-    stages: dict[Hashable, dict[int, list[set]]] = defaultdict(lambda: defaultdict(list))
+    stages: dict[Hashable, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for reply in replies:
         stages[reply.episode][reply.round].append(reply.text)
     means, n_pairs = [], 0
@@ -151,7 +151,7 @@ def of_role(replies: Sequence[Reply], terse_tokens: int = TERSE_TOKENS, empty: f
     tokens, characters = [reply.n_tokens for reply in replies], [len(reply.text) for reply in replies]
     openers = len({turn.opener for turn in turns})
     alike, n_pairs = slot_jaccard(replies, empty)
-    values = {
+    values: dict[str, Any] = {
         "truncated_rate": sum(reply.finish_reason == "length" for reply in replies) / n,
         "length_mean": sum(tokens) / n,
         "length_p50": np.quantile(tokens, 0.5),

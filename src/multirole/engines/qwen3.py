@@ -7,19 +7,21 @@ random weights, up to 1.5e-5 on trained ones with logits near 20, where `transfo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from multirole.core.distributed import full
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-Served = Qwen3ForCausalLM | LlamaForCausalLM
+SERVED = (Qwen3ForCausalLM, LlamaForCausalLM)
+Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
 ROPES = ("default", "linear", "llama3")
 """Kinds of RoPE whose tables do not depend on the length of the sequence."""
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
@@ -127,7 +129,7 @@ def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
     return {name: Weights(embed, head, [_layer(layer, name) for layer in inner.model.layers]) for name in names}
 
 
-def _layer(layer: nn.Module, adapter: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _layer(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
     attention, mlp = layer.self_attn, layer.mlp
     q, k, v, o = (_merged(p, adapter) for p in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
@@ -136,7 +138,7 @@ def _layer(layer: nn.Module, adapter: str | None) -> tuple[Tensor, Tensor, Tenso
     return torch.cat([q, k, v]) * before, o.contiguous(), torch.cat([gate, up]) * after, down.contiguous()
 
 
-def _merged(module: nn.Module, adapter: str | None) -> Tensor:
+def _merged(module: Any, adapter: str | None) -> Tensor:
     """A float32 copy of W + scaling * B @ A, or of W where `adapter` has no part in this module."""
     if not isinstance(module, LoraLayer):
         return full(module.weight.detach()).float().clone()
@@ -147,13 +149,13 @@ def _merged(module: nn.Module, adapter: str | None) -> Tensor:
     return weight + module.scaling[adapter] * (b @ a)
 
 
-def _inner(model: PeftModel | Served) -> nn.Module:
+def _inner(model: PeftModel | Served) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def _problems(model: PeftModel | Served, inner: nn.Module) -> Iterator[str]:
+def _problems(model: PeftModel | Served, inner: Any) -> Iterator[str]:
     """What this forward pass cannot represent."""
-    if not isinstance(inner, Served):
+    if not isinstance(inner, SERVED):
         yield f"it is a {type(inner).__name__}"
         return
     config = inner.config
@@ -178,7 +180,7 @@ def _problems(model: PeftModel | Served, inner: nn.Module) -> Iterator[str]:
         yield "an adapter has modules_to_save"
 
 
-def _check(model: PeftModel | Served, inner: nn.Module) -> None:
+def _check(model: PeftModel | Served, inner: Any) -> None:
     """Refuse what would be served wrongly."""
     for problem in _problems(model, inner):
         raise ValueError(

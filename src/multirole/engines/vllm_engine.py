@@ -11,7 +11,7 @@ gather), and the worker disables `torch.set_num_threads` (restored). Set OMP_NUM
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
@@ -108,7 +108,7 @@ class VLLMEngine:
                 f"vLLM serves LoRA ranks up to {LORA_RANKS[-1]}, got {max_lora_rank}. Use a smaller rank or engine='transformers'."
             )
         self.adapters, self.max_length = list(adapters), max_length
-        self.llm: LLM | None = build_llm(
+        self.llm: Any = build_llm(
             model_path, len(adapters), max_lora_rank, max_length, max_rows, gpu_memory_utilization, tensor_parallel_size
         )
         self.is_asleep = False

@@ -1,0 +1,31 @@
+"""The rooms of the house import each other in one direction, and the library type-checks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_imports_keep_the_contracts_of_pyproject():
+    done = run(sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_library_type_checks():
+    done = run(sys.executable, "-m", "mypy")
+    assert done.returncode == 0, done.stdout
+
+
+def test_importing_the_package_and_its_command_line_loads_no_framework():
+    code = "import sys, multirole, multirole.__main__; print([m for m in ('torch', 'trl', 'transformers', 'pandas') if m in sys.modules])"
+    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+
+
+def test_training_without_vllm_does_not_import_it():
+    code = "import sys; from multirole import MultiRoleGRPOTrainer; print('vllm' in sys.modules)"
+    assert run(sys.executable, "-c", code).stdout.strip() == "False"
