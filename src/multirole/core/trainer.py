@@ -128,7 +128,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.adapters = adapter_names(self.policy)
         if unknown := set(args.role_beta or {}) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
-        self.betas = {role: float((args.role_beta or {}).get(role, args.beta)) for role in self.policy}
+        self.betas = {role: (args.role_beta or {}).get(role, args.beta) or 0.0 for role in self.policy}
         args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_loss`
         self.lr_scale = 1.0
         """Multiplies the scheduled learning rate; a callback may change it between iterations."""
