@@ -142,5 +142,7 @@ def _draw_alarms(panels: dict[str, Axes], results: Results, column: Column, rung
         panels["alarms"].scatter(alarm["iteration"], names.index(alarm["alarm"]), 20, color=colour, zorder=3)
         for axes in panels.values():
             axes.axvline(alarm["iteration"], color=colour, lw=0.6, alpha=0.6, zorder=0)
-    panels["alarms"].set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=6)
-    panels["alarms"].set_ylim(len(names) - 0.4, -0.6)
+    for at, name in enumerate(names):
+        panels["alarms"].text(0, at - 0.25, name.replace("_", " "), fontsize=6)
+    panels["alarms"].set_yticks([])
+    panels["alarms"].set_ylim(len(names) - 0.4, -0.8)
