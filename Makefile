@@ -35,7 +35,7 @@ FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-s)
 SNAKEMAKE = $(BIN)/python -m snakemake
 GRID = --config scale=$(or $(SCALE),tiny-s) results_dir='$(RESULTS_DIR)' $(STUDY:%=study=%) $(if $(SEEDS),'seeds=[$(SEEDS)]') $(ARGS)
 
-.PHONY: help setup cell grid study grid-status paper test bench clean
+.PHONY: help setup cell grid study grid-status paper test test-all bench clean
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
@@ -48,7 +48,7 @@ help:
 	@echo "make study   the same with the variants of study.yaml besides: matched updates, remedies, single-agent controls"
 	@echo "make grid-status  count what remains of it, with the same variables"
 	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-s"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests; make test-all also the exhaustive lists (an hour)"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv and caches; results stay"
 
@@ -100,7 +100,10 @@ paper: $(STAMP)
 	for one in $$started; do wait $$one; done
 
 test: $(STAMP)
-	$(BIN)/python -m pytest < /dev/null
+	$(BIN)/python -m pytest -n 2 --dist loadfile < /dev/null
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" < /dev/null
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
