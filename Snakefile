@@ -1,32 +1,37 @@
-# The paper's matrix at one scale: every cell trained, every evaluation played, then tables and figures. grid.yaml says what a
-# grid holds, profiles/ how it is run, `make grid` runs it. Each job is a papermill command that a person could have typed.
+# The paper's matrix at one scale: trains every cell, runs every evaluation, packs the results, then makes tables and figures.
+# grid.yaml says what a grid holds, profiles/ how it is run, `make grid` runs it. Each job is a papermill command that a person could
+# have typed.
 #
-# A job is done when its DONE is there. Nothing else counts, neither times nor code, so that no edit and no fresh clone trains
-# anything again. DONE is written last and at once, so that it is never half there.
+# A job is done when its DONE is there, or when its results are packed. Nothing else counts, neither times nor code, so that no edit
+# and no fresh clone trains anything again. DONE is written last and at once, so that it is never half there.
 import os, sys
 from pathlib import Path
 from shlex import quote
 import yaml
-from multirole.paper.grid import Grid
-from multirole.experiment.launch import value
 from multirole.experiment.folders import folder_of
+from multirole.experiment.launch import value
+from multirole.paper import pack
+from multirole.paper.grid import Grid
 from multirole.paper.study import Study
 
 configfile: "grid.yaml"
 
-OPTIONS = ("seeds", "parameters", "base_rollouts", "gpus")  # of a scale
-if unknown := set(config) - {"scale", "results_dir", "scales", "study", *OPTIONS}:
-    raise ValueError(f"{sorted(unknown)} are no options of a grid. Write scale, results_dir, study or one of {OPTIONS}.")
-CHOSEN = config["scales"]["default"] | config["scales"].get(config["scale"], {})
-SEEDS, PARAMETERS, BASE_ROLLOUTS, GPUS = (config.get(name, CHOSEN[name]) for name in OPTIONS)
-PARAMETERS = {name: value(str(given)) for name, given in PARAMETERS.items()}  # --config leaves text in lists and maps
-GRID = Grid(config["scale"], [value(str(seed)) for seed in SEEDS], PARAMETERS, BASE_ROLLOUTS)
+FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "tasks")  # of Grid
+if unknown := set(config) - {"scale", "results_dir", "scales", "study", "gpus", *FIELDS}:
+    raise ValueError(f"{sorted(unknown)} are not options of a grid. Options are scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
+chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | config
+GPUS = int(chosen["gpus"])
+given = {name: chosen[name] for name in FIELDS if name in chosen}
+given["parameters"] = {name: value(str(text)) for name, text in given["parameters"].items()}  # --config leaves text in lists and maps
+GRID = Grid(config["scale"], **given | {"seeds": [value(str(seed)) for seed in given["seeds"]]})
 RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
 STUDY = Study.of(GRID, yaml.safe_load(Path(config["study"]).read_text())) if config.get("study") else None
+PACKED = set(pack.index(FOLDER)["run"])
 CELLS = {cell.id: cell for cell in [*GRID.cells(), *(STUDY.cells() if STUDY else ())]}
-ASKED = [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]
-EVALUATIONS = {"/".join(what.folder(RESULTS).parts[-2:]): what for what in ASKED}
+EVALUATIONS = {f"{what.name}/{what.cell.id}": what for what in [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]}
+TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
+EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
 PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, what, **launch):
@@ -46,9 +51,10 @@ onstart:
 
 localrules: paper, trained, evaluated
 
-rule paper:  # the commands of `make paper`, which starts no runs
-    input: expand(f"{FOLDER}/{{id}}/DONE", id=CELLS), expand(f"{FOLDER}/evaluations/{{id}}/DONE", id=EVALUATIONS)
+rule paper:  # packs, then the commands of `make paper`, which starts no runs
+    input: TRAINED, EVALUATED
     shell:
+        "{sys.executable} -m multirole pack {FOLDER}\n"
         "{sys.executable} -m multirole paper {FOLDER}\n"
         "for name in tables figures mechanisms $(test ! -f {FOLDER}/study.json || echo study); do\n"
         "  {PAPERMILL} notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
@@ -56,10 +62,10 @@ rule paper:  # the commands of `make paper`, which starts no runs
         "done"
 
 rule trained:
-    input: expand(f"{FOLDER}/{{id}}/DONE", id=CELLS)
+    input: TRAINED
 
 rule evaluated:
-    input: expand(f"{FOLDER}/evaluations/{{id}}/DONE", id=EVALUATIONS)
+    input: EVALUATED
 
 rule train:
     output: f"{FOLDER}/{{id,[^/]+}}/DONE"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from papermill.cli import _resolve_type as papermill_value
@@ -126,6 +127,39 @@ def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
     assert notebook.read_text() == "of the other process"
     assert {path.parent for path in checkout.glob("runs/**/DONE")} == set(everything) - {missing}
     assert Grid.read(checkout / "runs" / "tiny-s") == GRID
+
+
+def test_packed_results_count_as_done_and_their_adapters_are_trained_again(checkout):
+    """A packed run has no adapters, so an evaluation of it that is missing needs it trained."""
+    cell = GRID.cell("voting", "ip", "math", 3)
+    names = [
+        cell.id,
+        *(what.id for what in GRID.cells()),
+        *(f"{what.name}/{what.cell.id}" for what in GRID.evaluations()),
+    ]
+    names.remove(f"own/{cell.id}")
+    (checkout / "runs" / "tiny-s").mkdir(parents=True)
+    pd.DataFrame({"run": names}).to_parquet(checkout / "runs" / "tiny-s" / "runs.parquet")
+    done = snakemake(checkout, "trained", "evaluated", "--dry-run", "--printshellcmds")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert set(commands(done.stdout)) == {
+        f"{folder_of(cell, 'runs')}/train.ipynb",
+        f"runs/tiny-s/evaluations/own/{cell.id}/eval.ipynb",
+    }
+
+
+def test_the_snakefile_imports_neither_torch_nor_trl():
+    imports = "\n".join(re.findall(r"^(?:from|import) .*", (ROOT / "Snakefile").read_text(), re.MULTILINE))
+    check = "import sys; sys.exit(bool({'torch', 'trl', 'transformers', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", f"{imports}\n{check}"], check=False).returncode == 0
+
+
+def test_a_grid_of_ones_own_workflow_and_task():
+    own = str(ROOT / "examples/debate.py")
+    grid = Grid("tiny-s", workflows=[f"{own}:Debate"], policies=["sp"], tasks=[f"{own}:task"])
+    assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]
+    assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{own}:Debate"
+    assert {what.name for what in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
 
 
 def test_every_scale_of_the_configuration_is_a_grid():

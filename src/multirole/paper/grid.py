@@ -18,7 +18,7 @@ from multirole.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")
-CHECKED = ConfigDict(extra="forbid", strict=True)
+CHECKED = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=CHECKED)

@@ -11,7 +11,6 @@ below -32.768 are stored as that.
 """
 
 import argparse
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -23,7 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from multirole.core.policy import SHARED
-from multirole.experiment.storage import SCHEMA_VERSION
+from multirole.experiment.folders import write_done
+from multirole.experiment.storage import SCHEMA_VERSION, sha256
 
 TABLES = ("metrics", "roles", "ledger", "steps", "cosines", "alarms", "eval", "turns")
 EVALUATION_TABLES = {"eval": "evaluations", "turns": "evaluation_turns"}
@@ -59,7 +59,7 @@ def read_folder(folder: Path) -> tuple[dict[str, object], dict[str, pa.Table]]:
     """
     sums = json.loads((folder / "DONE").read_text())
     for file, digest in sums.items():
-        if not (folder / file).is_file() or _sha256(folder / file) != digest:
+        if not (folder / file).is_file() or sha256(folder / file) != digest:
             raise ValueError(
                 f"{folder / file} is missing or does not match the checksum in {folder / 'DONE'}, so the folder cannot be packed. "
                 "Restore the file, or move the folder away."
@@ -139,11 +139,9 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     for name, table in tables.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table.replace_schema_metadata({"multirole_schema": SCHEMA_VERSION}), target / name)
-    files = {"config.json": row["settings"], "provenance.json": row["provenance"]}
-    for name, text in files.items():
+    for name, text in {"config.json": row["settings"], "provenance.json": row["provenance"]}.items():
         (target / name).write_text(json.dumps(json.loads(text), indent=2))
-    sums = {name: _sha256(target / name) for name in sorted([*tables, *files])}
-    (target / "DONE").write_text(json.dumps(sums, indent=2))
+    write_done(target)
     return target
 
 
@@ -166,11 +164,6 @@ def main(argv: list[str]) -> int:
 
 def _done(folder: Path) -> str:
     return json.dumps(json.loads((folder / "DONE").read_text()), sort_keys=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, added: list[pa.Table], kept: list[str]) -> None:

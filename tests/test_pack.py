@@ -1,0 +1,152 @@
+"""Packed tables hold every row of the run folders they were made of, and give the folders back."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from paper_results import make_evaluation, make_run
+
+from multirole.experiment.cell import Cell
+from multirole.experiment.evaluation import Evaluation
+from multirole.experiment.folders import is_done, write_done
+from multirole.paper import pack
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = {"iterations": 20, "eval_every": 5, "save_every": 5, "n_validation": 16}
+IP = Cell("voting", "ip", **SETTINGS)  # the fixture's alarm rings in this one
+SP = Cell("voting", "sp", **SETTINGS)  # and this one has cosines between roles
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run, an evaluation of it, and a run that is not finished."""
+    make_run(IP, tmp_path)
+    make_evaluation(Evaluation(IP), tmp_path)
+    (make_run(SP, tmp_path) / "DONE").unlink()
+    return tmp_path / "tiny-s"
+
+
+def equal(recorded: Path, unpacked: Path) -> None:
+    """Compare every table: floats as float32, log-probs to half a thousandth of a nat, everything else as it is."""
+    files = sorted(path.relative_to(recorded) for path in recorded.rglob("*.parquet"))
+    assert files == sorted(path.relative_to(unpacked) for path in unpacked.rglob("*.parquet")) and files
+    for file in files:
+        one, other = (pq.read_table(folder / file) for folder in (recorded, unpacked))
+        assert one.schema.equals(other.schema, check_metadata=True), file
+        for name in one.column_names:
+            before, after = one[name].to_pylist(), other[name].to_pylist()
+            if name.endswith("logprobs"):
+                assert [len(values) for values in before] == [len(values) for values in after]
+                assert np.allclose(np.concatenate(before), np.concatenate(after), rtol=0, atol=5.01e-4)
+            elif isinstance(before[0], float) and name != "lr":
+                assert np.array_equal(np.float32(before), np.float32(after), equal_nan=True), (file, name)
+            else:
+                assert before == after, (file, name)
+    for name in ("config.json", "provenance.json"):
+        assert json.loads((recorded / name).read_text()) == json.loads((unpacked / name).read_text())
+
+
+def test_what_was_packed_is_unpacked(folder, tmp_path):
+    assert sorted(pack.pack(folder)) == [f"own/{IP.id}", IP.id]
+    for name in (IP.id, f"evaluations/own/{IP.id}"):
+        unpacked = pack.unpack(folder, name.removeprefix("evaluations/"), tmp_path / "out")
+        assert unpacked == tmp_path / "out" / name and is_done(unpacked)
+        equal(folder / name, unpacked)
+    with pytest.raises(ValueError, match="holds no run 'x'"):
+        pack.unpack(folder, "x", tmp_path)
+
+
+def test_the_index_tells_settings_and_checksums(folder):
+    pack.pack(folder)
+    row = pack.index(folder).set_index("run").loc[IP.id]
+    assert (row["kind"], row["workflow"], row["policy"], row["task"], row["seed"]) == ("run", "voting", "ip", "math", 0)
+    assert Cell(**json.loads(row["settings"])) == IP
+    assert json.loads(row["done"]) == json.loads((folder / IP.id / "DONE").read_text())
+
+
+def test_packing_again_adds_what_is_new_and_replaces_what_has_changed(folder):
+    pack.pack(folder)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+    assert pack.pack(folder) == []
+    assert before == {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+    write_done(folder / SP.id)
+    assert pack.pack(folder) == [SP.id]
+    old = pack.read(folder, "eval", [IP.id])
+    table = folder / SP.id / "eval.parquet"
+    pd.read_parquet(table).assign(correct=True).to_parquet(table)
+    write_done(folder / SP.id)
+    assert pack.pack(folder) == [SP.id]
+    assert pack.read(folder, "eval", [SP.id])["correct"].all()
+    pd.testing.assert_frame_equal(pack.read(folder, "eval", [IP.id]), old)
+    assert len(pack.read(folder, "eval")) == 2 * len(old) and len(pack.index(folder)) == 3
+
+
+def test_rows_that_a_killed_packing_left_behind_are_not_packed_twice(folder):
+    pack.pack(folder)
+    index = (folder / "runs.parquet").read_bytes()
+    write_done(folder / SP.id)
+    pack.pack(folder)
+    (folder / "runs.parquet").write_bytes(index)  # which is written last
+    assert pack.pack(folder) == [SP.id]
+    assert len(pack.read(folder, "eval")) == 2 * len(pack.read(folder, "eval", [IP.id]))
+
+
+def test_packed_runs_stay_when_their_folders_go(folder):
+    pack.pack(folder)
+    shutil.rmtree(folder / IP.id)
+    write_done(folder / SP.id)
+    pack.pack(folder)
+    assert set(pack.index(folder)["run"]) == {IP.id, f"own/{IP.id}", SP.id}
+    assert set(pack.read(folder, "cosines")["run"]) == {SP.id} and set(pack.read(folder, "alarms")["run"]) == {IP.id}
+
+
+def test_a_folder_that_does_not_match_its_done_is_refused_by_name(folder):
+    table = folder / IP.id / "roles.parquet"
+    pd.read_parquet(table).assign(reward=1.0).to_parquet(table)
+    with pytest.raises(ValueError, match=rf"{IP.id}/roles\.parquet .* does not match the checksum"):
+        pack.pack(folder)
+    assert not list(folder.glob("*.parquet"))
+
+
+def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_path):
+    path = folder / IP.id / "turns" / "step_00005.parquet"
+    turns = pd.read_parquet(path)
+    turns.at[0, "logprobs"] = np.float32([-100, -0.0004, -0.0006])
+    turns.to_parquet(path)
+    write_done(folder / IP.id)
+    pack.pack(folder)
+    found = pd.read_parquet(pack.unpack(folder, IP.id, tmp_path / "out") / "turns" / "step_00005.parquet")
+    assert found["logprobs"][0].tolist() == pytest.approx([-32.768, 0, -0.001])
+
+
+def test_the_command_says_what_it_packed(folder, capsys):
+    assert pack.main([str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"packed 2 runs and evaluations; {folder} holds 2"
+
+
+def test_every_committed_run_is_named_by_its_settings():
+    runs = pack.index(ROOT / "results/tiny-s")
+    assert runs["run"].is_unique and runs["kind"].value_counts().to_dict() == {"run": 153, "evaluation": 89}
+    for run in runs.itertuples():
+        settings = json.loads(run.settings)
+        cell = Cell(**settings.get("cell", settings))
+        assert run.run.split("/")[-1] == cell.id and len(cell.id) <= 60
+        policy = cell.policy_name if cell.policy_name in ("ip", "sp") else "map"
+        assert (run.workflow, run.policy, run.task, run.scale, run.seed) == (
+            cell.workflow, policy, cell.task, cell.scale, cell.seed,
+        )  # fmt: skip
+
+
+def test_the_committed_tables_hold_all_rows():
+    folder = ROOT / "results/tiny-s"
+    runs = set(pack.index(folder)["run"])
+    counts = {"metrics": 9660, "roles": 20340, "ledger": 33817, "steps": 53537, "cosines": 7260, "alarms": 546,
+              "eval": 545280, "turns": 135650, "evaluations": 94208, "evaluation_turns": 56573}  # fmt: skip
+    for name, rows in counts.items():
+        table = pq.read_table(folder / f"{name}.parquet", columns=["run"])
+        assert len(table) == rows and set(table["run"].to_pylist()) <= runs, name
+    assert sum(path.stat().st_size for path in folder.glob("*.parquet")) < 12e6
