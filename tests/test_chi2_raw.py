@@ -1,11 +1,12 @@
-"""`chi2_raw`: the policy during the update against temperature-1 log-probs of the policy that sampled (facts sec 6, caveat B)."""
+"""`chi2_raw`: the policy during the update against temperature-1 log-probs of the policy that sampled."""
 
 import pytest
 import torch
-from conftest import make_episodes
+from conftest import diagnostics_of, episodes_of, make_episodes
 
 from multirole.core.rows import Row, collate
-from multirole.diagnostics.metrics import CLAMP, IterationDiagnostics, sample_rows
+from multirole.core.types import Turn
+from multirole.diagnostics.metrics import CLAMP, RoleDiagnostics, sample_rows
 from multirole.experiment.cell import Cell
 
 
@@ -22,65 +23,61 @@ def updated(make_trainer, monkeypatch, **fields):
     """A trainer's `update` with several optimizer steps; `seen` holds (row, lp) of every row, scored before its own step."""
     cell = Cell(**{"workflow": "voting", "n_problems": 2, "warmup_iterations": 0, "learning_rate": 3e-2} | fields)
     trainer, seen, calls = make_trainer(cell), [], []
-    rows = trainer.prepare(trainer.model, make_episodes(cell, n_problems=8))
-    accumulate, logprobs_of = trainer.accumulate, trainer._logprobs_of
+    rows = trainer.prepare_rows(make_episodes(cell, n_problems=8))
+    accumulate, logprobs_of = trainer.accumulate, trainer.logprobs_of
 
     def spy(model, adapter, mini_batch, *rest):
         seen.extend((row, from_whole_logits(model, row, cell.temperature)) for row in mini_batch)
         return accumulate(model, adapter, mini_batch, *rest)
 
     monkeypatch.setattr(trainer, "accumulate", spy)
-    monkeypatch.setattr(
-        trainer, "_logprobs_of", lambda *args, **named: calls.append(named) or logprobs_of(*args, **named)
-    )
-    raw = {id(row.turn): from_whole_logits(trainer.model, row, 1.0) for row in rows}
-    diagnostics, _ = trainer.update(trainer.model, rows)
-    return trainer, diagnostics, seen, raw, calls
+    monkeypatch.setattr(trainer, "logprobs_of", lambda *args, **named: calls.append(named) or logprobs_of(*args, **named))
+    raw = {id(row): from_whole_logits(trainer.model, row, 1.0) for row in rows}
+    trainer.update(trainer.model, rows)
+    return trainer, rows, seen, raw, calls
 
 
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 def test_it_equals_whole_logits_on_the_sampled_rows(make_trainer, monkeypatch, policy):
-    trainer, diagnostics, seen, raw, calls = updated(make_trainer, monkeypatch, policy=policy, temperature=0.7)
-    sampled = {id(row.turn) for row in sample_rows(diagnostics.rows)}
-    assert 8 <= len(sampled) < len(diagnostics.rows) / 4 and diagnostics.raw.keys() == sampled
+    trainer, rows, seen, raw, calls = updated(make_trainer, monkeypatch, policy=policy, temperature=0.7)
+    diagnostics, sampled = diagnostics_of(trainer), {id(row) for row in sample_rows(rows)}
+    assert 8 <= len(sampled) < len(rows) / 4 and diagnostics.raw.keys() == sampled
     assert len({(entry["adapter"], entry["step"]) for entry in diagnostics.ledger}) > 8
     assert calls == [{"temperature": 1.0}, {}]  # before the first step, and after the last
-    for role, metrics in diagnostics.per_role().items():
-        gaps = [lp - raw[id(row.turn)] for row, lp in seen if id(row.turn) in sampled and row.turn.role == role]
+    for role, metrics in diagnostics.per_role(rows).items():
+        gaps = [lp - raw[id(row)] for row, lp in seen if id(row) in sampled and row.turn.role == role]
         expected = torch.cat(gaps).double().clamp(-CLAMP, CLAMP).mul(2).exp().mean().item() - 1.0
         assert metrics["chi2_raw"] == pytest.approx(expected, abs=1e-6) and abs(expected) > 1e-4
         assert metrics["chi2_raw"] != pytest.approx(metrics["chi2"], rel=0.01)
-    some = diagnostics.rows[:4]  # the head is at the sampling temperature again
-    again = trainer._logprobs_of(trainer.model, some)
-    for row in some:
-        torch.testing.assert_close(again[id(row.turn)], from_whole_logits(trainer.model, row, 0.7), atol=1e-5, rtol=0)
+    some = rows[:4]  # the head is at the sampling temperature again
+    for row, again in zip(some, trainer.logprobs_of(some), strict=True):
+        torch.testing.assert_close(again, from_whole_logits(trainer.model, row, 0.7), atol=1e-5, rtol=0)
 
 
 def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_trainer, monkeypatch):
-    _, diagnostics, _, _, calls = updated(make_trainer, monkeypatch, policy="sp", temperature=1.0)
+    trainer, rows, _, _, calls = updated(make_trainer, monkeypatch, policy="sp", temperature=1.0)
     assert calls == [{}]
-    measured = [*diagnostics.per_role().values(), *diagnostics.steps()]
+    diagnostics = diagnostics_of(trainer)
+    measured = [*diagnostics.per_role(rows).values(), *diagnostics.steps()]
     assert len(measured) > 8 and all(metrics["chi2_raw"] == metrics["chi2"] for metrics in measured)
 
 
 def test_the_sums_of_two_processes_are_those_of_one():
     """Only the first process's rows were sampled: the other's tokens must not thin the mean."""
-    cell = Cell("voting", "sp", temperature=0.7)
-    turns = [(e, t) for e in make_episodes(cell, n_problems=1) for t in e.turns if t.role == "generator"][:6]
+    turns: list[tuple[object, Turn]] = [(e, t) for e in episodes_of({"generator": 3}, n_problems=1) for t in e.turns][:6]
     rows = [Row(e, t, "shared", e.advantage) for e, t in turns]
     generator = torch.Generator().manual_seed(0)
-    raw = {id(row.turn): -6 + 0.1 * torch.randn(len(row.turn.completion_ids), generator=generator) for row in rows[:2]}
+    raw = {id(row): -6 + 0.1 * torch.randn(len(row.turn.completion_ids), generator=generator) for row in rows[:2]}
 
-    def measure(mine: list[Row]) -> IterationDiagnostics:
-        found = IterationDiagnostics(rows, 0.2, 0.28, cell.temperature)
-        found.raw = raw
+    def measure(mine: list[Row]) -> RoleDiagnostics:
+        found = RoleDiagnostics()
+        found.clip, found.is_raw_known, found.raw = (0.2, 0.28), False, raw
         batch = collate(mine, 0, torch.device("cpu"))
-        batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
-        found.add_tokens(mine, batch, torch.full(batch["completion_ids"].shape, -6.0), torch.zeros(()))
+        found.on_micro_batch(None, mine, batch, torch.full(batch["completion_ids"].shape, -6.0), torch.zeros(()))
         return found
 
     one, parts = measure(rows), [measure(rows[:3]), measure(rows[3:])]
-    parts[0].merge([part.token_sums() for part in parts])
+    parts[0].merge([{step: dict(stats.sums) for step, stats in part.tokens.items()} for part in parts])
     expected = torch.cat([-6.0 - values for values in raw.values()]).double().mul(2).exp().mean().item() - 1.0
     for found in (one, parts[0]):
         assert found.tokens["shared", 0, "generator"].summary()["chi2_raw"] == pytest.approx(expected, abs=1e-6)

@@ -85,8 +85,10 @@ def test_publish_while_running_is_refused(engine, make_model, tokenizer):
 
 
 def test_bad_requests_are_refused(engine):
-    for request in (Request([1], "critic", 0, 1, 1.0), Request([], None, 0, 1, 1.0), Request([1], None, 0, 9999, 1.0)):
-        with pytest.raises(ValueError, match=r"; .*; "):
+    with pytest.raises(ValueError, match="adapter 'critic' has not been published.*generator"):
+        engine.add(0, Request([1], "critic", 0, 1, 1.0))
+    for request in (Request([], None, 0, 1, 1.0), Request([1], None, 0, 0, 1.0), Request([1], None, 0, 9999, 1.0)):
+        with pytest.raises(ValueError, match=f"got {len(request.prompt_ids)} and {request.max_tokens}"):
             engine.add(0, request)
 
 
@@ -113,26 +115,8 @@ def test_samples_follow_the_distribution():
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     n = 40_000
     u = uniform(torch.arange(n), torch.zeros(n, dtype=torch.int64))
-    tokens, logprobs = sample(logits.expand(n, -1), torch.tensor([0.7, 1.0, 0.0]).expand(n, -1), u)
+    tokens, logprobs = sample(logits.expand(n, -1), torch.full((n,), 0.7), u)
     expected = (logits / 0.7).softmax(0)
     assert torch.allclose(tokens.bincount(minlength=4) / n, expected, atol=0.01)
     assert torch.allclose(logprobs.exp(), expected[tokens])
-    assert (sample(logits.expand(n, -1), torch.tensor([0.0, 1.0, 0.0]).expand(n, -1), u)[0] == 2).all()
-
-
-@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, 0), (1.0, 3), (0.7, 3), (0.95, 20), (1.0, 0)])
-def test_top_p_and_top_k_are_those_of_transformers(top_p, top_k):
-    from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-    logits = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
-    expected = logits / 0.7
-    if top_k:
-        expected = TopKLogitsWarper(min(top_k, 12))(None, expected)
-    if top_p < 1:
-        expected = TopPLogitsWarper(top_p)(None, expected)
-    expected = expected.log_softmax(-1)  # (64, 12)
-    for draw in range(8):
-        u = uniform(torch.arange(64), torch.full((64,), draw))
-        tokens, logprobs = sample(logits, torch.tensor([0.7, top_p, top_k]).expand(64, -1), u)
-        assert torch.allclose(logprobs, expected.gather(1, tokens[:, None])[:, 0], atol=1e-6)
-        assert logprobs.isfinite().all()
+    assert (sample(logits.expand(n, -1), torch.zeros(n), u)[0] == 2).all()

@@ -5,11 +5,13 @@ import math
 
 import pytest
 import torch
-from conftest import make_episodes
+from conftest import diagnostics_of, make_episodes, rows_of
 
 from multirole.core import trainer as trainer_module
-from multirole.core.gradients import GradientParts, Updates, weights_of
-from multirole.diagnostics.metrics import IterationDiagnostics, sample_rows
+from multirole.core.hooks import MultiRoleCallback
+from multirole.core.rows import Row, text_metrics
+from multirole.diagnostics.gradients import GradientParts, weights_of
+from multirole.diagnostics.metrics import RoleDiagnostics, sample_rows
 from multirole.experiment.cell import Cell
 
 
@@ -54,92 +56,97 @@ def test_steps_add_up_and_norms_are_each_steps_own():
     assert found.products[("generator", 1), ("generator", 1)] == pytest.approx(16 + 100)
 
 
+class Parts(MultiRoleCallback):
+    """Keeps what it is told of the last optimizer step's gradient."""
+
+    needs_gradient_parts = True
+
+    def on_gradient_parts(self, trainer, adapter, parts, gradients):
+        self.parts, self.matrix = parts, gradients.clone()
+
+
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy, monkeypatch):
-    trainer = make_trainer(Cell("voting", policy, max_grad_norm=1e9))
-    rows = [row for row in trainer._rows(make_episodes(trainer.cell)) if row.adapter == trainer.adapters[0]]
-    diagnostics, seen = IterationDiagnostics(rows, 0.2, 0.28), {}
-    plain_add, plain_set = diagnostics.add_gradients, trainer_module.set_gradient
-
-    def add(adapter, parts, matrix, is_sharded):
-        seen["parts"], seen["matrix"] = parts, matrix.clone()
-        plain_add(adapter, parts, matrix, is_sharded)
+    cell, seen = Cell("voting", policy, max_grad_norm=1e9), Parts()
+    trainer = make_trainer(cell, callbacks=[seen])
+    rows = [row for row in rows_of(trainer, make_episodes(cell)) if row.adapter == trainer.adapters[0]]
+    plain_set, applied = trainer_module.set_gradient, []
 
     def apply(params, gradient):
         plain_set(params, gradient)
-        seen["applied"] = torch.cat([p.grad.flatten() for p in params])
+        applied.append(torch.cat([p.grad.flatten() for p in params]))
 
-    diagnostics.add_gradients = add
     monkeypatch.setattr(trainer_module, "set_gradient", apply)
-    trainer.optimizer_step(trainer.model, trainer.adapters[0], rows, len(rows), 1e-3, diagnostics)
+    trainer.optimizer_step(trainer.model, trainer.adapters[0], rows, len(rows), 1e-3)
     n_parts = 4 if policy == "sp" else 3
-    assert len(seen["parts"]) == len(seen["matrix"]) == n_parts and seen["matrix"].abs().sum(1).min() > 0
-    assert functools.reduce(torch.add, seen["matrix"]).equal(seen["applied"])
-    shares = [
-        diagnostics.gradients[trainer.adapters[0]].of_role(role)["grad_share"] for role in {r.turn.role for r in rows}
-    ]
-    assert sum(shares) == pytest.approx(1.0)
+    assert len(seen.parts) == len(seen.matrix) == n_parts and seen.matrix.abs().sum(1).min() > 0
+    assert functools.reduce(torch.add, seen.matrix).equal(applied[0])
+    found = diagnostics_of(trainer).gradients[trainer.adapters[0]]
+    assert sum(found.of_role(role)["grad_share"] for role in {r.turn.role for r in rows}) == pytest.approx(1.0)
 
 
 def test_duplicate_voters_are_announced_as_coherent(make_trainer):
     """Slots 1 and 2 say what slot 0 said: their gradients are one direction, and amplification is the number of slots."""
-    trainer = make_trainer(Cell("voting", "ip"))
-    episodes = make_episodes(trainer.cell)
+    cell = Cell("voting", "ip")
+    trainer, episodes = make_trainer(cell), make_episodes(cell)
     for episode in episodes:
         first, *others = [turn for turn in episode.turns if turn.role == "generator"]
         for turn in others:
             turn.prompt_ids, turn.completion_ids, turn.logprobs = first.prompt_ids, first.completion_ids, first.logprobs
-    rows = [row for row in trainer._rows(episodes) if row.turn.role == "generator"]
-    diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
-    trainer.optimizer_step(trainer.model, "generator", rows, len(rows), 1e-3, diagnostics)
-    found = diagnostics.gradients["generator"].of_role("generator")
+    rows = [row for row in rows_of(trainer, episodes) if row.turn.role == "generator"]
+    trainer.optimizer_step(trainer.model, "generator", rows, len(rows), 1e-3)
+    found = diagnostics_of(trainer).gradients["generator"].of_role("generator")
     assert found["coherence"] == pytest.approx(1.0, abs=1e-5) and found["amplification"] == pytest.approx(3.0, abs=1e-4)
 
 
 def test_a_role_without_advantage_has_no_share(make_trainer):
-    trainer = make_trainer(Cell("voting", "sp"))
-    rows = trainer._rows(make_episodes(trainer.cell))
-    silent = [
-        type(row)(row.episode, row.turn, row.adapter, row.advantage * (row.turn.role != "aggregator")) for row in rows
-    ]
-    diagnostics = IterationDiagnostics(silent, 0.2, 0.28)
-    trainer.optimizer_step(trainer.model, "shared", silent, len(silent), 1e-3, diagnostics)
-    assert diagnostics.gradients["shared"].of_role("aggregator")["grad_share"] == 0.0
-    assert diagnostics.gradients["shared"].of_role("generator")["grad_share"] == pytest.approx(1.0)
+    cell = Cell("voting", "sp")
+    trainer = make_trainer(cell)
+    rows = rows_of(trainer, make_episodes(cell))
+    for row in rows:
+        row.advantage *= row.turn.role != "aggregator"
+    trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
+    found = diagnostics_of(trainer).gradients["shared"]
+    assert found.of_role("aggregator")["grad_share"] == 0.0
+    assert found.of_role("generator")["grad_share"] == pytest.approx(1.0)
 
 
 def test_successive_updates(make_model, tmp_path):
     model = make_model({"generator": "generator", "aggregator": "aggregator"})
-    updates, (weight, *_) = Updates(), weights_of(model, "generator")
+    diagnostics, (weight, *_) = RoleDiagnostics(), weights_of(model, "generator")
     assert {id(p) for p in weights_of(model, "generator")}.isdisjoint(id(p) for p in weights_of(model, "aggregator"))
 
     def move(step: torch.Tensor) -> float:
-        updates.start(model, ["generator"])
+        diagnostics.updates.start(model, ["generator"])
         weight.data += step
-        return updates.finish(model)["generator"]
+        return diagnostics.updates.finish(model)["generator"]
 
     step = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     assert math.isnan(move(step))
     assert move(2 * step) == pytest.approx(1.0, abs=1e-4)
-    updates.save(tmp_path)
-    updates = Updates()
-    updates.load(tmp_path)
+    diagnostics.save_state(tmp_path)
+    diagnostics = RoleDiagnostics()
+    diagnostics.load_state(tmp_path)
     assert move(-step) == pytest.approx(-1.0, abs=1e-4)
+
+
+def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
+    """Rows whose engine agrees with the trainer to the last digit."""
+    rows = trainer.prepare_rows(make_episodes(cell, n_problems=n_problems))
+    for row in rows:
+        row.turn.logprobs = row.old_logps.tolist()
+    return rows
 
 
 def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
     """An aggregator takes one step per iteration: during it its chi2 is zero, afterwards it is not."""
-    trainer = make_trainer(Cell("voting", "ip", old_logprobs="recomputed"))
-    rows = trainer._rows(make_episodes(trainer.cell, n_problems=4))
-    before = trainer._logprobs_of(trainer.model, rows)
-    for row in rows:
-        row.turn.logprobs = before[id(row.turn)].tolist()
-    trainer._old_logprobs = before
-    diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
+    cell = Cell("voting", "ip", old_logprobs="recomputed")
+    trainer = make_trainer(cell)
+    rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
     owned = [row for row in rows if row.adapter == "aggregator"]
-    trainer.optimizer_step(trainer.model, "aggregator", owned, len(owned), 3e-2, diagnostics)
+    trainer.optimizer_step(trainer.model, "aggregator", owned, len(owned), 3e-2)
     sample = sample_rows(rows)
-    diagnostics.add_after(sample, trainer._logprobs_of(trainer.model, sample))
+    diagnostics.add_after(sample, trainer.logprobs_of(sample))
     assert {row.turn.role for row in sample} == {"generator", "aggregator"} and len(sample) < len(rows)
     assert abs(diagnostics.tokens["aggregator", 0, "aggregator"].summary()["chi2"]) < 1e-5
     assert diagnostics.chi2_after["aggregator"] > 1e-3 and abs(diagnostics.chi2_after["generator"]) < 1e-5
@@ -147,21 +154,17 @@ def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
 
 def test_steps_add_up_to_their_role_and_start_at_the_sampling_policy(make_trainer):
     """A shared adapter of two steps: the first sees the policy that sampled, the second one that has moved."""
-    trainer = make_trainer(Cell("voting", "sp", old_logprobs="recomputed"))
-    rows = trainer._rows(make_episodes(trainer.cell, n_problems=4))
-    trainer._old_logprobs = trainer._logprobs_of(trainer.model, rows)
-    for row in rows:
-        row.turn.logprobs = trainer._old_logprobs[id(row.turn)].tolist()
-    diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
+    cell = Cell("voting", "sp", old_logprobs="recomputed")
+    trainer = make_trainer(cell)
+    rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
     for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-        trainer.optimizer_step(trainer.model, rows[0].adapter, half, len(half), 3e-2, diagnostics)
-    steps, roles = diagnostics.steps(), diagnostics.per_role()
+        trainer.optimizer_step(trainer.model, rows[0].adapter, half, len(half), 3e-2)
+    steps, roles = diagnostics.steps(), diagnostics.per_role(rows)
     assert [s["step"] for s in steps] == sorted(s["step"] for s in steps) and {s["step"] for s in steps} == {0, 1}
     for role, values in roles.items():
-        mine = [step for step in steps if step["role"] == role]
-        assert (
-            sum(step["tokens"] for step in mine) == values["tokens"] and sum(s["rows"] for s in mine) == values["rows"]
-        )
-        weighted = sum(step["chi2"] * step["tokens"] for step in mine) / values["tokens"]
+        own = [step for step in steps if step["role"] == role]
+        read = text_metrics([row for row in rows if row.turn.role == role])
+        assert sum(step["tokens"] for step in own) == read["tokens"] and sum(s["rows"] for s in own) == read["rows"]
+        weighted = sum(step["chi2"] * step["tokens"] for step in own) / read["tokens"]
         assert weighted == pytest.approx(values["chi2"], rel=1e-9)
-        assert abs(mine[0]["chi2"]) < 1e-5 < mine[1]["chi2"]
+        assert abs(own[0]["chi2"]) < 1e-5 < own[1]["chi2"]

@@ -4,22 +4,20 @@ import math
 
 import pytest
 import torch
-from conftest import make_episodes
+from conftest import diagnostics_of, episodes_of, make_episodes, rows_of
 from test_gradients import gradient
 
 from multirole.core.rows import Row, token_batches
-from multirole.core.schedule import lr_factor
-from multirole.diagnostics.metrics import IterationDiagnostics
 from multirole.experiment.cell import Cell
-from multirole.plan import plan
+from multirole.experiment.run import training_args
+from multirole.workflows import Voting
 
 
-def rows_of(*tokens: int) -> list[Row]:
-    cell = Cell("single", "sp", n_episodes=len(tokens))
-    turns = [episode.turns[0] for episode in make_episodes(cell, n_problems=1)]
+def rows_with(*tokens: int) -> list[Row]:
+    turns = [episode.turns[0] for episode in episodes_of({"generator": 1}, len(tokens), n_problems=1)]
     for turn, n in zip(turns, tokens, strict=True):
         turn.completion_ids = [1] * n
-    return [Row(None, turn, "shared", 0.0) for turn in turns]
+    return [Row(None, turn, "shared") for turn in turns]
 
 
 @pytest.mark.parametrize(
@@ -34,22 +32,12 @@ def rows_of(*tokens: int) -> list[Row]:
     ],
 )
 def test_rows_are_cut_by_tokens_in_their_order(tokens, step_tokens, sizes):
-    rows = rows_of(*tokens)
+    rows = rows_with(*tokens)
     steps = token_batches(rows, step_tokens)
     assert [row for step, _ in steps for row in step] == rows
     assert [len(step) for step, _ in steps] == [divisor for _, divisor in steps] == sizes
     cell = Cell("single", "sp", updates="tokens", step_tokens=step_tokens)
     assert cell.n_steps(len(rows), sum(tokens)) == len(sizes)
-
-
-def test_plans_count_steps_of_tokens():
-    cell = Cell("voting", "ip", n_problems=2, n_episodes=4, max_response_tokens=64, updates="tokens", step_tokens=256)
-    steps = plan(cell).optimizer_steps()
-    assert steps == {"generator": (1, 6), "aggregator": (1, 2)}  # 24 and 8 replies of 1 to 64 tokens
-    frozen = Cell("voting", "sp", n_problems=2, n_episodes=4, train_after="generator=60")
-    assert plan(frozen).optimizer_steps() == {"shared": (1, 1)}  # the aggregator's 8 rows alone
-    late = Cell("voting", "sp", n_problems=2, n_episodes=4, train_after="generator=59")
-    assert plan(late).optimizer_steps() == {"shared": (1, 4)}
 
 
 def plain_logprobs(model, row: Row, temperature: float) -> torch.Tensor:
@@ -61,11 +49,11 @@ def plain_logprobs(model, row: Row, temperature: float) -> torch.Tensor:
 
 def reference_gradient(trainer, rows: list[Row], aggregate) -> torch.Tensor:
     """The clipped surrogate, token by token and row by row; `aggregate` makes one loss of the rows' token losses."""
-    cell, model = trainer.cell, trainer.model
+    args, model = trainer.args, trainer.model
     losses = []
     for row in rows:
-        ratio = (plain_logprobs(model, row, cell.temperature) - torch.tensor(row.turn.logprobs)).exp()
-        clipped = ratio.clamp(1 - cell.clip_low, 1 + cell.clip_high)
+        ratio = (plain_logprobs(model, row, args.temperature) - torch.tensor(row.turn.logprobs)).exp()
+        clipped = ratio.clamp(1 - args.epsilon, 1 + args.epsilon_high)
         losses.append(-torch.minimum(ratio * row.advantage, clipped * row.advantage))
     named = [(name, p) for name, p in sorted(model.named_parameters()) if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(aggregate(losses), [p for _, p in named])])
@@ -73,18 +61,19 @@ def reference_gradient(trainer, rows: list[Row], aggregate) -> torch.Tensor:
 
 AGGREGATES = {
     "grpo": lambda losses: torch.stack([loss.mean() for loss in losses]).mean(),
-    "token": lambda losses: torch.cat(losses).mean(),
+    "bnpo": lambda losses: torch.cat(losses).mean(),
+    "dapo": lambda losses: torch.cat(losses).mean(),
     "dr_grpo": lambda losses: torch.cat(losses).sum() / (len(losses) * 96),
 }
 
 
 @pytest.mark.parametrize("kind", AGGREGATES)
-def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_trainer, kind):
-    found = []
+def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_library_trainer, kind):
+    """On rows of several roles and slots."""
+    trainer = make_library_trainer(Voting(), loss_type=kind)
+    rows, found = rows_of(trainer, episodes_of(trainer.workflow.roles)), []
     for tokens in (1, 100, 100_000):
-        cell = Cell("voting", "sp", loss_aggregation=kind, micro_batch_tokens=tokens, max_grad_norm=1e9)
-        trainer = make_trainer(cell)
-        rows = trainer._rows(make_episodes(cell))
+        trainer.args.micro_batch_tokens = tokens
         found.append(gradient(trainer, "shared", rows))
     assert found[0].norm() > 1e-3
     for other in found[1:]:
@@ -92,68 +81,70 @@ def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_trainer,
     torch.testing.assert_close(found[0], reference_gradient(trainer, rows, AGGREGATES[kind]), atol=1e-6, rtol=0)
 
 
-def test_the_aggregations_are_three_different_gradients(make_trainer):
+def test_the_aggregations_are_three_different_gradients(make_library_trainer):
     found = []
-    for kind in AGGREGATES:
-        trainer = make_trainer(Cell("voting", "sp", loss_aggregation=kind, max_grad_norm=1e9))
-        found.append(gradient(trainer, "shared", trainer._rows(make_episodes(trainer.cell))))
+    for kind in ("grpo", "dapo", "dr_grpo"):
+        trainer = make_library_trainer(Voting(), loss_type=kind)
+        found.append(gradient(trainer, "shared", rows_of(trainer, episodes_of(trainer.workflow.roles))))
     cosines = [torch.cosine_similarity(a, b, dim=0).item() for a, b in ((found[0], found[1]), (found[0], found[2]))]
     assert max(cosines) < 0.99 and found[1].norm() > 2 * found[2].norm()
 
 
-def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(make_trainer):
+@pytest.mark.parametrize("kind", AGGREGATES)
+def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(make_library_trainer, kind):
     """minibatch_split="sequential" divides by the full number of rows."""
-    for kind in AGGREGATES:
-        cell = Cell("voting", "sp", loss_aggregation=kind, minibatch_split="sequential", max_grad_norm=1e9)
-        trainer = make_trainer(cell)
-        rows = trainer._rows(make_episodes(cell))[:12]
-        whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
-        torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)
+    trainer = make_library_trainer(Voting(), loss_type=kind, minibatch_split="sequential")
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))[:12]
+    whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
+    torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("limit", [1e-2, 1e9])
 def test_the_ledger_has_the_norm_before_and_after_clipping(make_trainer, limit):
     cell = Cell("voting", "sp", max_grad_norm=limit)
-    trainer = make_trainer(cell)
-    rows, seen = trainer._rows(make_episodes(cell)), {}
+    trainer, seen = make_trainer(cell), {}
+    rows = rows_of(trainer, make_episodes(cell))
     trainer.optimizer.step = lambda: seen.update(
         norm=math.sqrt(sum(p.grad.square().sum().item() for p in trainer.model.parameters() if p.grad is not None))
     )
-    diagnostics = IterationDiagnostics(rows, 0.2, 0.28)
-    trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0, diagnostics)
-    (entry,) = diagnostics.ledger
+    step, _ = trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
+    (entry,) = diagnostics_of(trainer).ledger
+    assert (entry["grad_norm"], entry["grad_norm_clipped"]) == (step.grad_norm, step.grad_norm_clipped)
     assert entry["grad_norm_clipped"] == pytest.approx(seen["norm"], rel=1e-5)
     assert entry["grad_norm_clipped"] == pytest.approx(min(entry["grad_norm"], limit), rel=1e-4)
     assert entry["grad_norm"] > 1e-2
 
 
 def closed_form(schedule: str, tick: int, warmup: int, horizon: int) -> float:
-    """The schedules in half-angle form: (1 + cos(pi x)) / 2 = cos(pi x / 2) ** 2, with period 2 in x."""
+    """The schedules in half-angle form: (1 + cos(pi x)) / 2 = cos(pi x / 2) ** 2."""
     if tick < warmup:
         return tick / warmup
     if schedule == "constant":
         return 1.0
-    x = (tick - warmup) / (horizon - warmup)
-    x = min(x, 1.0) if schedule == "cosine" else abs((x + 1) % 2 - 1)
-    return math.cos(math.pi * x / 2) ** 2
+    return math.cos(math.pi * min((tick - warmup) / (horizon - warmup), 1.0) / 2) ** 2
 
 
-@pytest.mark.parametrize("clock", ["iteration", "update_call"])
-@pytest.mark.parametrize("schedule", ["cosine", "constant", "cosine_wrap"])
-@pytest.mark.parametrize(
-    ("workflow", "policy", "n_calls"), [("voting", "sp", 1), ("voting", "ip", 2), ("orch_workers", "ip", 3)]
-)
-def test_learning_rates_follow_their_closed_form(schedule, clock, workflow, policy, n_calls):
-    """Over the paper's 500 iterations, every update call: the released code's clock ticks n_calls times an iteration."""
-    cell = Cell(workflow, policy, scale="0.6b", lr_schedule=schedule, lr_clock=clock)
-    for iteration in range(500):
-        for call in range(n_calls):
-            tick = iteration if clock == "iteration" else iteration * n_calls + call
-            expected = closed_form(schedule, tick, 15, 500)
-            assert lr_factor(cell, iteration, call, n_calls) == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize("policy", ["sp", "ip"])
+def test_learning_rates_follow_their_closed_form(make_trainer, schedule, policy):
+    """Over the paper's 500 iterations, every update call: the released code's clock ticks once per adapter."""
+    for clock in ("iteration", "update_call"):
+        cell = Cell(
+            "orch_workers", policy, iterations=500, warmup_iterations=15, learning_rate=2e-5, lr_schedule=schedule,
+            lr_clock=clock,
+        )  # fmt: skip
+        trainer = make_trainer(cell)
+        n_calls = len(trainer.adapters)
+        for iteration in range(500):
+            trainer.state.global_step = iteration
+            for call in range(n_calls):
+                tick = iteration if clock == "iteration" else iteration * n_calls + call
+                expected = 2e-5 * closed_form(schedule, tick, 15, 500)
+                assert trainer.learning_rate_of(call) == pytest.approx(expected, abs=1e-16)
+            trainer.optimizer._opt_called = True  # or the scheduler warns that it was stepped first
+            trainer.lr_scheduler.step()
 
 
-def test_the_legacy_clock_starts_at_zero_and_warms_up_in_half_of_the_iterations():
-    cell = Cell("voting", "ip", scale="0.6b", preset="released_code")
-    trace = [2e-5 * lr_factor(cell, iteration, call, 2) for iteration in range(10) for call in range(2)]
-    assert trace == pytest.approx([2e-5 * min(1.0, k / 15) for k in range(20)], abs=1e-17)
+def test_the_released_codes_schedule_is_constant_per_update_call():
+    args = training_args(Cell("voting", "ip", scale="0.6b", preset="released_code"), "unused")
+    assert (args.lr_clock, str(args.lr_scheduler_type.value), args.warmup_steps) == ("update_call", "constant_with_warmup", 15)

@@ -2,26 +2,26 @@
 
 import pytest
 import torch
-from conftest import make_episodes
+from conftest import episodes_of, no_reward, rows_of
 from datasets import Dataset
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from multirole.core.rows import collate
-from multirole.diagnostics.metrics import IterationDiagnostics
-from multirole.experiment.cell import Cell
+from multirole.workflows import Single
+
+OPTIONS = {"epsilon_high": 0.28, "max_completion_length": 96, "max_grad_norm": 1.0, "weight_decay": 0.01, "bf16": False}
 
 
-def stock_step(cell, model, tokenizer, rows, tmp_path):
+def stock_step(model, tokenizer, rows, tmp_path, loss_type):
     """One step of stock TRL: its loss on its own padding, its clip, its AdamW."""
-    trainer = GRPOTrainer(
-        model=model, reward_funcs=lambda **_: [0.0], args=cell.grpo_config(str(tmp_path / "stock")),
-        train_dataset=Dataset.from_dict({"prompt": ["a"]}), eval_dataset=Dataset.from_dict({"prompt": ["a"]}),
-        processing_class=tokenizer,
-    )  # fmt: skip
+    args = GRPOConfig(
+        str(tmp_path / "stock"), use_cpu=True, report_to="none", loss_type=loss_type, gradient_checkpointing=False, **OPTIONS
+    )
+    trainer = GRPOTrainer(model, no_reward, args, Dataset.from_dict({"prompt": ["a"]}), processing_class=tokenizer)
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     batch = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
-    batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
+    batch["num_items_in_batch"] = batch["completion_mask"].sum()
     loss = trainer.compute_loss(model.train(), batch)
     loss.backward()
     trainer._clip_grad_norm(model)
@@ -32,12 +32,11 @@ def stock_step(cell, model, tokenizer, rows, tmp_path):
     return loss.item(), grads, [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("policy", ["sp", "ip"])
-def test_one_step_equals_stock_trl(make_trainer, make_model, tokenizer, tmp_path, policy):
-    cell = Cell("single", policy)
-    trainer = make_trainer(cell)
-    rows = trainer._rows(make_episodes(cell))
-    loss, grads, weights = stock_step(cell, make_model(cell.policy), tokenizer, rows, tmp_path)
+@pytest.mark.parametrize(("policy", "loss_type"), [("sp", "grpo"), ("ip", "grpo"), ("sp", "dapo"), ("sp", "dr_grpo")])
+def test_one_step_equals_stock_trl(make_library_trainer, make_model, tokenizer, tmp_path, policy, loss_type):
+    trainer = make_library_trainer(Single(), policy=policy, loss_type=loss_type, **OPTIONS)
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
+    loss, grads, weights = stock_step(make_model(trainer.policy), tokenizer, rows, tmp_path, loss_type)
     seen, step = [], trainer.optimizer.step
 
     def spy():
@@ -45,12 +44,12 @@ def test_one_step_equals_stock_trl(make_trainer, make_model, tokenizer, tmp_path
         step()
 
     trainer.optimizer.step = spy
-    diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high)
-    ours = trainer.optimizer_step(trainer.model, trainer.adapters[0], rows, len(rows), 1e-2, diagnostics)
+    _, ours = trainer.optimizer_step(trainer.model, trainer.adapters[0], rows, len(rows), 1e-2)
     assert ours.item() == pytest.approx(loss, abs=1e-6)
     assert len(seen) == len(grads)
     for mine, theirs in zip(seen, grads, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-    # Adam divides by |g|, so where a gradient is rounding noise the update is too: bound it there by the step size
+    if loss_type != "grpo":  # Adam divides by |g|: where it is rounding noise, so is the update
+        return
     for mine, theirs in zip(trainer.model.parameters(), weights, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)

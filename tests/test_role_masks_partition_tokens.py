@@ -1,23 +1,25 @@
 """Every completion token belongs to exactly one role; no prompt or pad token belongs to any."""
 
 import torch
-from conftest import make_episodes
+from conftest import episodes_of
 
+from multirole.core.policy import parse_policy
 from multirole.core.rows import Row, collate, micro_batches, mini_batches, order_rows
-from multirole.experiment.cell import Cell
+from multirole.workflows import OrchWorkers, Voting
 
 
-def rows_of(cell, **kwargs):
-    return [Row(e, t, cell.policy[t.role], 0.0) for e in make_episodes(cell, **kwargs) for t in e.turns]
+def make_rows(workflow, policy="sp", n_problems=2):
+    adapter_of = parse_policy(policy, list(workflow.roles))
+    episodes = episodes_of(workflow.roles, n_problems=n_problems)
+    return [Row(episode, turn, adapter_of[turn.role]) for episode in episodes for turn in episode.turns]
 
 
 def test_completion_masks_partition_the_trained_tokens_by_role():
-    cell = Cell("orch_workers", "ip")
-    rows = rows_of(cell, n_problems=3)
+    rows = make_rows(OrchWorkers(), "ip", n_problems=3)
     sampled, trained = {}, {}
     for row in rows:
         sampled[row.turn.role] = sampled.get(row.turn.role, 0) + len(row.turn.completion_ids)
-    for adapter in set(cell.policy.values()):
+    for adapter in {row.adapter for row in rows}:
         for batch, _ in mini_batches([r for r in rows if r.adapter == adapter], 16, "even"):
             for micro in micro_batches(batch, 300):
                 tensors = collate(micro, 0, torch.device("cpu"))
@@ -31,7 +33,7 @@ def test_completion_masks_partition_the_trained_tokens_by_role():
 
 
 def test_batching_neither_drops_nor_repeats_a_row():
-    rows = rows_of(Cell("voting", "sp"), n_problems=5)
+    rows = make_rows(Voting(), n_problems=5)
     for order in ("shuffled", "mountain"):
         ordered = order_rows(rows, order, torch.Generator().manual_seed(0))
         for split in ("even", "sequential"):
@@ -40,7 +42,7 @@ def test_batching_neither_drops_nor_repeats_a_row():
 
 
 def test_micro_batches_keep_their_token_budget():
-    for micro in micro_batches(rows_of(Cell("voting", "sp"), n_problems=5), 200):
+    for micro in micro_batches(make_rows(Voting(), n_problems=5), 200):
         assert len(micro) == 1 or len(micro) * max(row.length for row in micro) <= 200
 
 
@@ -53,7 +55,7 @@ def test_mini_batch_sizes_by_hand():
 
 
 def test_the_mountain_runs_short_long_short():
-    rows = order_rows(rows_of(Cell("voting", "sp")), "mountain", torch.Generator())
+    rows = order_rows(make_rows(Voting()), "mountain", torch.Generator())
     lengths = [row.length for row in rows]
     top = lengths.index(max(lengths))
     assert lengths[: top + 1] == sorted(lengths[: top + 1]) and lengths[top:] == sorted(lengths[top:], reverse=True)

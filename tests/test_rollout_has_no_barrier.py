@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
+from scripted_engine import ScriptedEngine
 
-from multirole.core.engine import ScriptedEngine
-from multirole.core.rollout import Rollout, Sampling, turn_seed
+from multirole.core.engine import Sampling
+from multirole.core.rollout import Rollout, WorkflowError, turn_seed
 from multirole.core.types import Answer, Problem, user
 
 PROBLEMS = [(Problem(str(i), "tiny_math", f"q{i}", None), 0) for i in range(4)]
@@ -24,7 +25,7 @@ class Relay:
 def play(engine, tokenizer, workflow=None, **limits):
     roll = Rollout(
         workflow or Relay(), engine, tokenizer, {"first": "a", "last": "b"}, lambda text: True, 0,
-        limits.get("max_prompt_tokens", 100),
+        **{"max_prompt_tokens": 100} | limits,
     )  # fmt: skip
     return roll.run(PROBLEMS, 0, Sampling(10, 1.0))
 
@@ -80,25 +81,8 @@ def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokeniz
         async def run(self, problem, call):
             await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(RuntimeError, match="no model call"):
+    with pytest.raises(RuntimeError, match="not a model call"):
         play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Stuck())
-
-
-def test_an_unknown_role_or_a_repeated_turn_is_refused(tokenizer):
-    class Twice(Relay):
-        async def run(self, problem, call):
-            await call("first", [user("a")])
-            await call("first", [user("b")])
-
-    class Unknown(Relay):
-        async def run(self, problem, call):
-            await call("judge", [user("a")])
-
-    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
-    with pytest.raises(ValueError, match="made already"):
-        play(engine, tokenizer, Twice())
-    with pytest.raises(ValueError, match="no role"):
-        play(engine, tokenizer, Unknown())
 
 
 @pytest.mark.parametrize("others_are_slow", [True, False])
@@ -116,10 +100,58 @@ def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_beside_them(token
     assert not engine.running
 
 
-def test_a_workflow_must_return_an_answer(tokenizer):
-    class Text(Relay):
-        async def run(self, problem, call):
-            return "12"
+class Raises(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        raise KeyError("strategy")
 
-    with pytest.raises(TypeError, match="return Answer"):
-        play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Text())
+
+class NoAnswer(Relay):
+    async def run(self, problem, call):
+        return (await call("first", [user("a")])).text
+
+
+class Unknown(Relay):
+    async def run(self, problem, call):
+        await call("judge", [user("a")])
+
+
+class Twice(Relay):
+    async def run(self, problem, call):
+        await asyncio.gather(call("first", [user("a")]), call("first", [user("b")]))
+
+
+class Endless(Relay):
+    async def run(self, problem, call):
+        for round in range(1000):
+            await call("first", [user("again")], round=round)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "message", "cause"),
+    [
+        (Raises(), "KeyError: 'strategy'", KeyError),
+        (NoAnswer(), r"returned a str.*return Answer\(text\)", None),
+        (Unknown(), r"`call\('judge', ...\)`: the roles are \['first', 'last'\]", ValueError),
+        (Twice(), r"`call\('first', slot=0, round=0\)` was made twice", ValueError),
+        (Endless(), r"at most `max_turns` \(6\) calls", ValueError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Relay) else "",
+)
+def test_a_workflow_that_fails_is_named_with_its_problem(tokenizer, workflow, message, cause):
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(WorkflowError, match=message) as error:
+        play(engine, tokenizer, workflow, max_turns=6)
+    assert "'relay'" in str(error.value) and "problem '0'" in str(error.value)
+    assert cause is None or isinstance(error.value.__cause__, cause)
+
+
+def test_max_turns_calls_are_allowed(tokenizer):
+    class Six(Relay):
+        async def run(self, problem, call):
+            for round in range(6):
+                turn = await call("first", [user("again")], round=round)
+            return Answer(turn.text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    assert [len(episode.turns) for episode in play(engine, tokenizer, Six(), max_turns=6)] == [6] * 4

@@ -192,8 +192,8 @@ class Rollout:
             ) from error
         if not isinstance(answer, Answer):
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned a {type(answer).__name__}, and only the text of an `Answer` can "
-                "be scored. End `run` with `return Answer(text)`."
+                f"The workflow {self.workflow.name!r} returned a {type(answer).__name__} on problem {episode.problem.id!r}, and "
+                "only the text of an `Answer` can be scored. End `run` with `return Answer(text)`."
             )
         episode.answer = answer
         episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
