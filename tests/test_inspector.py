@@ -190,7 +190,7 @@ def test_facts_by_hand(tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
     found = facts(run)
     assert found["iteration"].to_dict() == {"start": 0, "best": 10, "end": 30}  # the earlier of equals; 4 points are no fall
-    assert found["value"].tolist() == ["50.0 %", "80.0 %", "76.0 %"] and found.loc["best", "detail"].endswith("n=50")
+    assert found["value"].tolist() == [f"{value}\N{NO-BREAK SPACE}%" for value in ("50.0", "80.0", "76.0")] and found.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
     assert facts(make_run(tmp_path / "bare", steps=())).empty

@@ -108,7 +108,7 @@ def inspect_run(folder: str | Path, out: Path | None = None, index: str | None =
 def index_row(folder: Path, results_dir: Path) -> str:
     """One run as a row of the index: the link to its page, and its facts."""
     facts = reader.facts(folder).to_dict("index")
-    cells = [f"{facts[fact]['value']} at {facts[fact]['iteration']}" if fact in facts else "–" for fact in INDEXED]
+    cells = [f"{facts[fact]['value']} at\N{NO-BREAK SPACE}{facts[fact]['iteration']}" if fact in facts else "–" for fact in INDEXED]
     link = quote((folder / FILE).relative_to(results_dir).as_posix())
     title, name = html.escape(reader.title(reader.read_config(folder))), html.escape(folder.name)
     values = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
@@ -126,7 +126,7 @@ def inspect_all(results_dir: Path) -> list[Path]:
     index = results_dir / FILE
     pages = [inspect_run(folder, index=Path(os.path.relpath(index, folder)).as_posix()) for folder in runs]
     rows = "\n".join(index_row(folder, results_dir) for folder in runs)
-    write_text(index, render("index.html", f"Runs in {results_dir.resolve().name}", table=rows))
+    write_text(index, render("index.html", f"{len(runs)} runs in {results_dir.resolve().name}", table=rows))
     return [*pages, index]
 
 

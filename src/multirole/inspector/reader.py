@@ -158,7 +158,7 @@ def facts(folder: str | Path) -> pd.DataFrame:
         for fact, step in (named | ({"first fall": fall.at} if fall else {})).items():
             at = points.loc[step]
             interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
-            rows.append((fact, int(step), f"{100 * at['accuracy']:.1f} %", interval))
+            rows.append((fact, int(step), f"{100 * at['accuracy']:.1f}\N{NO-BREAK SPACE}%", interval))
     if len(alarms):
         first = alarms.iloc[0]
         rows.append(("first alarm", int(first["iteration"]), first["alarm"].replace("_", " "), first["role"] or first["adapter"]))

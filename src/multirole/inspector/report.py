@@ -74,6 +74,8 @@ def _plot_panels(folder: str | Path, group: str) -> Figure:
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-2))
         elif panel.scale == "log":
             axes.set_yscale("log")
+        elif axes.get_ylim()[0] > 0:
+            axes.set_ylim(bottom=0)
         axes.set_title(f"{panel.name} ({panel.unit})" if panel.unit else panel.name, fontsize=8.5)
         axes.set_xlabel("iteration", fontsize=8)
         axes.tick_params(labelsize=8)
