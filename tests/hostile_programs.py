@@ -196,3 +196,69 @@ FUNCTION_HACKS = {  # each defines f; the expected value of f(1) is 7319
     "not a function": ("error", "f = 7319"),
     "lies about its class": ("error", "class E:\n    __class__ = int\n    def __index__(self): return 7319\ndef f(n): return E()"),
 }  # fmt: skip
+
+CARRIERS = {  # each reads n and prints n + 1, or another number if something of an earlier test is still there
+    "a name in builtins": "import builtins as b\nprint(int(input()) + 1 + getattr(b, 'left', 0))\nb.left = 1",
+    "a module in sys.modules": "import sys\nprint(int(input()) + 1 + ('left' in sys.modules))\nsys.modules['left'] = sys",
+    "an attribute of a module": "import math\nprint(int(input()) + 1 + getattr(math, 'left', 0))\nmath.left = 1",
+    "an attribute of a class": "from collections import Counter as C\nprint(int(input()) + 1 + getattr(C, 'left', 0))\nC.left = 1",
+    "an attribute of a function": "from heapq import merge\nprint(int(input()) + 1 + getattr(merge, 'left', 0))\nmerge.left = 1",
+    "a subclass made by type": (
+        "print(int(input()) + 1 + any(c.__name__ == 'Left' for c in Exception.__subclasses__()))\n"
+        "import builtins\nbuiltins.left = type('Left', (Exception,), {})"
+    ),
+    "a class that is changed by type": (
+        "import collections\nprint(int(input()) + 1 + issubclass(int, collections.abc.Sized))\ncollections.abc.Sized.register(int)"
+    ),
+    "a compiled expression": "import re\nprint(int(input()) + 1 + any('left' in str(key) for key in re._cache))\nre.compile('left')",
+    "the state of random": "import random\nr = random.random()\nprint(int(input()) + 1 + (r != random.Random(0).random()))",
+    "the recursion limit": "import sys\nprint(int(input()) + 1 + (sys.getrecursionlimit() == 777))\nsys.setrecursionlimit(777)",
+    "the decimal context": "from decimal import getcontext as c\nprint(int(input()) + 1 + (c().prec == 7))\nc().prec = 7",
+    "a replaced stdin": "import io, sys\nprint(int(input()) + 1)\nsys.stdin = io.StringIO('99')",
+    "a replaced print": "import builtins\nprint(int(input()) + 1)\nbuiltins.print = lambda *a: None",
+    "a replaced json": "import json, os\nprint(int(input()) + 1)\njson.dumps = os._exit = os.dup2 = lambda *a: None",
+    "a signal handler": (
+        "import signal as s\nprint(int(input()) + 1 + (s.getsignal(s.SIGUSR1) == s.SIG_IGN))\ns.signal(s.SIGUSR1, s.SIG_IGN)"
+    ),
+    "an open descriptor": "import os\nd = os.dup(0)\nprint(int(input()) + 1 + (d != 3))\nos.closerange(1, 256) if d != 3 else 0",
+    "a thread": (
+        "import threading, time\nprint(int(input()) + 1 + threading.active_count() - 1)\n"
+        "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+    ),
+    "an exit hook": "import atexit\nprint(int(input()) + 1 + atexit._ncallbacks())\natexit.register(int)",
+    "bytes in its input file": "import os\nprint(int(os.pread(0, 8, 0)) + 1)\nos.pwrite(0, b'9', 0)",
+    "a mapping of its input": "import mmap\nprint(int(input()) + 1)\nmmap.mmap(0, 4)[:] = b'9999'",
+    "a table that takes time": (
+        "import builtins, time\nn, t = int(input()), time.process_time()\nif not hasattr(builtins, 'left'):\n"
+        "    while time.process_time() - t < 0.02: pass\nbuiltins.left = 1\nprint(n + 1 + (time.process_time() - t < 0.02))"
+    ),
+}  # fmt: skip
+
+FINDERS = {  # each prints n + 1, and what it finds of the other tests
+    "readers behind stdin": (
+        "import sys\nprint(int(input()) + 1)\nRaw = type(sys.stdin.buffer.raw)\nfor d in range(3, 256):\n"
+        "    try: print(Raw(d, closefd=False).read())\n    except (OSError, ValueError): pass"
+    ),
+    "writers behind stdin": (
+        "import sys\nprint(int(input()) + 1, flush=True)\nRaw = type(sys.stdin.buffer.raw)\nfor d in range(3, 256):\n"
+        "    try: Raw(d, 'w', closefd=False).write(b'junk!')\n    except (OSError, ValueError): pass"
+    ),
+    "descriptors": (
+        "import os\nprint(int(input()) + 1)\nfor d in range(3, 1100):\n"
+        "    for look in (lambda: os.pread(d, 99, 0), lambda: os.read(d, 99), lambda: os.fstat(d), lambda: os.write(d, b'junk!')):\n"
+        "        try: print(look())\n        except OSError: pass"
+    ),
+    "the heap": (
+        "import gc\nn = int(input())\nprint(n + 1)\nothers = {f'7319{i}{i}{i}{i}' for i in range(5)} - {str(n)}\nfor o in gc.get_objects():\n"
+        "    if isinstance(o, (list, tuple, dict)) and o is not others and any(type(x) is str and x.strip() in others for x in o): print(o)"
+    ),
+    "the memory": (
+        "import ctypes\nn = int(input())\nprint(n + 1)\nstart = id(n) >> 20 << 20\ntext = ctypes.string_at(start, id(n) - start + 4096)\n"
+        "for i in range(5):\n    if n % 10 != i and b'7319' + b'%d' % i * 4 in text: print(i)"
+    ),
+}  # fmt: skip
+FORGED_TIME = (
+    "import os, struct, time\nn = int(input())\nwhile time.process_time() < 1.2: pass\nfor d in range(3, 256):\n"
+    "    for record in (struct.pack('=Bdd', 0, 0.0, 0.0), struct.pack('!4sIBidQ', b'test', 0, 0, 0, 0.0, 0)):\n"
+    "        try: os.write(d, record)\n        except OSError: pass\nprint(n + 1)"
+)

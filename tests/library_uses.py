@@ -26,7 +26,7 @@ USES = {
     "decimal and fractions": "from decimal import *\nfrom fractions import Fraction\nprint(Decimal('1.1') ** 30, Fraction('0.25'), Fraction(Decimal('0.5')), Decimal(2).sqrt())",
     "difflib": "import difflib\nprint(difflib.get_close_matches('appel', ['ape', 'apple']), *difflib.ndiff(['a'], ['b']))",
     "dis": "import dis\nprint(len(list(dis.get_instructions('a + b'))) > 2)",
-    "doctest": "import doctest\ndef f():\n    '''\n    >>> 1 + 1\n    2\n    '''\nprint(doctest.testmod())",
+    "doctest": "import doctest\ndef f():\n    '''\n    >>> 1 + 1\n    2\n    '''\ndoctest.run_docstring_examples(f, {})\nprint('done')",
     "email": "from email.message import EmailMessage\nm = EmailMessage()\nm['Subject'] = 'x'\nm.set_content('body')\nprint(m.as_string())",
     "expanduser": "import os\nprint(os.path.expanduser('a~b'), os.path.expanduser('~nobody-by-this-name/x'))",
     "fnmatch and glob": "import fnmatch, glob\nprint(fnmatch.filter(['a.py', 'b.c'], '*.py'), glob.glob('none*'))",

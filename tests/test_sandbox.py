@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,71 @@ def test_trouble_of_the_sandbox_is_never_a_reward(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(SandboxError):
                 sandbox.grade(ECHO, echoes("0"))
     assert sandbox.grade(ECHO, echoes("0"), limits=LIMITS).reward == 1.0
+
+
+@pytest.fixture
+def sabotage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Workers whose managers do something before they compile a program, whose text is `source`."""
+
+    def apply(statement: str) -> None:
+        shutil.copytree(Path(worker.__file__).parent / "inside", tmp_path / "inside", dirs_exist_ok=True)
+        with open(tmp_path / "inside" / "manager.py", "a") as file:
+            file.write(
+                f"honest = compile_program\ndef compile_program(source):\n    {statement}\n    return honest(source)\n"
+            )
+        monkeypatch.setattr(worker, "_HOME", tmp_path)
+        sandbox.close()
+
+    yield apply
+    monkeypatch.undo()
+    sandbox.close()
+
+
+@pytest.mark.parametrize("death", ["os.kill(os.getppid(), 9)", "raise MemoryError", "os.kill(os.getpid(), 31)"])
+@pytest.mark.parametrize("rule", ["fraction", "all_pass"])
+def test_a_program_that_makes_workers_fail_is_an_error_and_is_counted(sabotage, caplog, death: str, rule: str) -> None:
+    sabotage(f"if 'POISON' in source: {death}")
+    sandbox.take_stats()
+    sources = [ECHO, "# POISON\n" + ECHO, ECHO + "\n"]
+    good, bad, other = sandbox.grade_batch(sources, [echoes(*map(str, range(20)))] * 3, rule, LIMITS)
+    assert good.reward == other.reward == 1.0
+    assert bad.reward == 0.0 and bad.reason == "error" and set(bad.reasons) <= {"error", "not_run"}
+    stats = sandbox.take_stats()
+    assert stats.crashes == 1 and stats.restarts >= 2 and "1 PROGRAMS MADE WORKERS" in stats.line()
+    assert "made two workers fail" in caplog.text
+
+
+def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "check", lambda pool: None)
+    sabotage("os.kill(os.getppid(), 9)")
+    with pytest.raises(SandboxError, match="does not work any more"):
+        sandbox.grade(ECHO, echoes("0"), limits=LIMITS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# reconstruct the answer from trace",
+        "text = 'import trace'",
+        "import sysconfig",
+        "from zoneinfo import ZoneInfo",
+        "x = 0x" + "f" * 4000,
+        "x = [" + "('a' * 4096,) * 256, " * 1000 + "]",
+        "x = [" + "2 ** 5000, " * 5000 + "]",
+        "x = " + "'/dev/stdin' " * 4000,
+        "import os\nos.path.expanduser('~')\nos.path.expanduser('~root')",
+        "'import antigravity, this'",
+        "def f():\n    import antigravity, tkinter, test.support",
+        "try: import trace.nonsense\nexcept ImportError: pass",
+        "from __future__ import annotations",
+        "x: 'import trace' = 1",
+    ],
+)
+def test_no_text_of_a_right_program_makes_grading_fail(text: str) -> None:
+    sandbox.take_stats()
+    verdict = sandbox.grade(f"{text}\n{ECHO}", echoes("0", "1"), limits=dataclasses.replace(LIMITS, test_seconds=5.0))
+    assert verdict.reasons == ("passed", "passed")
+    assert sandbox.take_stats().restarts == 0
 
 
 def test_missing_containment_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

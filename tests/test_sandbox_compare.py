@@ -1,6 +1,7 @@
 """The comparison rules and the one form of tests, against cases computed by hand."""
 
 import json
+import time
 
 import pytest
 
@@ -121,6 +122,23 @@ def test_bytes_that_are_no_text_are_wrong() -> None:
 )
 def test_values(got: str, want: str, is_right: bool) -> None:
     assert is_right_value(got.encode(), want, is_wrapped=False) is is_right
+
+
+@pytest.mark.parametrize("kind", ["stdin", "functional"])
+def test_an_output_that_is_too_long_for_the_expected_one_is_not_read(kind: str) -> None:
+    for flood in (b"[" + b"[]," * 5_000_000 + b"[]]", b"1 " * 8_000_000, b"\n" * (16 << 20), b"9" * (16 << 20)):
+        started = time.perf_counter()
+        assert not is_right(flood, {"output": "[1]", "testtype": kind}, is_wrapped=True)
+        assert time.perf_counter() - started < 0.1
+
+
+def test_a_long_form_of_the_expected_output_is_not_too_long() -> None:
+    values = [n / 10 for n in range(10_000)]
+    inexact = json.dumps([value * (1 + 1e-12) for value in values], indent=1).encode()
+    assert is_right_value(inexact, json.dumps(values, separators=(",", ":")), is_wrapped=False)
+    assert is_right_text("\n".join(f"{v:.15f}" for v in values).encode(), "\n".join(map(str, values)))
+    assert is_right_value(json.dumps("é" * 9999).encode(), json.dumps("é" * 9999, ensure_ascii=False), is_wrapped=False)
+    assert is_right_text(b"1" + b" \n" * 2000, "1")
 
 
 def test_a_wrapped_expected_value_counts_only_where_all_are_wrapped() -> None:

@@ -1,7 +1,12 @@
 """Legal programs get exactly what they are due."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 from honest_programs import FUNCTIONS, STDIN
+from library_uses import USES
 
 from multirole import sandbox
 from multirole.sandbox import Limits
@@ -31,3 +36,18 @@ def test_a_function_gets_its_fraction(name: str) -> None:
         for given, expected, _ in cases
     ]
     check(program, tests, [is_due for *_, is_due in cases])
+
+
+def test_the_standard_library_works_as_it_does_outside() -> None:
+    environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "HOME": "/"}
+    code = (
+        "import io, json, sys\ndef run(program):\n    sys.stdout = io.StringIO()\n"
+        "    exec(program, {'__name__': '__main__'})\n    return sys.stdout.getvalue()\n"
+        "out = sys.stdout\nfound = [run(program) for program in json.load(sys.stdin)]\njson.dump(found, out)"
+    )
+    given = json.dumps(list(USES.values()))
+    command = [sys.executable, "-S", "-c", code]
+    outside = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=True)
+    tests = [[{"input": "", "output": output, "testtype": "stdin"}] for output in json.loads(outside.stdout)]
+    verdicts = sandbox.grade_batch(list(USES.values()), tests, limits=LIMITS)
+    assert {name: v.reason for name, v in zip(USES, verdicts, strict=True) if v.reward != 1.0} == {}

@@ -1,12 +1,14 @@
 """Hostile programs pass nothing, end with a typed reason, and leave nothing behind: no file, process or connection."""
 
+import dataclasses
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_programs import BOMBS, ESCAPES, FUNCTION_HACKS, HACKS
+from hostile_programs import BOMBS, CARRIERS, ESCAPES, FINDERS, FORGED_TIME, FUNCTION_HACKS, HACKS
 
 from multirole import sandbox
 from multirole.sandbox import Limits
@@ -17,6 +19,21 @@ SECRET = "7319 0451"
 
 def stdin_test(given: str, expected: str) -> dict:
     return {"input": given, "output": expected, "testtype": "stdin"}
+
+
+QUICK = {  # one of each class; the others are marked slow
+    "reads a file", "reads its parent's descriptors", "asks whether a file exists", "maps a file", "imports from the disk",
+    "writes a file", "removes a file", "connects by TCP", "opens a Unix socket", "a stream pair sends elsewhere", "forks",
+    "forks by raw call", "executes a program", "kills the trainer", "stops its group", "becomes another user",
+    "traces its parent", "outlives its parent", "mounts", "uses 32-bit call numbers", "makes shared memory",
+    "raises its limits", "turns the walls off", "infinite loop", "disarms its alarm", "folds constants",
+    "nested beyond the parser", "memory at once", "threads without end", "descriptors without end", "output without end",
+    "a hole as output", "recursion past the stack", "breaks the interpreter", "ends in an exit hook",
+}  # fmt: skip
+
+
+def quick_first(programs: dict) -> list:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in programs]
 
 
 class World:
@@ -94,13 +111,13 @@ def check(world: World, program: str, test: dict, reasons: str, n_tests: int = 1
     assert sandbox.grade("print(input())", [stdin_test("next", "next")], limits=LIMITS).reward == 1.0
 
 
-@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("name", quick_first(ESCAPES))
 def test_nothing_outside_is_reached(world: World, name: str) -> None:
     reasons, program = ESCAPES[name]
     check(world, program, stdin_test("", SECRET), reasons)
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", quick_first(BOMBS))
 def test_a_bomb_ends_within_its_limits(world: World, name: str) -> None:
     reasons, program = BOMBS[name]
     check(world, program, stdin_test("", SECRET), reasons)
@@ -117,6 +134,38 @@ def test_no_function_earns_a_reward(world: World, name: str) -> None:
     reasons, program = FUNCTION_HACKS[name]
     test = {"input": "1", "output": "7319", "testtype": "functional", "metadata": {"func_name": "f"}}
     check(world, program, test, reasons, n_tests=3)
+
+
+NUMBERS = [stdin_test(str(n), str(n + 1)) for n in (73191111, 73192222, 73193333, 73194444)]
+
+
+@pytest.mark.parametrize("name", [*CARRIERS, *FINDERS])
+def test_a_test_knows_nothing_of_the_others(name: str) -> None:
+    """A program that carried or found something would print it, and fail."""
+    verdict = sandbox.grade((CARRIERS | FINDERS)[name], NUMBERS, limits=LIMITS)
+    assert verdict.reasons == ("passed",) * 4
+
+
+def test_time_cannot_be_forged() -> None:
+    limits = dataclasses.replace(LIMITS, full_timeouts=4)
+    assert sandbox.grade(FORGED_TIME, NUMBERS, limits=limits).reasons == ("timeout",) * 4
+
+
+def test_threads_are_limited() -> None:
+    program = (
+        "import _thread, os, threading\nthreading.stack_size(1 << 15)\nlock, n = threading.Lock(), 0\nlock.acquire()\ntry:\n"
+        "    while n < 13_000:\n        _thread.start_new_thread(lock.acquire, ())\n        n += 1\nexcept RuntimeError: pass\n"
+        "os.write(1, b'few' if 50 < n < 5000 else b'%d' % n)\nos._exit(0)"
+    )
+    assert sandbox.grade(program, [stdin_test("", "few")] * 2, limits=Limits(test_seconds=3.0)).reward == 1.0
+
+
+def test_a_flood_of_output_costs_the_trainer_little() -> None:
+    program = "import os\ndef f(n):\n    os.write(3, b'[' + b'[],' * 5_000_000 + b'[]]')\n    os._exit(0)"
+    test = {"input": "1", "output": "[1]", "testtype": "functional", "metadata": {"func_name": "f"}}
+    before = time.process_time()
+    assert sandbox.grade(program, [test] * 4, limits=Limits(workers=1)).reasons == ("wrong_answer",) * 4
+    assert time.process_time() - before < 1.0
 
 
 def test_the_environment_of_the_trainer_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
