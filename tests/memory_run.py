@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 
 from multirole.core.engine import Request
+from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
-from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
-from multirole.diagnostics.metrics import IterationDiagnostics
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_engine
+from multirole.experiment.run import load_model, make_engine, make_trainer
 
 
 def resident(name: str = "VmRSS") -> int:
@@ -32,11 +31,17 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+class Parts(MultiRoleCallback):
+    """Asks for the parts of a gradient, as the diagnostics do."""
+
+    needs_gradient_parts = True
+
+
 def update(cell: Cell, checkpointed: bool, folder: str) -> None:
     """A step of each adapter on one row, which makes the moments, and one with a full micro-batch per role."""
-    model, tokenizer = load_model(cell)
     problems = [Problem(str(i), "math", "question", None) for i in range(cell.n_problems)]
-    trainer = MultiRoleGRPOTrainer(cell, model, tokenizer, None, problems, problems[:1], folder)
+    trainer = make_trainer(cell, folder, problems=(problems, problems[:1]))
+    trainer.callback_handler.callbacks = [Parts()]
     if checkpointed:  # Trainer.train does it, with these arguments
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.create_optimizer_and_scheduler(2)
@@ -50,11 +55,10 @@ def update(cell: Cell, checkpointed: bool, folder: str) -> None:
             turn = Turn(role, 0, 0, prompt, reply, [-6.0] * n_reply, "", "length", "answered")
             episode = Episode(problems[0], i, turns=[turn], answer=Answer(""), reward=Reward(1.0, "", True))
             rows.append(Row(episode, turn, adapter, 1.0))
-    diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high)
     for n_rows in (1, len(rows)):
         for adapter in trainer.adapters:
             mine = [row for row in rows if row.adapter == adapter][:n_rows]
-            trainer.optimizer_step(trainer.model, adapter, mine, len(mine), 1e-5, diagnostics)
+            trainer.optimizer_step(trainer.model, adapter, mine, len(mine), 1e-5)
 
 
 def rollout(cell: Cell) -> None:

@@ -39,6 +39,7 @@ def test_every_cell_passes(workflow, policy, task, tmp_path):
 
 @pytest.mark.parametrize("changes", [
     {"preset": "released_code"},
+    {"dtype": "bfloat16", "temperature": 0.7},
     {"updates": "tokens", "step_tokens": 200, "old_logprobs": "recomputed"},
     {"on_alarm": "stop", "kl_anchor": 0.1, "coherence_penalty": 0.5, "balance_roles": 1.0, "process_reward": 0.5},
 ])  # fmt: skip

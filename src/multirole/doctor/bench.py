@@ -28,8 +28,8 @@ from multirole.diagnostics.gradients import weights_of
 
 N_PROBLEMS, N_EPISODES, N_TOKENS = 2, 4, 48
 """At most so many problems, episodes of each and tokens of a reply."""
-NOISES = tuple(0.01 * 2**i for i in range(8))
-APART = 0.2
+NOISES = tuple(0.01 * 2**i for i in range(9))
+APART = 2.0
 """The B factors of an adapter get the first of these standard deviations that moves log-probs by so much on average."""
 LEARNING_RATE = 1e-2
 """Large, so that an optimizer step changes log-probs by far more than rounding does."""
