@@ -7,7 +7,7 @@ import datasets
 import pytest
 from paper_rows import write
 
-from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, load, own
+from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, own
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
 from multirole.tasks.sources import SUFFIXES, DataError
@@ -88,6 +88,7 @@ def test_the_reward_gets_prompts_completions_and_columns_as_in_trl():
     assert [(r.value, r.reason, r.is_correct) for r in rewards] == [
         (1.5, "correct", True), (1.0, "correct", True), (0.99, "wrong", False), (-2.0, "wrong", False),
     ]  # fmt: skip
+    assert one.score([], []) == []
     assert seen == {
         "prompts": ["0+1?", "2+1?", "2+1?", "1+1?"], "completions": ["a", "b", "c", "d"],
         "answer": ["1", "3", "3", "2"], "level": ["0", "2", "2", "1"],
@@ -154,24 +155,3 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
     with pytest.raises(RewardError, match=r"column='cases'.* needs this column, the rows have \['tests'\]"):
         Task("twice", rows, rows, hidden_tests("cases")).score([first], texts[:1])
 
-
-def test_a_task_is_loaded_from_a_file(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from multirole.tasks import Task\n"
-        "rows = [{'prompt': '1+1?'}]\n"
-        "task = Task('mine', rows, rows, lambda prompts, **_: [1.0] * len(prompts))\n"
-    )
-    one = load(f"{path}:task")
-    assert one.name == "mine" and one.score(one.problems("train"), ["2"])[0].is_correct
-    with pytest.raises(ValueError, match=r"defines no 'tsak'; the tasks in it are \['task'\]"):
-        load(f"{path}:tsak")
-    with pytest.raises(TypeError, match=r"must be a task, such as multirole.tasks.Task\(...\), got \["):
-        load(f"{path}:rows")
-    with pytest.raises(TypeError, match="must be a task, .*got <class"):
-        load(f"{path}:Task")
-    with pytest.raises(FileNotFoundError, match="There is no file '.*other.py'"):
-        load(f"{tmp_path}/other.py:task")
-    for place in ("gsm8k", "mine.py", "mine.txt:task", str(path)):
-        with pytest.raises(ValueError, match="must be written as path/to/file.py:name"):
-            load(place)

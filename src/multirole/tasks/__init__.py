@@ -5,7 +5,6 @@ any object with the methods of `TaskLike`.
 """
 
 from multirole.tasks.code import hidden_tests
-from multirole.tasks.old import EMBEDDED, TASKS
-from multirole.tasks.own import RewardError, Task, TaskLike, load
+from multirole.tasks.own import RewardError, Task, TaskLike
 
-__all__ = ["EMBEDDED", "TASKS", "RewardError", "Task", "TaskLike", "hidden_tests", "load"]
+__all__ = ["RewardError", "Task", "TaskLike", "hidden_tests"]

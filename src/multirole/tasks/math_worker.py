@@ -5,14 +5,12 @@ texts without their box; each line of stdout is the list of their verdicts. A co
 equals the reference.
 
 A fork per comparison means that no comparison can see or slow down another one, that a hanging one can be killed, and
-that math-verify is imported only once. The fork reports through its exit code and runs behind the sandbox's walls:
-it can compute, and nothing else. math-verify's own time limits are off, because they are alarms inside the
-interpreter, which a long power in C never notices.
+that math-verify is imported only once. The fork reports through its exit code and runs behind the sandbox's walls.
+math-verify's own time limits are off: they are alarms inside the interpreter, which a long power in C never notices.
 
 How texts are compared:
-  * `parse` sees `\\boxed{text}` and extracts LaTeX only. The extraction of plain expressions is off, because it ends in
-    sympy's `parse_expr`, which evaluates text.
-  * Units are not stripped, because the list of units contains "c", "t" and "h", so `3t` would equal `3`.
+  * `parse` extracts LaTeX only. Its extraction of plain expressions ends in sympy's `parse_expr`, which evaluates text.
+  * Units are not stripped: the list of units contains "c", "t" and "h", so `3t` would equal `3`.
   * `verify` is strict about the names of variables, compares numbers with 50 digits, and takes x > 2 for (2, oo).
   * Every decimal becomes the exact fraction that it denotes, so that 0.333333 is not 1/3.
   * math-verify accepts a set in braces for a tuple or an interval, and an equation between unequal numbers such as

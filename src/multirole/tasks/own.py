@@ -1,7 +1,6 @@
 """A task of one's own: rows, a reward function with TRL's signature, and optionally answer extraction and prompts."""
 
 import hashlib
-import importlib.util
 import json
 import logging
 import math
@@ -83,36 +82,32 @@ class Task:
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Call the reward function once on the batch. Raises RewardError where it raises or returns no valid numbers."""
-        values = self._call(problems, texts)
+        values = self._call(problems, texts) if problems else []
         return [Reward(value, "correct" if value >= 1 else "wrong", value >= 1) for value in values]
 
     def _call(self, problems: list[Problem], texts: list[str]) -> list[float]:
-        watch = threading.Timer(SLOW_SECONDS, self._report_slow, (threading.get_ident(), [p.id for p in problems]))
+        ids, prompts = [problem.id for problem in problems], [problem.question for problem in problems]
+        columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
+        watch = threading.Timer(SLOW_SECONDS, self._report_slow, (threading.get_ident(), ids))
         watch.daemon = True
         watch.start()
-        columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
         try:
-            values = [
-                float(x) for x in self.reward(prompts=[p.question for p in problems], completions=texts, **columns)
-            ]
+            values = [float(value) for value in self.reward(prompts=prompts, completions=texts, **columns)]
         except Exception as error:  # whatever the user's function raises is reported with the problem
             if len(problems) > 1:  # alone, the one that failed is found
                 for problem, text in zip(problems, texts, strict=True):
                     self._call([problem], [text])
-            ids = ", ".join(problem.id for problem in problems[:3])
-            raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {ids}.") from error
+            raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {', '.join(ids[:3])}.") from error
         finally:
             watch.cancel()
-        if len(values) != len(problems):
+        if len(values) != len(ids):
             raise RewardError(
                 f"The reward of task {self.name!r} must return one number per completion, got {len(values)} for "
-                f"{len(problems)} completions, the first of {problems[0].id}."
+                f"{len(ids)} completions, the first of {ids[0]}."
             )
-        for problem, value in zip(problems, values, strict=True):
+        for name, value in zip(ids, values, strict=True):
             if not math.isfinite(value):
-                raise RewardError(
-                    f"The reward of task {self.name!r} must be a finite number, got {value} on {problem.id}."
-                )
+                raise RewardError(f"The reward of task {self.name!r} must be a finite number, got {value} on {name}.")
         return values
 
     def _report_slow(self, thread: int, ids: list[str]) -> None:
@@ -158,24 +153,3 @@ def _rows(data: Data) -> Iterable[Mapping[str, Any]]:
 
 def _source(data: Data) -> str:
     return str(data) if isinstance(data, (str, Path)) else f"a {type(data).__name__} in memory"
-
-
-def load(place: str) -> TaskLike:
-    """Import a task from a file, given as "path/to/file.py:name"."""
-    file, _, name = place.rpartition(":")
-    path = Path(file).expanduser()
-    if path.suffix != ".py" or not name.isidentifier():
-        raise ValueError(f"A task of one's own must be written as path/to/file.py:name, got {place!r}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {file!r}, which was given as the task {place!r}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if name not in vars(module):
-        names = sorted(key for key, value in vars(module).items() if isinstance(value, TaskLike))
-        raise ValueError(f"{file!r} defines no {name!r}; the tasks in it are {names}.")
-    task = vars(module)[name]
-    if isinstance(task, type) or not isinstance(task, TaskLike):
-        raise TypeError(f"{place!r} must be a task, such as multirole.tasks.Task(...), got {task!r}.")
-    return task

@@ -143,11 +143,6 @@ def load(source: Source, data: str | Path | None) -> Loaded:
     return _read(source, tuple(paths), changed, data is None)
 
 
-def forget_rows() -> None:
-    """Free the readings that are kept in memory: the tests of the code dataset take about 2 GB."""
-    _read.cache_clear()
-
-
 def _from_hub(source: Source) -> list[Path]:
     import huggingface_hub  # 0.3 s, needed here only
 
