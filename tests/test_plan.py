@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,18 +152,14 @@ def test_tiny_scales_are_planned_for_the_transformers_engine_on_a_gpu_too():
 )
 def test_what_cannot_fit_is_refused_and_told_what_to_lower(cell, launch, gib, advice):
     found = plan(Cell("voting", "ip", **cell), Launch(**launch), gib * GIB)
-    assert not found.fits
-    with pytest.raises(ValueError, match="does not fit") as error:
-        found.check()
-    assert advice in str(error.value)
+    assert not found.fits and "does not fit" in found.verdict() and advice in found.verdict()
 
 
 def test_the_papers_cells_fit_the_papers_two_gpus():
     for workflow in ("voting", "eval_opt", "orch_workers"):
         for scale in ("0.6b", "1.7b", "4b"):
             found = plan(Cell(workflow, "ip", scale=scale), Launch(n_processes=2), 80 * GIB)
-            found.check()
-            assert " fits" in found.verdict()
+            assert found.fits and " fits" in found.verdict()
 
 
 def test_the_table_adds_up():
@@ -171,6 +168,17 @@ def test_the_table_adds_up():
     for phase in ("rollout", "update"):
         assert table[phase].iloc[:-1].sum() == pytest.approx(table[phase].iloc[-1], abs=0.01)
         assert table[phase].iloc[-1] == pytest.approx(found.peaks[phase] / GIB, abs=0.001)
+
+
+def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
+    cell, launch = Cell("voting", "ip"), Launch(results_dir=str(tmp_path / "not" / "made"))
+    planner.check(cell, launch)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    with pytest.raises(ValueError, match="1 MiB free"):
+        planner.check(cell, launch)
+    monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 2**28))
+    with pytest.raises(ValueError, match="does not fit"):
+        planner.check(cell, launch)
 
 
 def test_disk_by_hand():

@@ -20,6 +20,7 @@ import pandas as pd
 
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
+from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
 from multirole.experiment.machine import engine_of
 from multirole.experiment.models import shape_of
@@ -87,23 +88,17 @@ class Plan:
 
     def verdict(self) -> str:
         """Whether it fits, and if not, which parts are the largest and what to change."""
-        phase = max(self.peaks, key=self.peaks.get)
-        need, size = self.peaks[phase] / GIB, self.size / GIB
+        need, phase = max((size, phase) for phase, size in self.peaks.items())
         room = "" if self.cache is None else f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length"
         found = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
-        found += f"its {phase} phase needs {need:.2f} GiB of a {self.kind} with {size:.2f} GiB{room}."
-        if self.peaks[phase] > self.size:
+        found += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB{room}."
+        if need > self.size:
             sizes = sorted(((getattr(part, phase), part) for part in self.parts), reverse=True)[:4]
             parts = [f"{part.name}, {size / GIB:.2f} GiB ({part.remedy})" for size, part in sizes if size]
             found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
             found += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
         return found
-
-    def check(self) -> None:
-        """Refuse a cell that does not fit (ValueError)."""
-        if not self.fits:
-            raise ValueError(self.verdict())
 
 
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
@@ -112,9 +107,6 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     launch.check_processes(n, cell.n_problems)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
-    on_vllm = (
-        cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale)
-    )  # assumed to be installed there
     shards = n if launch.is_sharded else 1
     base, own = BYTES[cell.dtype] * s.parameters // shards, adapters(cell) // shards
     one, slots = own // len(names), n_parts(cell)
@@ -122,37 +114,35 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     batch = activations(cell, s, tokens, on_gpu)
     sums = (1 + min(2, slots - 1)) * one  # the last part's flat copy and up to two sums, when no micro-batch runs
-    lengths = "lower max_prompt_tokens or max_response_tokens"
-    cut = "lower micro_batch_tokens" if tokens > row else lengths
-    rank, split = (
-        "lower lora_rank",
-        "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model",
-    )
+    layer = sum(a * b for a, b in s.linear_sizes) + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
+    gathered = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)  # this layer and the next; embedding and head
+    buckets = own if n > 1 and shards == 1 else 0  # accelerate wraps the model in DistributedDataParallel
+    kept = own if cell.diagnostics and not on_gpu else 0  # a GPU's host keeps them
+    means = own if cell.coherence_penalty else 0
     process = GPU_PROCESS if on_gpu else CPU_PROCESS
+    rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
+    split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
-        Part("process", process, process, "lower n_processes" if n > 1 and not on_gpu else "fixed"),
+        Part("process", process, process, "fixed" if on_gpu else "lower n_processes"),
         Part(f"frozen base, {cell.dtype}", base, base, split),
         Part("adapters, float32", own, own, rank),
         Part("AdamW moments, float32", 2 * own, 2 * own, rank),
         Part("gradients, float32", 0, (slots + 1) * one, rank),  # each part's, and what the present one accumulates
-        Part(f"activations of {tokens} tokens", 0, batch, cut)
-        if batch >= sums
-        else Part("sums of gradients, float32", 0, sums, rank),
+        Part(f"activations of {tokens} tokens", 0, batch, "lower micro_batch_tokens" if tokens > row else lengths),
+        Part("sums of gradients, float32", 0, max(0, sums - batch), rank),  # never beside the activations
+        Part("changes of two iterations, float32", kept, 2 * kept, rank),
+        Part("running means of gradients, float32", means, means, rank),
+        Part("layers gathered by FSDP2", 0, gathered if shards > 1 else 0, "fixed"),
+        Part("data-parallel buckets, float32", buckets, buckets, rank),
     ]
-    if cell.diagnostics and not on_gpu:  # a GPU's host keeps them
-        parts.append(Part("changes of two iterations, float32", own, 2 * own, rank))
-    if cell.coherence_penalty:
-        parts.append(Part("running means of gradients, float32", own, own, rank))
-    if shards > 1:  # a layer and the next one with their adapters; the embedding, and the head's copy
-        layer = sum(a * b for a, b in s.linear_sizes) + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
-        both = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)
-        parts.append(Part("layers gathered by FSDP2", 0, both, "fixed"))
-    elif n > 1:  # accelerate wraps the model in DistributedDataParallel, which allocates buckets
-        parts.append(Part("data-parallel buckets, float32", own, own, rank))
-    if on_vllm or engine_of(cell) == "vllm":
-        engine, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
-        return Plan(cell, kind, size, 1 if on_gpu else n, [*parts, engine], cache)
-    return Plan(cell, kind, size, 1 if on_gpu else n, [*parts, *transformers_engine(cell, s, n)], None)
+    cache = None
+    # a GPU that is only named is assumed to have vLLM
+    if engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale)):
+        part, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
+        parts.append(part)
+    else:
+        parts += transformers_engine(cell, s, n)
+    return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
 
 def is_checkpointed(cell: Cell) -> bool:
@@ -305,8 +295,9 @@ def disk_need(cell: Cell) -> int:
 
 def check_disk(cell: Cell, folder: Path) -> None:
     """Refuse a disk that cannot hold what the run will save in `folder` (ValueError); what is there already counts."""
+    existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
     saved = [path for name in ("checkpoints", "adapters") for path in (folder / name).rglob("*") if path.is_file()]
-    need, free = disk_need(cell), shutil.disk_usage(folder).free
+    need, free = disk_need(cell), shutil.disk_usage(existing).free
     if free + sum(path.stat().st_size for path in saved) < need:
         raise ValueError(
             f"{folder} has {free / 2**20:.0f} MiB free, but checkpoints and adapters of {cell.iterations} iterations take "
@@ -314,11 +305,12 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
-def check(cell: Cell, launch: Launch = ONE_PROCESS, folder: Path | None = None) -> None:
-    """Refuse a run that this machine's memory, or the disk of its existing `folder`, cannot hold (ValueError)."""
-    plan(cell, launch).check()
-    if folder is not None:
-        check_disk(cell, folder)
+def check(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
+    """Refuse a run that this machine's memory, or the disk of its results, cannot hold (ValueError)."""
+    found = plan(cell, launch)
+    if not found.fits:
+        raise ValueError(found.verdict())
+    check_disk(cell, folder_of(cell, launch.results_dir))
 
 
 def main(argv: list[str]) -> int:
