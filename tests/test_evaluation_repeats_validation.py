@@ -111,10 +111,10 @@ def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"adapters": "mine"}, "adapters='mine' is not known"),
-        ({"checkpoints": "best,last"}, "checkpoints='best,last' names no checkpoints"),
-        ({"n_rollouts": 0}, "n_rollouts=0 is no number"),
-        ({"cell": Cell("single", "sp"), "adapters": "transfer"}, "'single' is where it comes from"),
+        ({"adapters": "mine"}, "`adapters` must be 'own', 'base'"),
+        ({"checkpoints": "best,last"}, "`checkpoints` must be 'all', or steps and names .* got 'best,last'"),
+        ({"n_rollouts": 0}, "`n_rollouts` must be a positive integer, got 0"),
+        ({"cell": Cell("single", "sp"), "adapters": "transfer"}, "into another workflow than 'single'"),
     ],
 )
 def test_impossible_evaluations_are_refused(wrong, words):
@@ -123,9 +123,9 @@ def test_impossible_evaluations_are_refused(wrong, words):
 
 
 def test_what_was_not_trained_cannot_be_evaluated(tmp_path, results_dir):
-    with pytest.raises(ValueError, match="it is not finished. Train it first"):
+    with pytest.raises(ValueError, match="is not finished. Train it first"):
         run_evaluation(Evaluation(Cell("voting", "sp", **SMALL)), tmp_path)
-    with pytest.raises(ValueError, match=r"no adapters of steps \[3\]"):
+    with pytest.raises(ValueError, match=r"among \[2, 4\].* got \[3\]"):
         run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "own", "3"), results_dir)
 
 

@@ -44,7 +44,7 @@ def fail_at(monkeypatch, name: str, *steps: int) -> None:
 def test_a_failed_checkpoint_leaves_the_old_one_and_the_next_is_tried(unbroken, tmp_path, monkeypatch, caplog):
     fail_at(monkeypatch, "seal", 2, 3)
     folder = run_cell(CELL, tmp_path)
-    assert "iteration 2 could not be saved" in caplog.text and "TRAINING GOES ON" in caplog.text
+    assert "iteration 2 could not be saved" in caplog.text and "Training continues without it" in caplog.text
     assert not list(folder.glob("adapters/step_0000[23]")) and is_done(folder)
     for step in (2, 3):  # all that is missing
         shutil.copytree(unbroken / "adapters" / f"step_0000{step}", folder / "adapters" / f"step_0000{step}")
@@ -55,7 +55,7 @@ def test_three_failures_in_a_row_stop_the_run_and_it_resumes_exactly(unbroken, t
     folder = folder_of(CELL, tmp_path)
     with monkeypatch.context() as patch:
         fail_at(patch, "seal", 2, 3, 4)
-        with pytest.raises(NotSaved, match="nor could the 2 before it.*Make room"):
+        with pytest.raises(NotSaved, match="nor could the 2 before it.*Free some space"):
             run_cell(CELL, tmp_path)
     assert newest_whole(folder).name == "checkpoint-1" and not list(folder.glob("checkpoints/staging/checkpoint-*"))
     assert same(unbroken, run_cell(CELL, tmp_path)) == ""
@@ -81,7 +81,7 @@ def test_a_table_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(unb
             sync(descriptor)
 
         patch.setattr(os, "fsync", fsync)
-        with pytest.raises(NotWritten, match=r"parquet could not be written.*Make room.*same command"):
+        with pytest.raises(NotWritten, match=r"parquet could not be written.*Free some space.*same command"):
             run_cell(CELL, tmp_path)
     assert newest_whole(folder).name == "checkpoint-2" and not list(folder.glob("*.tmp"))
     assert same(unbroken, run_cell(CELL, tmp_path)) == ""
@@ -113,11 +113,10 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_is_really_full(small_disk, unbroken, tmp_path, caplog, monkeypatch):
     folder = folder_of(CELL, small_disk)
-    monkeypatch.setattr("multirole.experiment.run.check_disk", lambda *_: None)  # it would not let the run begin
     try:  # 8 MB hold the record, and two checkpoints but not their successor
         run_cell(CELL, small_disk)
     except (NotSaved, NotWritten) as error:
-        assert "Make room" in str(error)
+        assert "Free some space" in str(error)
     else:
         pytest.fail("the disk was not full")
     assert "could not be saved" in caplog.text and " MB free)" in caplog.text

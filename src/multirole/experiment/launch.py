@@ -82,7 +82,14 @@ def read_parameters(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
-    """The two ways to say which cell."""
+    """Add the two ways to name a cell."""
     parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a field of Cell or a launch option, as for papermill")  # fmt: skip
+                        help="a parameter of the notebook, as for papermill")  # fmt: skip
     parser.add_argument("--parameters", metavar="FILE", help="a JSON file of parameters")
+
+
+def parameters_from(command: str, argv: list[str]) -> dict[str, object]:
+    """The parameters of a command that takes no others."""
+    parser = argparse.ArgumentParser(prog=f"multirole {command}")
+    add_parameters(parser)
+    return read_parameters(parser.parse_args(argv))
