@@ -174,7 +174,7 @@ HACKS = {
 
 FUNCTION_HACKS = {  # each defines f; the expected value of f(1) is 7319
     "always equal": ("error", "class E:\n    def __eq__(self, o): return True\ndef f(n): return E()"),
-    "always equal integer": ("error", "class E(int):\n    def __eq__(self, o): return True\ndef f(n): return E(3)"),
+    "always equal integer": ("wrong_answer", "class E(int):\n    def __eq__(self, o): return True\ndef f(n): return E(3)"),
     "always equal list": ("wrong_answer", "class E(list):\n    def __eq__(self, o): return True\ndef f(n): return E()"),
     "not a number": ("wrong_answer", "def f(n): return float('nan')"),
     "infinity": ("wrong_answer", "def f(n): return float('inf')"),

@@ -71,10 +71,7 @@ def grade(program: str, tests: list[dict], rule: str = "fraction", limits: Limit
 
 
 def grade_batch(
-    programs: Sequence[str],
-    tests: Sequence[list[dict]],
-    rule: str = "fraction",
-    limits: Limits | None = None,
+    programs: Sequence[str], tests: Sequence[list[dict]], rule: str = "fraction", limits: Limits | None = None
 ) -> list[Verdict]:
     """Grade each program with its own tests, given in any form that `normalise_tests` takes; from any thread.
 
@@ -115,7 +112,7 @@ def _verdict(job: Job, rule: str, level: str) -> Verdict:
 def level() -> str:
     """The walls that this machine offers, for example "setuid+seccomp+landlock+rlimits", for the record of a run."""
     with _lock:
-        return _running(is_tested=False).level
+        return _running().level
 
 
 def require(allow_unsafe: bool = False) -> str:
@@ -144,39 +141,33 @@ def close() -> None:
             _pool = None
 
 
-def _running(is_tested: bool = True) -> Pool:
-    """Return the pool, started if there is none and self-tested before it may grade. The caller holds the lock."""
+def _running() -> Pool:
+    """Return the pool; if there is none, start one and test it. The caller holds the lock."""
     global _pool
-    if _pool is None:
-        if not sys.platform.startswith("linux"):
-            raise SandboxError(
-                f"Model-written programs cannot be run on {sys.platform}, because the sandbox is made of Linux system "
-                "calls. Use the Docker image, or Linux."
-            )
-        pool = Pool()
-        pool.start(1)
-        _pool = pool
-        if "landlock" not in pool.level:
-            logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
-    if is_tested and not _pool.is_tested:
-        _try_out(_pool)
-    return _pool
-
-
-def _try_out(pool: Pool) -> None:
-    """Run the self-test, once per pool."""
+    if _pool is not None:
+        return _pool
+    if not sys.platform.startswith("linux"):
+        raise SandboxError(
+            f"Model-written programs cannot be run on {sys.platform}, because the sandbox is made of Linux system calls. "
+            "Use the Docker image, or Linux."
+        )
+    pool = Pool()
+    pool.idle.append(pool.take())
+    if "landlock" not in pool.level:
+        logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
     try:
         selftest.check(pool)
     except SandboxError as error:
         if not _is_unsafe_allowed:
-            close()
+            pool.close()
             raise SandboxError(
                 f"The sandbox failed its self-test: {error} Model-written programs could do harm here and could cheat "
                 "the grader. Use a Linux kernel with seccomp (a default Docker container has it), or set "
                 "allow_unsafe_code=True to run them all the same."
             ) from error
-        logger.warning("UNSAFE: %s. Programs are run all the same, because allow_unsafe was given.", error)
-    pool.is_tested = True
+        logger.warning("UNSAFE: %s Programs are run all the same, because allow_unsafe was given.", error)
+    _pool = pool
+    return pool
 
 
 def _forget() -> None:
@@ -191,29 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("program", type=Path, help="a Python program")
     parser.add_argument("tests", type=Path, help='JSON: [{"input", "output", "testtype", "metadata": {"func_name"}}]')
     parser.add_argument("--rule", choices=RULES, default="fraction")
-    parser.add_argument("--seconds", type=float, default=Limits.test_seconds, help="CPU seconds per test")
-    parser.add_argument("--memory-mib", type=int, default=None, help="address space of a program")
     parser.add_argument("--allow-unsafe", action="store_true", help="go on if the self-test fails")
     try:
         options = parser.parse_args(argv)
-    except SystemExit as error:  # argparse has said why
-        return 2 if error.code else 0
-    try:
         program = options.program.read_text(encoding="utf-8")
         tests = normalise_tests(options.tests.read_text(encoding="utf-8"))
-        limits = Limits(test_seconds=options.seconds)
-        if options.memory_mib is not None:
-            limits = dataclasses.replace(limits, memory_bytes=options.memory_mib << 20)
-    except (OSError, ValueError) as error:
-        print(f"multirole grade: {error}", file=sys.stderr)
-        return 2
-    try:
         require(options.allow_unsafe)
-        verdict = grade(program, tests, options.rule, limits)
-    except SandboxError as error:
+        print(json.dumps(dataclasses.asdict(grade(program, tests, options.rule))))
+    except SystemExit as error:  # argparse has printed why
+        return 2 if error.code else 0
+    except (OSError, ValueError, SandboxError) as error:
         print(f"multirole grade: {error}", file=sys.stderr)
-        return 3
-    print(json.dumps(dataclasses.asdict(verdict)))
+        return 3 if isinstance(error, SandboxError) else 2
     return 0
 
 

@@ -29,7 +29,7 @@ _LEAST_TESTS = 4  # fewer are not worth the start of another manager
 _MOST_TESTS = 1000  # per unit: the head of a unit stays small
 _MOST_PROGRAM_BYTES = 4 << 20
 CONTROL = ("print(input())", {"input": "control", "output": "control", "testtype": "stdin"})
-_EXIT_REASONS: dict[int, Reason] = {wire.NO_MEMORY: "memory", wire.FORBIDDEN: "violation", wire.TOO_BIG: "output_limit"}
+_EXIT_REASONS: dict[int, Reason] = {wire.NO_MEMORY: "memory", wire.FORBIDDEN: "violation"}
 _SIGNAL_REASONS: dict[int, Reason] = {
     signal.SIGSYS: "violation", signal.SIGXCPU: "timeout", signal.SIGKILL: "memory", signal.SIGXFSZ: "output_limit",
 }  # fmt: skip
@@ -116,22 +116,14 @@ class Pool:
         self.idle: list[Worker] = []
         self.restarts = 0
         self.level = ""
-        self.is_tested = False
 
-    def start(self, count: int) -> None:
-        """Have at least that many workers, started side by side."""
-        fresh: list[Worker] = []
-        try:
-            while len(self.idle) + len(fresh) < count:
-                fresh.append(Worker())
-            for worker in fresh:
-                worker.greet()
-                self.level = worker.level
-        except BaseException:
-            for worker in fresh:
-                worker.close()
-            raise
-        self.idle += fresh
+    def take(self) -> Worker:
+        """Take an idle worker, or start one."""
+        if self.idle:
+            return self.idle.pop()
+        worker = Worker()
+        self.level = worker.level
+        return worker
 
     def close(self) -> None:
         """Stop all workers."""
@@ -182,8 +174,7 @@ class Pool:
             memory_bytes=limits.memory_bytes,
             output_bytes=limits.output_bytes,
         )
-        self.start(1)
-        worker = self.idle.pop()
+        worker = self.take()
         try:
             worker.send(head, job.source, [job.tests.inputs[test] for test in unit.tests])
         except SandboxError as error:

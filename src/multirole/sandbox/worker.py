@@ -38,7 +38,7 @@ class Frame:
 
 
 class Worker:
-    """A running zygote and its two channels."""
+    """A running zygote and its two channels; made once it has locked itself down."""
 
     def __init__(self) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -56,16 +56,18 @@ class Worker:
         theirs.close()
         os.close(answers)
         os.set_blocking(self.answers, False)
-        self.level = ""
         self.buffer = bytearray()
         self.most = 1 << 12  # bytes that a frame may carry
         self.deadline = time.monotonic() + _START_SECONDS
-
-    def greet(self) -> None:
-        """Wait until the process has locked itself down and learn its level."""
-        while not (frames := self.frames()):
-            self.wait(self.deadline - time.monotonic())
-        self.level = json.loads(frames[0].output)["level"]
+        poller = select.poll()
+        poller.register(self.answers, select.POLLIN)
+        try:
+            while not (frames := self.frames()):
+                poller.poll(1000)
+            self.level = frames[0].output.decode()
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, head: wire.Head, source: bytes, inputs: list[bytes]) -> None:
         """Hand over one unit; its frames will follow."""
@@ -87,15 +89,8 @@ class Worker:
         except OSError as error:
             raise SandboxError(f"A worker has ended ({error}): {self.last_words()}") from error
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until something can be read; SandboxError after that many seconds."""
-        poller = select.poll()
-        poller.register(self.answers, select.POLLIN)
-        if not poller.poll(max(0.0, 1000 * seconds)):
-            raise SandboxError(f"A worker does not answer: {self.last_words()}")
-
     def frames(self) -> list[Frame]:
-        """The frames that have arrived, without waiting; SandboxError if the worker has ended, is late or sends other things."""
+        """Return the frames that have arrived; SandboxError if the worker has ended, is late or sends anything else."""
         try:
             while len(self.buffer) <= self.most + wire.FRAME.size:
                 if not (chunk := os.read(self.answers, 1 << 20)):

@@ -14,7 +14,6 @@ import signal
 import time
 import traceback
 import types
-from dataclasses import dataclass
 from os import _exit as end_process  # a program may replace what `os` holds
 
 from . import prelude, runner, walls, wire
@@ -22,20 +21,6 @@ from . import prelude, runner, walls, wire
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
 MOST_FILES = 256
 COMPILE_SECONDS = 10  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One program with some of its tests, and the descriptors of its manager; most_tasks limits threads."""
-
-    body: int
-    head_bytes: int
-    head: wire.Head
-    channel: int
-    answers: int
-    errors: int
-    null: int
-    most_tasks: int
 
 
 class Waiter:
@@ -101,14 +86,14 @@ def compile_program(source: str) -> types.CodeType | int:
 class Manager:
     """The tests of one unit, one after another."""
 
-    def __init__(self, unit: Unit, streams: runner.Streams, filters: tuple | None) -> None:
-        self.unit, self.head, self.streams, self.filters = unit, unit.head, streams, filters
+    def __init__(self, body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
+        self.body, self.head, self.most_tasks, self.filters = body, head, most_tasks, filters
         self.ends = time.monotonic() + self.head.unit_seconds
         self.full_timeouts = self.head.full_timeouts
 
-    def run(self) -> None:
-        """Run all tests of the unit."""
-        source = os.pread(self.unit.body, self.head.source_bytes, self.unit.head_bytes).decode("utf-8", "surrogatepass")
+    def run(self, offset: int) -> None:
+        """Run all tests of the unit; the program lies at the offset in its memory file, and the inputs after it."""
+        source = os.pread(self.body, self.head.source_bytes, offset).decode("utf-8", "surrogatepass")
         source = source.removeprefix("\ufeff")
         code = compile_program(source)
         if isinstance(code, int):
@@ -117,11 +102,11 @@ class Manager:
             return
         names = prelude.import_ahead(source, code)
         os.chdir("/")
-        self.program = runner.Program(code, names, source, self.streams)
+        self.program = runner.Program(code, names, source)
         if self.filters is not None and not walls.install(self.filters[1]):
             raise OSError("the second seccomp filter was refused")
         gc.freeze()
-        offset = self.unit.head_bytes + self.head.source_bytes
+        offset += self.head.source_bytes
         for index, size in enumerate(self.head.sizes):
             self.run_test(index, offset, size)
             offset += size
@@ -139,9 +124,9 @@ class Manager:
             self.report(index, wire.TIMED_OUT, 0, 0.0)
             return
         given, output = os.memfd_create("input"), os.memfd_create("output")
-        copy(self.unit.body, given, offset, size)
+        copy(self.body, given, offset, size)
         os.lseek(given, 0, os.SEEK_SET)
-        function, null = self.head.functions[index], self.unit.null
+        function, null = self.head.functions[index], wire.NULL
         descriptors = (given, null, null, output) if function else (given, output, null)
         manager, exit_code = os.getpid(), wire.FAILED
         pid = walls.FORK()
@@ -177,7 +162,7 @@ class Manager:
             os.closerange(len(descriptors), MOST_FILES)
             seconds = int(cpu_seconds) + 2  # the manager enforces the exact limit; this is the kernel's own
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-            resource.setrlimit(resource.RLIMIT_NPROC, (self.unit.most_tasks, self.unit.most_tasks))
+            resource.setrlimit(resource.RLIMIT_NPROC, (self.most_tasks, self.most_tasks))
             is_ready = self.filters is None or walls.install(self.filters[2])
         finally:
             if not is_ready:
@@ -185,7 +170,7 @@ class Manager:
 
     def watch(self, pid: int, cpu_limit: float, wall_limit: float) -> bool:
         """Wait for a test's process to end, and kill it at its limit; whether it ended by itself."""
-        waiter, deadline = Waiter(pid, self.unit.channel, select.POLLIN), time.monotonic() + wall_limit
+        waiter, deadline = Waiter(pid, wire.CHANNEL, select.POLLIN), time.monotonic() + wall_limit
         event, left = "", min(cpu_limit, wall_limit)
         while not event and left > 0:
             event = waiter.wait(max(left, 0.001))
@@ -202,30 +187,30 @@ class Manager:
         size = os.fstat(output).st_size if kind == wire.EXITED and output >= 0 else 0
         if size > self.head.output_bytes:
             kind, size = wire.TOO_MUCH_OUTPUT, 0
-        os.write(self.unit.answers, wire.FRAME.pack(wire.TEST, index, kind, code, seconds, size))
-        copy(output, self.unit.answers, 0, size)
+        os.write(wire.ANSWERS, wire.FRAME.pack(wire.TEST, index, kind, code, seconds, size))
+        copy(output, wire.ANSWERS, 0, size)
 
 
-def main(unit: Unit, streams: runner.Streams, filters: tuple | None) -> None:
-    """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback on the error channel."""
+def main(body: int, head_bytes: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
+    """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback in the error output."""
     code = 70
     try:
         os.setsid()
         walls.prctl(1, signal.SIGKILL)  # die with the zygote
         for kind, limit in (
-            (resource.RLIMIT_AS, unit.head.memory_bytes),
+            (resource.RLIMIT_AS, head.memory_bytes),
             (resource.RLIMIT_NOFILE, MOST_FILES),
             (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_FSIZE, max(unit.head.output_bytes, *unit.head.sizes) + 1),
+            (resource.RLIMIT_FSIZE, max(head.output_bytes, *head.sizes) + 1),
         ):
             resource.setrlimit(kind, (limit, limit))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
-        resource.setrlimit(resource.RLIMIT_CPU, (int(unit.head.test_seconds) + COMPILE_SECONDS, most_seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(head.test_seconds) + COMPILE_SECONDS, most_seconds))
         with contextlib.suppress(Stopped):
-            Manager(unit, streams, filters).run()
+            Manager(body, head, most_tasks, filters).run(head_bytes)
         code = 0
     finally:
         if code:
-            os.write(unit.errors, traceback.format_exc().encode(errors="replace"))
+            os.write(wire.ERRORS, traceback.format_exc().encode(errors="replace"))
         os._exit(code)

@@ -1,7 +1,7 @@
 """The process that runs one test: standard streams, a namespace, the program, an orderly end.
 
 Nothing here decides a verdict. The process leaves bytes and an exit code, and a program that forges both gains nothing,
-because the expected output is not here. A function's result leaves as JSON made of exact plain types.
+because the expected output is not here. A function's result leaves as JSON.
 """
 
 import atexit
@@ -22,49 +22,16 @@ RECURSION_LIMIT = 50_000  # what the field's graders set
 RESULT = 3  # the descriptor for a function's result
 
 
-class TooBig(Exception):
-    """A returned value exceeds the bounds of `plain`."""
-
-
-def plain(value: object, budget: list[int], depth: int = 0) -> object:
-    """Copy a value into exact JSON types; TypeError for anything else, TooBig if it is too big.
-
-    Subclasses of lists, tuples and dicts (a Counter, a named tuple) are copied through the base class's own methods.
-    """
-    kind = type(value)
-    budget[0] -= 1 + (len(value) // 16 if kind is str else 0)
-    if budget[0] < 0 or depth > 100:
-        raise TooBig("more than a million values, or 16 million characters, or nested deeper than 100")
-    if value is None or kind in (bool, float, str, int):
-        return value
-    for base in (list, tuple):
-        if issubclass(kind, base):
-            return [plain(item, budget, depth + 1) for item in base.__iter__(value)]
-    if issubclass(kind, dict):
-        items = [(key, plain(item, budget, depth + 1)) for key, item in dict.items(value)]
-        if all(type(key) in (str, int, float, bool, type(None)) for key, _ in items):
-            return dict(items)
-    raise TypeError("not plain data")
-
-
-class Streams:
-    """stdin, stdout and stderr over descriptors 0, 1, 2, made once and inherited by every test's process."""
-
-    def __init__(self) -> None:
-        for target in (0, 1, 2):  # of the kind they will be, because a stream asks once whether it can seek
-            file = os.memfd_create("stream")
-            os.dup2(file, target)
-            os.close(file)
-        text = {"encoding": "utf-8", "errors": "surrogateescape", "closefd": False}
-        self.stdin = open(0, buffering=1 << 15, **text)  # noqa: SIM115 (all three live as long as the process)
-        self.stdout = open(1, "w", buffering=1 << 15, **text)  # noqa: SIM115
-        self.stderr = open(2, "w", **(text | {"errors": "backslashreplace"}))  # noqa: SIM115
-
-    def use(self) -> None:
-        """Make them the process's own."""
-        sys.stdin = sys.__stdin__ = self.stdin
-        sys.stdout = sys.__stdout__ = self.stdout
-        sys.stderr = sys.__stderr__ = self.stderr
+def open_streams() -> None:
+    """Open stdin, stdout and stderr over descriptors 0, 1, 2, once; every test's process inherits them."""
+    for target in (0, 1, 2):  # memory files, as they will be, because a stream asks once whether it can seek
+        file = os.memfd_create("stream")
+        os.dup2(file, target)
+        os.close(file)
+    text = {"encoding": "utf-8", "errors": "surrogateescape", "closefd": False}
+    sys.stdin = sys.__stdin__ = open(0, buffering=1 << 15, **text)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1 << 15, **text)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", **(text | {"errors": "backslashreplace"}))  # noqa: SIM115
 
 
 def code_of(error: BaseException) -> int:
@@ -74,9 +41,7 @@ def code_of(error: BaseException) -> int:
         return wire.FINE if is_fine else wire.FAILED
     if isinstance(error, MemoryError):
         return wire.NO_MEMORY
-    if isinstance(error, PermissionError):
-        return wire.FORBIDDEN
-    return wire.TOO_BIG if isinstance(error, TooBig) else wire.FAILED
+    return wire.FORBIDDEN if isinstance(error, PermissionError) else wire.FAILED
 
 
 def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBase:
@@ -92,20 +57,19 @@ class Program:
     whatever can be done before the fork is done here.
     """
 
-    def __init__(self, code: types.CodeType, names: dict[str, object], source: str, streams: Streams) -> None:
-        self.code, self.streams = code, streams
+    def __init__(self, code: types.CodeType, names: dict[str, object], source: str) -> None:
+        self.code, self.stdout = code, sys.stdout
         self.may_hold_files = "open" in source or "__del__" in source or "IO" in source
         self.modules = [types.ModuleType("__main__"), types.ModuleType("solution")]
         for module in self.modules:
             vars(module).update(names, __builtins__=builtins)
         if "/dev/" in source:
             builtins.open = open_by_name
-        streams.use()
         sys.setrecursionlimit(RECURSION_LIMIT)
 
     def run(self, function: str) -> int:
         """Run one test, with everything that an interpreter does at its end; returns the exit code."""
-        module, stdout = self.modules[bool(function)], self.streams.stdout
+        module, stdout = self.modules[bool(function)], self.stdout
         sys.modules[module.__name__] = module
         code = self.execute(vars(module), function)
         try:
@@ -132,9 +96,8 @@ class Program:
             arguments = [json.loads(line) for line in lines.split("\n")] if lines else []
             exec(self.code, namespace)  # noqa: S102
             value = find(namespace, function)(*arguments)
-            result = json.dumps(plain(value, [1_000_000])).encode()
-            with open(RESULT, "wb", closefd=False) as file:
-                file.write(result)
+            with OPEN(RESULT, "w", closefd=False) as file:
+                file.write(json.dumps(value))
             return wire.FINE
         except BaseException as error:  # noqa: BLE001 (the boundary to untrusted code: SystemExit too ends here)
             code = code_of(error)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 MESSAGE = struct.Struct("!4sI")  # UNIT or STOP, bytes of the head
 FRAME = struct.Struct("!4sIBidQ")  # TEST or END, test index, how it ended, its code, CPU seconds, bytes that follow
 UNIT, STOP, TEST, END = b"unit", b"stop", b"test", b"done"
+CHANNEL, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # descriptors of a zygote, out of the way of a program's 0 to 3
 
 EXITED, SIGNALLED, TIMED_OUT, TOO_MUCH_OUTPUT = range(4)  # how a test ended
-FINE, FAILED, NO_MEMORY, FORBIDDEN, TOO_BIG = 0, 1, 81, 82, 83  # exit codes of a test's process
+FINE, FAILED, NO_MEMORY, FORBIDDEN = 0, 1, 81, 82  # exit codes of a test's process
 
 
 @dataclass(frozen=True)

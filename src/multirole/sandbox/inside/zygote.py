@@ -18,11 +18,11 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import warnings
 
 from . import manager, prelude, runner, walls, wire
 
-SOCKET, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # where our descriptors live, out of the way of a program's 0 to 3
 STACK_BYTES = 256 << 20
 THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else each would have as much as the main thread
 MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
@@ -43,10 +43,10 @@ def grow_stack() -> None:
 def move_descriptors() -> None:
     """Put socket, answers and errors at fixed high numbers and close everything else."""
     null = os.open(os.devnull, os.O_RDWR)
-    for target, source in ((SOCKET, 0), (ANSWERS, 1), (ERRORS, 2), (NULL, null)):
+    for target, source in ((wire.CHANNEL, 0), (wire.ANSWERS, 1), (wire.ERRORS, 2), (wire.NULL, null)):
         os.dup2(source, target, inheritable=False)
-    os.closerange(3, SOCKET)
-    os.closerange(NULL + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] if sys.platform != "linux" else 1 << 16)
+    os.closerange(3, wire.CHANNEL)
+    os.closerange(wire.NULL + 1, 1 << 16)
 
 
 def preload() -> None:
@@ -78,7 +78,7 @@ def library_folders() -> list[str]:
 
 
 def count_tasks() -> int:
-    """The processes and threads of this process's user; RLIMIT_NPROC counts them all."""
+    """Count the processes and threads of this process's user, as RLIMIT_NPROC does."""
     count = 0
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -138,29 +138,28 @@ def main() -> None:
     move_descriptors()
     os.chdir(os.path.dirname(os.__file__))
     preload()
-    streams = runner.Streams()
-    sys.stderr = open(ERRORS, "w", closefd=False)  # noqa: SIM115 (tracebacks of our own)
+    runner.open_streams()
+    sys.excepthook = lambda *error: os.write(wire.ERRORS, "".join(traceback.format_exception(*error)).encode())
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed
     most_tasks = count_tasks() + SPARE_TASKS
     level = walls.lock_down([".", *library_folders()], may_fork=True)
     most_tasks = MOST_TASKS if "setuid" in level else most_tasks
     filters = walls.build_filters() if "seccomp" in level else None
-    channel = socket.socket(fileno=SOCKET)
-    hello = json.dumps({"level": f"{level}+rlimits".lstrip("+")}).encode()
-    os.write(ANSWERS, wire.FRAME.pack(wire.END, 0, 0, 0, 0.0, len(hello)) + hello)
+    channel = socket.socket(fileno=wire.CHANNEL)
+    hello = f"{level}+rlimits".lstrip("+").encode()
+    os.write(wire.ANSWERS, wire.FRAME.pack(wire.END, 0, 0, 0, 0.0, len(hello)) + hello)
     gc.collect()
     gc.freeze()
     while True:
         body, head_bytes = receive(channel, trainer)
         head = wire.Head(**json.loads(os.pread(body, head_bytes, 0)))
-        unit = manager.Unit(body, head_bytes, head, SOCKET, ANSWERS, ERRORS, NULL, most_tasks)
         pid = walls.FORK()
         if pid == 0:
-            manager.main(unit, streams, filters)
+            manager.main(body, head_bytes, head, most_tasks, filters)
         if pid < 0:
             raise OSError("a manager could not be forked")
         os.close(body)
         is_in_time = wait_for_end(pid, channel, trainer, head.unit_seconds + GRACE_SECONDS)
         code = os.waitstatus_to_exitcode(end_all(pid))
         kind = wire.TIMED_OUT if not is_in_time else wire.SIGNALLED if code < 0 else wire.EXITED
-        os.write(ANSWERS, wire.FRAME.pack(wire.END, 0, kind, abs(code), 0.0, 0))
+        os.write(wire.ANSWERS, wire.FRAME.pack(wire.END, 0, kind, abs(code), 0.0, 0))
