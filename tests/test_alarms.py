@@ -6,15 +6,19 @@ import math
 import random
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from multirole.core.hooks import Iteration
 from multirole.diagnostics.alarm_rules import BASELINE, CAP, NEEDS, SMOOTH, TESTS, THRESHOLDS
 from multirole.diagnostics.alarms import REARM, AlarmCallback, Alarms
 from multirole.experiment.cell import Cell
+from multirole.experiment.folders import write_done
 from multirole.experiment.storage import write_table
+from multirole.paper import pack
 
 ROOT = Path(__file__).parents[1]
 SHARED = {"worker": "shared", "judge": "shared"}
@@ -239,7 +243,7 @@ def test_resume_equals_unbroken_and_replay_equals_both(tmp_path):
 def test_iterations_ascend():
     alarms = Alarms(OWN, SLOTS)
     alarms.update(5, rows())
-    with pytest.raises(ValueError, match="comes after iteration 5"):
+    with pytest.raises(ValueError, match="must ascend, got 5 after 5"):
         alarms.update(5, rows())
 
 
@@ -247,10 +251,12 @@ def test_iterations_ascend():
 def test_the_callback_acts_once(caplog, action, saves, stops):
     alarms = Alarms(OWN, SLOTS)
     callback, state, acted = AlarmCallback(alarms, action), TrainerState(), []
+    trainer = SimpleNamespace(is_world_process_zero=lambda: True)
     for i in range(1, 21):
-        alarms.update(i, rows(TROUBLE["length_inflation"][2] if i > 10 else None))
+        roles = rows(TROUBLE["length_inflation"][2] if i > 10 else None)
         control, state.global_step = TrainerControl(), i
         with caplog.at_level(logging.WARNING, logger="multirole.diagnostics.alarms"):
+            callback.on_iteration_end(trainer, Iteration(i, [], [], [], {}, roles))
             callback.on_step_end(None, state, control)
         if caplog.records:
             acted.append((i, control.should_save, control.should_training_stop, caplog.text))
@@ -267,7 +273,7 @@ def test_an_unknown_action_is_refused():
 
 
 def test_every_threshold_is_used_and_explained():
-    source = (ROOT / "src/multirole/alarm_rules.py").read_text()
+    source = (ROOT / "src/multirole/diagnostics/alarm_rules.py").read_text()
     for name, threshold in THRESHOLDS.items():
         assert f'_limit("{name}")' in source or name.removesuffix("_one") in (
             "chi2",
@@ -282,21 +288,20 @@ BENCHMARK = runpy.run_path(str(ROOT / "benchmarks/alarms.py"))
 
 
 def run_folder(folder, accuracies, changes=None, at=10, **config):
-    """A finished run of `rows`, evaluated every fifth iteration."""
-    (folder / "turns").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(vars(Cell("voting", "ip", **config)) | {"policy": OWN}))
+    """A finished run of `rows`, evaluated every fifth iteration: its generator is the worker, its aggregator the judge."""
+    folder.mkdir()
+    names = {"worker": "generator", "judge": "aggregator"}
+    (folder / "config.json").write_text(json.dumps(Cell("voting", "ip", **config).to_dict()))
+    (folder / "provenance.json").write_text("{}")
     table = [
-        {"iteration": i, "role": role} | values
+        {"iteration": i, "role": names[role]} | values
         for i in range(1, 5 * len(accuracies) - 4)
         for role, values in rows(changes if i >= at else None).items()
     ]
     write_table(folder / "roles.parquet", table)
     steps = [{"step": 5 * i, "correct": j < a * 100} for i, a in enumerate(accuracies) for j in range(100)]
     write_table(folder / "eval.parquet", steps)
-    write_table(
-        folder / "turns/step_00000.parquet", [{"role": r, "slot": s} for r, n in SLOTS.items() for s in range(n)]
-    )
-    (folder / "DONE").write_text("{}")
+    write_done(folder)
     return folder
 
 
@@ -308,8 +313,9 @@ def test_the_benchmark_counts_by_hand(tmp_path):
     run_folder(tmp_path / "warned", [0.5, 0.8, 0.8, 0.7, 0.7], trouble)  # rings at 11, falls at 15
     run_folder(tmp_path / "late", [0.5, 0.8, 0.7, 0.6, 0.5], trouble)  # falls at 10
     (run_folder(tmp_path / "unfinished", [0.5, 0.8, 0.7]) / "DONE").unlink()
-    folders = BENCHMARK["find_runs"]([tmp_path])
-    runs = {folder.name: BENCHMARK["examine"](folder) for folder in folders}
+    pack.pack(tmp_path)
+    found = BENCHMARK["find_runs"](tmp_path, ["*"])
+    runs = {name: BENCHMARK["examine"](tmp_path, name, cell) for name, cell in found.items()}
     assert {name: run["fall"] for name, run in runs.items()} == {
         "dip": None, "false": None, "strained": None, "warned": [10, 15], "late": [5, 10],
     }  # fmt: skip
@@ -323,8 +329,8 @@ def test_the_benchmark_counts_by_hand(tmp_path):
 
 def test_the_committed_numbers_are_what_the_rules_say_today():
     """results/bench/alarms.json is of the grid's runs and of the healthy ones."""
-    recorded = json.loads((ROOT / "results/bench/alarms.json").read_text())
-    folders = [ROOT / "results/tiny-s" / run["run"] for run in recorded["runs"]]
-    runs = [BENCHMARK["examine"](folder) for folder in folders]
+    recorded, folder = json.loads((ROOT / "results/bench/alarms.json").read_text()), ROOT / "results/tiny-s"
+    found = BENCHMARK["find_runs"](folder, [run["run"] for run in recorded["runs"]])
+    runs = [BENCHMARK["examine"](folder, run["run"], found[run["run"]]) for run in recorded["runs"]]
     assert json.loads(json.dumps(runs)) == recorded["runs"], "run benchmarks/alarms.py again, see results/README.md"
     assert json.loads(json.dumps(BENCHMARK["summarise"](runs))) == recorded["summary"]

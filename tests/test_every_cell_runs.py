@@ -4,11 +4,11 @@ The whole matrix takes a quarter of an hour and runs with `pytest -m slow`; a pa
 """
 
 import pytest
+from conftest import table
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
 from multirole.experiment.run import run_cell
-from multirole.inspector.report import load
 from multirole.workflows import WORKFLOWS
 
 CUSTOM = {
@@ -41,18 +41,18 @@ def test_the_cell_runs_to_done(engine, workflow, policy, task, tmp_path):
     cell = Cell(workflow, CUSTOM[workflow] if policy == "map" else policy, task, engine=engine, **SMALL)
     folder = run_cell(cell, tmp_path)
     assert is_done(folder)
-    roles = load(folder, "roles")
+    roles = table(folder, "roles")
     assert set(roles["role"]) == set(cell.make_workflow().roles)
     # the learning rate is 0 in the first iteration: what differs there is the engine's rounding
     assert roles[roles["iteration"] == 1]["max_logprob_gap"].max() < 5e-5
-    assert set(load(folder, "eval")["step"]) == {0, 2}
+    assert set(table(folder, "eval")["step"]) == {0, 2}
 
 
 def test_the_released_codes_options_run_to_done(tmp_path):
     cell = Cell("eval_opt", "ip", "code", preset="released_code", old_logprobs="recomputed", **SMALL)
     folder = run_cell(cell, tmp_path)
-    ledger = load(folder, "ledger")
-    assert set(load(folder, "eval")["reward"]) <= {0.0, 1.0}  # all tests or nothing
+    ledger = table(folder, "ledger")
+    assert set(table(folder, "eval")["reward"]) <= {0.0, 1.0}  # all tests or nothing
     assert ledger.iloc[0]["lr"] == 0 and ledger[ledger["iteration"] == 2]["lr"].min() > 0
     first = ledger[ledger["iteration"] == 1].groupby("adapter", sort=False)["lr"].first()
     assert first.iloc[0] == 0 < first.iloc[1]  # the schedule ticks between the adapters

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import table
 from safetensors.torch import load_file
 
 from multirole.experiment.cell import Cell
@@ -15,7 +16,6 @@ from multirole.experiment.folders import is_done
 from multirole.experiment.launch import Launch, spawn
 from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
-from multirole.inspector.report import load
 
 FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
     "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 3, "n_problems": 2, "n_episodes": 5,
@@ -26,11 +26,11 @@ FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
 
 def compare(one: Path, other: Path) -> None:
     """Every table and every adapter of two runs, to the rounding of float additions in another order."""
-    for table in [table for table in TABLES if (one / f"{table}.parquet").exists()]:
-        a, b = (load(folder, table) for folder in (one, other))
+    for kind in [kind for kind in TABLES if (one / f"{kind}.parquet").exists()]:
+        a, b = (table(folder, kind) for folder in (one, other))
         a, b = (frame.drop(columns=[name for name in frame if name.endswith("seconds")]) for frame in (a, b))
         pd.testing.assert_frame_equal(a, b, atol=1e-4, rtol=1e-4)
-        if table == "ledger":
+        if kind == "ledger":
             assert list(a["rows"]) == list(b["rows"]) and (a["grad_norm"] > 0).sum() >= 4
     names = sorted(path.relative_to(one) for path in one.glob("adapters/step_00003/*/*.safetensors"))
     assert len(names) == 2
@@ -78,7 +78,7 @@ def test_fsdp2_in_bfloat16_keeps_log_probs_in_float32(tmp_path):
     one = run_cell(Cell(**fields), tmp_path / "one")
     under_fsdp2(fields, tmp_path)
     other = tmp_path / "tiny-s" / one.name
-    a, b = load(one, "roles"), load(other, "roles")
+    a, b = table(one, "roles"), table(other, "roles")
     # the first iteration's rollouts are the same; a bfloat16 log-prob near -3 would be off by 0.01
     first = a["iteration"] == 1
     pd.testing.assert_series_equal(a[first]["tokens"], b[first]["tokens"])
@@ -90,4 +90,4 @@ def test_a_failing_process_ends_the_run_and_says_why(tmp_path, capfd):
     broken = cell.parameters() | {"n_problems": 3}  # cannot be shared by two
     with pytest.raises(subprocess.CalledProcessError):
         spawn(broken, Launch(results_dir=str(tmp_path), n_processes=2))
-    assert "2 processes cannot share the 3 problems" in capfd.readouterr().err
+    assert "`n_problems` must be a multiple of the 2 processes" in capfd.readouterr().err

@@ -6,13 +6,13 @@ import sys
 
 import pandas as pd
 import pytest
+from conftest import table
 from safetensors.torch import load_file
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
 from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
-from multirole.inspector.report import load
 
 FIELDS = {
     "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "iterations": 6, "n_problems": 2, "n_episodes": 4,
@@ -34,8 +34,8 @@ run_cell(Cell(**{fields!r}), sys.argv[1], callbacks=[Kill()])
 
 
 def compare(one, other):
-    for table in [table for table in TABLES if (one / f"{table}.parquet").exists()]:
-        a, b = load(one, table), load(other, table)
+    for name in [name for name in TABLES if (one / f"{name}.parquet").exists()]:
+        a, b = table(one, name), table(other, name)
         pd.testing.assert_frame_equal(
             a.drop(columns=[c for c in a if c.endswith("seconds")]),
             b.drop(columns=[c for c in b if c.endswith("seconds")]),
@@ -64,7 +64,7 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(unbroken, tmp_path):
     compare(unbroken, run_cell(Cell(**FIELDS), tmp_path))
     other = run_cell(Cell(**FIELDS | {"seed": 1}), tmp_path)
-    assert not load(other, "roles")["entropy"].equals(load(unbroken, "roles")["entropy"])
+    assert not table(other, "roles")["entropy"].equals(table(unbroken, "roles")["entropy"])
 
 
 def test_a_finished_run_is_not_trained_again(unbroken):
@@ -83,8 +83,8 @@ def test_a_run_killed_between_its_last_checkpoint_and_done_only_finishes(unbroke
 
 def test_an_altered_table_is_not_done(unbroken, tmp_path):
     assert is_done(unbroken)
-    table = unbroken / "ledger.parquet"
-    content = table.read_bytes()
-    table.write_bytes(content[:-1])
+    path = unbroken / "ledger.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
     assert not is_done(unbroken)
-    table.write_bytes(content)
+    path.write_bytes(content)

@@ -1,42 +1,63 @@
-"""The parent methods we override, and those whose inner workings we rely on, are the ones we read. Names the one that moved.
+"""The parent methods we override, and those whose inner workings we rely on, are the ones we read. Names those that moved.
 
-When a pin moves: read the method's diff, adapt `trainer.py` if need be, then run this file with `--print` to renew.
+When a pin moves: read the method's diff, adapt `core/trainer.py` if need be, then run this file with `--print` to renew.
 """
 
 import hashlib
 import inspect
 import sys
 
-import pytest
 import transformers
-from trl import GRPOTrainer
+from trl import GRPOConfig
+from trl.trainer import utils
 
-RELIED_ON = {
-    (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
-    (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
-    (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",
-    (GRPOTrainer, "_get_per_token_logps_and_entropies"): "ea73c3909275851d",
+from multirole.core.stock import GRPOTrainer
+from multirole.core.trainer import MultiRoleGRPOTrainer
+
+READ = {
+    (GRPOTrainer, "__init__"): "18f01b7a46c9544b",
     (GRPOTrainer, "_get_train_sampler"): "36497afb4d311dc9",
     (GRPOTrainer, "_prepare_inputs"): "f824e7fb07147956",
-    (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
+    (GRPOTrainer, "_calculate_rewards"): "736ae29b083840b5",
+    (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
     (GRPOTrainer, "training_step"): "9e18632f7dd8e8d8",
-    (transformers.Trainer, "_run_epoch"): "ebe374933064ecd6",
-    (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
+    (GRPOTrainer, "_get_per_token_logps_and_entropies"): "ea73c3909275851d",
+    (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
+    (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
+    (transformers.Trainer, "evaluate"): "47001f3acc991bc4",
+    (transformers.Trainer, "train"): "f2ab74639cb0528d",
+    # not overridden
+    (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
+    (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",
+    (GRPOTrainer, "log"): "1e7772819cc8cf09",
+    (GRPOConfig, "__post_init__"): "e833cd8d6b4619ad",
+    (transformers.Trainer, "_run_epoch"): "ebe374933064ecd6",
     (transformers.Trainer, "create_scheduler"): "a9edec70a59bffa5",
     (transformers.Trainer, "_maybe_log_save_evaluate"): "af101534f0f7b2d7",
+    (transformers.Trainer, "_save_checkpoint"): "a9111e30faa99339",
+    (utils, "add_fused_lm_head"): "422d009f04b66659",
 }
 
 
-def digest(cls: type, name: str) -> str:
-    return hashlib.sha256(inspect.getsource(vars(cls)[name]).encode()).hexdigest()[:16]
+def digest(owner: object, name: str) -> str:
+    return hashlib.sha256(inspect.getsource(vars(owner)[name]).encode()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize(("cls", "name"), RELIED_ON, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_method_is_the_one_we_read(cls, name):
-    assert digest(cls, name) == RELIED_ON[cls, name], f"{cls.__name__}.{name} changed: read it, then renew its digest"
+def test_the_methods_are_the_ones_we_read():
+    changed = [f"{owner.__name__}.{name}" for owner, name in READ if digest(owner, name) != READ[owner, name]]
+    assert not changed, "read what changed in these, then renew their digests"
+
+
+def test_every_override_is_among_them():
+    """The nearest parent that defines it, that is."""
+    for name, value in vars(MultiRoleGRPOTrainer).items():
+        parents = [parent for parent in MultiRoleGRPOTrainer.__mro__[1:-1] if name in vars(parent)]
+        if inspect.isfunction(value) and parents:
+            assert (parents[0], name) in READ, f"{parents[0].__name__}.{name}"
+            assert name == "__init__" or f"`{name}`" in MultiRoleGRPOTrainer.__doc__, f"the docstring does not list {name}"
 
 
 if __name__ == "__main__" and "--print" in sys.argv:
-    for cls, name in RELIED_ON:
-        print(f"{cls.__name__}.{name}: {digest(cls, name)}")
+    for owner, name in READ:
+        print(f"{owner.__name__}.{name}: {digest(owner, name)}")

@@ -1,0 +1,92 @@
+"""`MultiRoleGRPOConfig`: what it takes from TRL's, what it refuses and why, and how batch sizes translate."""
+
+import re
+from dataclasses import fields
+
+import pytest
+from trl import GRPOConfig
+
+from multirole.core.config import REFUSED, MultiRoleGRPOConfig
+
+OTHER = {  # a value of each refused option that is not the one allowed
+    "num_iterations": 2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
+    "cache_implementation": "static", "use_transformers_continuous_batching": True, "use_transformers_paged": True,
+    "vllm_mode": "server", "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "mask_truncated_completions": True,
+    "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "deepspeed": "ds.json",
+    "load_best_model_at_end": True, "torch_compile": True,
+}  # fmt: skip
+
+
+def config(**options) -> MultiRoleGRPOConfig:
+    return MultiRoleGRPOConfig("unused", use_cpu=True, report_to="none", bf16=False, **options)
+
+
+def test_the_refused_options_exist_and_their_only_value_is_trls_default():
+    defaults = {option.name: option.default for option in fields(GRPOConfig)}
+    assert OTHER.keys() == REFUSED.keys() <= defaults.keys()
+    plain = config()
+    for name, (only, _) in REFUSED.items():
+        assert getattr(plain, name) in (only, None)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_refused_option_says_why(name):
+    only, why = REFUSED[name]
+    with pytest.raises(ValueError, match=re.escape(f"`{name}={OTHER[name]!r}`")) as error:
+        config(**{name: OTHER[name]})
+    assert why in str(error.value) and repr(only) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"updates": "often"}, r"`updates` must be one of \['per_batch', 'one', 'tokens'\], got 'often'"),
+        ({"advantage_group": "batch"}, "`advantage_group` must be one of .*got 'batch'"),
+        ({"old_logprobs": "none"}, "`old_logprobs` must be one of"),
+        ({"lr_clock": "epoch"}, "`lr_clock` must be one of"),
+        ({"minibatch_split": "odd"}, "`minibatch_split` must be one of"),
+        ({"row_order": "sorted"}, "`row_order` must be one of"),
+        ({"renderer": "plain"}, "`renderer` must be one of"),
+        ({"micro_batch_tokens": 0}, "`micro_batch_tokens` must be a positive integer, got 0"),
+        ({"max_prompt_tokens": -1}, "`max_prompt_tokens` must be a positive integer, got -1"),
+        ({"max_turns": 0}, "`max_turns` must be a positive integer, got 0"),
+        ({"updates": "tokens"}, "`updates='tokens'` needs `step_tokens`"),
+        ({"step_tokens": 100}, "nothing else uses it"),
+        ({"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, "Use `minibatch_split='even'`"),
+        ({"advantage_group": "role", "scale_rewards": "batch"}, "`scale_rewards='batch'` with `advantage_group='role'`"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():
+    """Whatever is given, HF sees one batch with all of a process's episodes, and steps once per iteration."""
+    for given, n_episodes in (
+        ({"generation_batch_size": 64}, 64),
+        ({"generation_batch_size": 12, "num_generations": 4}, 12),  # not a multiple of TRL's default of 8 per device
+        ({"per_device_train_batch_size": 24}, 24),
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 32),
+        ({"per_device_train_batch_size": 8, "steps_per_generation": 3}, 24),
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 2}, 16),
+    ):
+        args = config(**given)
+        assert args.n_episodes == args.generation_batch_size == args.per_device_train_batch_size == n_episodes
+        assert args.gradient_accumulation_steps == args.steps_per_generation == 1
+        assert args.n_problems == n_episodes // given.get("num_generations", 8)
+
+
+def test_several_optimizer_steps_per_batch_are_not_trls():
+    with pytest.raises(ValueError, match=r"`steps_per_generation` \(4\) differs from `gradient_accumulation_steps` \(2\)"):
+        config(per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=4)
+    with pytest.raises(ValueError, match="divisible by num_generations"):
+        config(generation_batch_size=12)
+
+
+def test_what_differs_from_trl_by_default():
+    args = config()
+    assert (args.loss_type, args.use_bias_correction_kl, args.num_generations_eval) == ("grpo", False, 1)
+    assert config(num_generations_eval=4).num_generations_eval == 4
+    assert (config(use_vllm=True).engine, config(use_vllm=True).use_vllm) == ("vllm", False)
+    assert config(role_beta='{"judge": 0.5}').role_beta == {"judge": 0.5}  # as a command line gives it

@@ -1,0 +1,136 @@
+"""Reward functions with TRL's signature: what they are given, how several are weighed, and who is named when one fails."""
+
+import pytest
+from conftest import rows_of
+from scripted_engine import ScriptedEngine
+
+from multirole.core.inputs import INDEX
+from multirole.core.rows import text_metrics
+from multirole.core.trainer import accuracy, mean_reward
+from multirole.core.types import Episode, Reward
+from multirole.workflows import Single, Voting
+
+
+@pytest.fixture
+def score(make_library_trainer, tokenizer):
+    """score(reward functions, **config) -> the scored episodes of one iteration of two problems, three episodes each."""
+
+    def make(functions, workflow=None, **config) -> list[Episode]:
+        reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
+        sizes = {"generation_batch_size": 6, "num_generations": 3}
+        engine = ScriptedEngine(lambda key, request: (reply, 1), tokenizer.eos_token_id)
+        trainer = make_library_trainer(workflow or Single(), engine, functions, **sizes | config)
+        make.trainer = trainer
+        inputs = [{"prompt": f"question {i // 3}", "task": "tiny_math", INDEX: i // 3} for i in range(6)]
+        return trainer._generate_and_score_completions(inputs)
+
+    return make
+
+
+def by_index(episodes, **_):
+    return [float(episode.index) for episode in episodes]
+
+
+def test_it_is_called_as_trl_calls_it_and_sees_the_whole_episodes(score):
+    seen = {}
+
+    def reward(prompts, completions, completion_ids, task, episodes, trainer_state, **others):
+        seen.update(locals())
+        return [0.5] * len(prompts)
+
+    episodes = score(reward, Voting())
+    assert seen["prompts"] == ["question 0"] * 3 + ["question 1"] * 3 and seen["task"] == ["tiny_math"] * 6
+    assert seen["completions"] == [episode.answer.text for episode in episodes] == ["hm"] * 6
+    assert [id(episode) for episode in seen["episodes"]] == [id(episode) for episode in episodes]
+    assert [len(episode.turns) for episode in seen["episodes"]] == [4] * 6  # three voters and the aggregator
+    assert INDEX not in seen["others"]
+    assert [episode.reward for episode in episodes] == [Reward(0.5)] * 6
+    assert [episode.advantage for episode in episodes] == [0.0] * 6
+
+
+def test_a_function_may_set_the_reward_with_its_reason(score):
+    def reward(episodes, **_):
+        for episode in episodes:
+            episode.reward = Reward(float(episode.index), "by index", episode.index == 2)
+        return [episode.reward.value for episode in episodes]
+
+    assert [episode.reward for episode in score(reward)] == 2 * [
+        Reward(0.0, "by index", False),
+        Reward(1.0, "by index", False),
+        Reward(2.0, "by index", True),
+    ]
+
+
+def test_several_are_added_up_by_their_weights(score):
+    def constant(completions, **_):
+        return [10.0] * len(completions)
+
+    episodes = score([by_index, constant], reward_weights=[2.0, 0.5])
+    assert [episode.reward.value for episode in episodes] == [5.0, 7.0, 9.0] * 2
+    expected = 2.0 / (2.0 + 1e-4)  # 9 against a mean of 7 and a standard deviation of 2
+    assert [episode.advantage for episode in episodes] == pytest.approx([-expected, 0.0, expected] * 2, rel=1e-5)
+
+
+def test_none_leaves_an_episode_to_the_other_functions(score):
+    def some(episodes, **_):
+        return [1.0 if episode.index else None for episode in episodes]
+
+    assert [episode.reward.value for episode in score([by_index, some])] == [0.0, 2.0, 3.0] * 2
+
+
+def test_none_from_every_function_leaves_an_episode_out(score):
+    def some(episodes, **_):
+        return [float(episode.index) if episode.index else None for episode in episodes]
+
+    two, six = 0.5**0.5, 0.5 / 0.3**0.5  # 1 and 2, once each or from three voters each, over the standard deviation
+    for group, expected in (("episode", {"generator": two}), ("role", {"generator": six})):
+        episodes = score(some, Voting(), advantage_group=group)
+        assert [episode.reward for episode in episodes] == [None, Reward(1.0), Reward(2.0)] * 2
+        rows = rows_of(score.trainer, episodes)
+        for row in rows:  # the other two are compared with each other
+            size = expected.get(row.turn.role, two)
+            assert row.advantage == pytest.approx([0.0, -size, size][row.episode.index], rel=1e-3)
+        assert mean_reward(episodes) == 1.5 and accuracy(episodes) is None
+        assert text_metrics(rows)["reward"] == 1.5
+
+
+def test_an_async_function_is_awaited(score):
+    async def reward(episodes, **_):
+        return [float(episode.index) for episode in episodes]
+
+    assert [episode.reward.value for episode in score(reward)] == [0.0, 1.0, 2.0] * 2
+
+
+def broken(kind):
+    def my_reward(episodes, **_):
+        if kind == "raises":
+            raise KeyError("solution")
+        if kind == "is not a list":
+            return None
+        values = [float(episode.index) for episode in episodes]
+        values[4] = {"is NaN": float("nan"), "is infinite": float("inf")}.get(kind, values[4])
+        return values[:5] if kind == "is short" else values + [0.0] if kind == "is long" else values
+
+    async def my_async_reward(episodes, **_):
+        return my_reward(episodes)
+
+    return my_reward, my_async_reward
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("raises", "KeyError: 'solution'"),
+        ("is not a list", "TypeError"),
+        ("is NaN", "returned nan for problem '1'"),
+        ("is infinite", "returned inf for problem '1'"),
+        ("is short", "5 rewards"),
+        ("is long", "7 rewards"),
+    ],
+)
+def test_a_function_that_fails_is_named(score, kind, message, is_async):
+    function = broken(kind)[is_async]
+    with pytest.raises((ValueError, RuntimeError), match=message) as error:
+        score(function)
+    assert repr(function.__name__) in str(error.value)
