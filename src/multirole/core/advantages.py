@@ -38,15 +38,16 @@ def group_advantages(
 
 
 def set_advantages(rows: Sequence[Row], args: MultiRoleGRPOConfig) -> None:
-    """Set `advantage` of every row of an iteration."""
+    """Set `advantage` of every row of an iteration; 0 where an episode was left out of scoring."""
     if args.advantage_group == "episode":
         for row in rows:
             row.advantage = row.episode.advantage
         return
+    scored = [(row, row.episode.reward.value) for row in rows if row.episode.reward is not None]
     keys = [
         (*row.episode.group(args.num_generations), row.turn.role, row.turn.slot if args.advantage_group == "slot" else 0)
-        for row in rows
+        for row, _ in scored
     ]
-    rewards = [row.episode.reward.value for row in rows if row.episode.reward is not None]
-    for row, advantage in zip(rows, group_advantages(rewards, keys, scale=args.scale_rewards != "none"), strict=True):
+    advantages = group_advantages([reward for _, reward in scored], keys, scale=args.scale_rewards != "none")
+    for (row, _), advantage in zip(scored, advantages, strict=True):
         row.advantage = advantage

@@ -144,7 +144,7 @@ def text_metrics(rows: list[Row]) -> dict[str, float]:
     return {
         "rows": len(rows),
         "tokens": sum(len(row.turn.completion_ids) for row in rows),
-        "reward": sum(rewards) / len(rows),
+        "reward": sum(rewards) / len(rewards) if rewards else math.nan,
         "advantage_mean": advantages.mean().item(),
         "advantage_abs": advantages.abs().mean().item(),
         "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),

@@ -12,6 +12,7 @@ Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order
 import copy
 import functools
 import itertools
+import math
 import time
 import warnings
 from collections import defaultdict
@@ -263,7 +264,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return self._episodes
 
     def _calculate_rewards(self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list) -> Tensor:
-        """TRL's rewards (N, n_funcs) of the episodes' answers; sets `reward` of every episode that its function left unset."""
+        """TRL's rewards (N, n_funcs) of the episodes' answers; sets `reward` of every episode that its function left unset.
+
+        An episode for which every function returned None keeps None: TRL leaves it out of its group.
+        """
         episodes: list[Episode] = [row["episodes"] for row in inputs]
         answers = [episode.answer.text if episode.answer else "" for episode in episodes]
         completions = [
@@ -274,10 +278,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         own = rewards[start : start + len(inputs)]
         values = (own * self.reward_weights.to(own.device)).nansum(1).tolist()
-        for episode, value in zip(episodes, values, strict=True):
-            if episode.reward is None:
+        for episode, value, is_left_out in zip(episodes, values, own.isnan().all(1).tolist(), strict=True):
+            if episode.reward is None and not is_left_out:
                 episode.reward = Reward(value)
-            if episode.answer is not None and episode.answer.reason is not None:
+            if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
                 episode.reward = replace(episode.reward, reason=episode.answer.reason)
         return rewards
 
@@ -541,12 +545,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
 
 def mean_reward(episodes: list[Episode]) -> float:
-    """Mean outcome reward of scored episodes."""
-    return sum(episode.reward.value for episode in episodes if episode.reward is not None) / len(episodes)
+    """Mean outcome reward of scored episodes; NaN where there is none."""
+    values = [episode.reward.value for episode in episodes if episode.reward is not None]
+    return sum(values) / len(values) if values else math.nan
 
 
 def accuracy(episodes: list[Episode]) -> float | None:
-    """Fraction of correct episodes; None where the reward function does not say which are."""
+    """Fraction of correct ones among scored episodes; None where the reward function does not say which are."""
     right = [episode.reward.is_correct for episode in episodes if episode.reward is not None]
-    return None if None in right else sum(map(bool, right)) / len(episodes)
+    return None if None in right or not right else sum(map(bool, right)) / len(right)
 

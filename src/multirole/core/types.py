@@ -68,7 +68,7 @@ class Answer:
 
 @dataclass
 class Episode:
-    """One attempt at one problem. `reward` is None until `answer` has been scored."""
+    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out."""
 
     problem: Problem
     index: int
