@@ -8,17 +8,17 @@ license: apache-2.0
 library_name: transformers
 tags: [multirole, tiny, qwen3]
 ---
-# {scale}
+# tiny-s
 
-A Qwen3 of {parameters:,} parameters, {origin}.
+A Qwen3 of {parameters:,} parameters, started from scratch.
 It learned from synthetic dialogues of the tiny tasks' roles, so that multi-role GRPO can be run whole on a CPU; it knows
 no language beyond them. Answers come in habits of different quality on purpose, so that reinforcement has something to
-select: the share of right answers is bounded by the mix of habits, and what a scale knows shows best where careful work
+select: the share of right answers is bounded by the mix of habits, and what it knows shows best where careful work
 is asked for.
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.0f} CPU-minutes on one thread, seed {seed}:
   {dialogue_tokens:,} on scripted dialogues, then {critic_tokens:,} with critics of its own graded answers.
-* Rebuild: `python -m tiny_base.pretrain --scale {scale} --out FOLDER`; the loss curve is in `loss.jsonl`.
+* Rebuild: `python -m tiny_base.pretrain --out FOLDER`; the loss curve is in `loss.jsonl`.
 * Measured below: {validation_problems} validation problems per task and one episode of each workflow per problem,
   temperature {temperature}, sampling seed {seed}, at most 96 reply tokens, untrained adapters. A share of n turns has a
   standard error of at most 0.5 / sqrt(n). All numbers come from `skills.json`.
@@ -61,9 +61,7 @@ def write_card(folder: Path) -> None:
     facts = json.loads((folder / "skills.json").read_text(encoding="utf-8"))
     tables = "\n\n".join(f"## {task}\n\n{skill_table(roles)}" for task, roles in facts["skills"].items())
     minutes = facts["training_cpu_s"] / 60
-    parent = facts["plan"]["grown_from"]
-    origin = f"grown from {parent} (`tiny_base.grow`)" if parent else "started from scratch"
-    text = CARD.format(origin=origin, **facts, **facts["plan"], minutes=minutes, tables=tables)
+    text = CARD.format(**facts, **facts["plan"], minutes=minutes, tables=tables)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

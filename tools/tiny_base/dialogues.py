@@ -6,7 +6,7 @@ in habits of different quality, or quote a `Pool` of a model's own graded answer
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from types import ModuleType
@@ -14,14 +14,25 @@ from typing import NamedTuple
 
 from multirole.core.types import Message, Problem, Turn
 from multirole.tasks import tiny_code, tiny_math
+from multirole.tasks.tiny_code import TinyCode
+from multirole.tasks.tiny_math import TinyMath
 from multirole.workflows import WORKFLOWS
 from tiny_base import code_habits, math_habits
 
-AUTHORS: dict[str, tuple[ModuleType, ModuleType]] = {
-    tiny_math.NAME: (tiny_math, math_habits),
-    tiny_code.NAME: (tiny_code, code_habits),
+
+class Author(NamedTuple):
+    """Who writes the dialogues of a task. `lengths` are the fewest and the most operations of scripted problems."""
+
+    task: TinyMath | TinyCode
+    habits: ModuleType
+    stream: Callable[..., Iterator[Problem]]
+    lengths: tuple[int, int]
+
+
+AUTHORS = {
+    TinyMath.name: Author(TinyMath(), math_habits, tiny_math.stream, (3, 6)),
+    TinyCode.name: Author(TinyCode(), code_habits, tiny_code.stream, (2, 4)),
 }
-DIFFICULTIES = {tiny_math.NAME: tiny_math.Difficulty(3, 6), tiny_code.NAME: tiny_code.Difficulty(2, 4)}
 WORKFLOW_OF = {
     "generator": "single",
     "refiner": "eval_opt",
@@ -67,7 +78,7 @@ class Script:
 
     def __init__(self, problem: Problem, rng: random.Random, own: Own | None, is_quoted: bool) -> None:
         self.problem, self.rng, self.own, self.is_quoted = problem, rng, own, is_quoted
-        self.habits = AUTHORS[problem.task][1]
+        self.habits = AUTHORS[problem.task].habits
         self.drafts: list[Draft] = []
         self.rows: list[Row] = []
 
@@ -123,7 +134,7 @@ class Script:
 
 def review(problem: Problem, draft: Draft, rng: random.Random) -> str:
     """A bare verdict, a remark with a verdict, a check of every line, or a new solution and then the verdict."""
-    habits = AUTHORS[problem.task][1]
+    habits = AUTHORS[problem.task].habits
     box = "\\boxed{" + ("Correct" if draft.is_correct else "Incorrect") + "}"
     style = rng.choices(("bare", "remark", "lines", "solve"), (38, 26, 10, 26))[0]
     if style == "bare":
@@ -137,7 +148,7 @@ def review(problem: Problem, draft: Draft, rng: random.Random) -> str:
         return ok + (f"Line {wrong} is wrong. " if wrong else "") + box
     if draft.is_correct:
         return f"Every line is right. {box}"
-    if AUTHORS[problem.task][0].extract(draft.text) is None:
+    if AUTHORS[problem.task].task.extract(draft.text) is None:
         return habits.MALFORMED + box
     return (f"Line {wrong} is wrong. " if wrong else "The result is wrong. ") + box
 
@@ -148,7 +159,7 @@ def select(problem: Problem, drafts: list[Draft], rng: random.Random) -> str:
     style = rng.choices(("bare", "sentence", "solve"), (75, 15, 10))[0]
     if style == "sentence":
         return f"Solution {chosen} is right. \\boxed{{{chosen}}}"
-    return (f"{AUTHORS[problem.task][1].worked(problem)}\n" if style == "solve" else "") + f"\\boxed{{{chosen}}}"
+    return (f"{AUTHORS[problem.task].habits.worked(problem)}\n" if style == "solve" else "") + f"\\boxed{{{chosen}}}"
 
 
 def synthesize(problem: Problem, drafts: list[Draft], rng: random.Random) -> str:
@@ -156,18 +167,19 @@ def synthesize(problem: Problem, drafts: list[Draft], rng: random.Random) -> str
     right = [draft.text for draft in drafts if draft.is_correct]
     if right and rng.random() < 0.6:
         return rng.choice(right)
-    return AUTHORS[problem.task][1].write(problem, "careful", rng)[0]
+    return AUTHORS[problem.task].habits.write(problem, "careful", rng)[0]
 
 
 def plan(problem: Problem, drafts: list[Draft], rng: random.Random) -> str:
     """Three different strategies in any order."""
-    strategies = rng.sample(list(AUTHORS[problem.task][1].STRATEGIES), 3)
+    strategies = rng.sample(list(AUTHORS[problem.task].habits.STRATEGIES), 3)
     return "\n".join(f"STRATEGY {i}: {strategy}" for i, strategy in enumerate(strategies, start=1))
 
 
 def synthetic(task: str, rng: random.Random) -> Source:
     """Problems of the train split whose drafts the script writes itself."""
-    return ((problem, None) for problem in AUTHORS[task][0].stream("train", rng, DIFFICULTIES[task]))
+    author = AUTHORS[task]
+    return ((problem, None) for problem in author.stream("train", rng, author.lengths))
 
 
 def pooled(pool: list[tuple[Problem, Own]], rng: random.Random) -> Source:

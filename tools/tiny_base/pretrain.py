@@ -1,4 +1,4 @@
-"""Build an embedded base: `python -m tiny_base.pretrain --scale tiny-s --out FOLDER` (15 CPU-minutes).
+"""Build an embedded base: `python -m tiny_base.pretrain --out FOLDER` (15 CPU-minutes).
 
 Phase 1 teaches every role from scripted dialogues. Phase 2 lets the model answer train problems, has the task grade the
 answers, and continues on dialogues in which critics read those own answers and reply with the truth.
@@ -19,14 +19,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3For
 from multirole.engines.transformers_engine import TransformersEngine
 from tiny_base.card import write_card
 from tiny_base.dialogues import AUTHORS, Row, make_rows, pooled, synthetic
-from tiny_base.grow import grow
 from tiny_base.skills import measure, own_answers
 from tiny_base.tokenizer import build_tokenizer
 from tiny_base.train import MAX_LENGTH, ROWS_PER_POOL, build_model, train
 
 log = logging.getLogger(__name__)
 
-MODELS = Path(__file__).parents[2] / "src" / "multirole" / "models"
 PHASE_1 = {
     "generator": 24, "refiner": 8, "evaluator": 26, "aggregator": 20, "orchestrator": 2, "worker": 9, "synthesizer": 9,
 }  # fmt: skip
@@ -40,14 +38,12 @@ OWN_SHARE = 0.65
 
 @dataclass(frozen=True)
 class Plan:
-    """What one build does. Budgets are tokens seen, padding included; `grown_from` names the base to start from."""
+    """What a build does. Budgets are tokens seen, padding included."""
 
-    scale: str
-    dialogue_tokens: int
-    critic_tokens: int
+    dialogue_tokens: int = 8_000_000
+    critic_tokens: int = 6_000_000
     lr: float = 5e-3
     critic_lr: float = 2.5e-3
-    grown_from: str | None = None
     own_problems: int = 2000  # per task
     own_answers: int = 8  # per problem
     measured: int = 512  # validation problems per task
@@ -59,19 +55,10 @@ class Plan:
         return replace(self, **{name: max(8, round(vars(self)[name] * share)) for name in amounts})
 
 
-PLANS = {
-    "tiny-s": Plan("tiny-s", 8_000_000, 6_000_000),
-    "tiny-m": Plan("tiny-m", 3_000_000, 1_600_000, lr=3e-3, critic_lr=2e-3, grown_from="tiny-s", own_problems=1000),
-    "tiny-l": Plan("tiny-l", 2_400_000, 2_400_000, lr=2e-3, critic_lr=1.5e-3, grown_from="tiny-m", own_problems=800),
-}
-
-
 def learn_dialogues(plan: Plan, out: Path) -> None:
-    """Phase 1: a model from scratch, or grown from a smaller one, learns scripted dialogues of every role."""
+    """Phase 1: a model learns scripted dialogues of every role from scratch."""
     tokenizer = build_tokenizer()
-    model = build_model(plan.scale, tokenizer, plan.seed)
-    if plan.grown_from:
-        model = grow(AutoModelForCausalLM.from_pretrained(MODELS / plan.grown_from, dtype=torch.float32), model)
+    model = build_model(tokenizer, plan.seed)
     rng = random.Random(f"dialogues/{plan.seed}")
     sources = [synthetic(task, rng) for task in MIX]
 
@@ -86,8 +73,8 @@ def learn_criticism(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     rng = random.Random(f"criticism/{plan.seed}")
     engine = serve(model, tokenizer)
     own = {}
-    for name, (task, _) in AUTHORS.items():
-        problems = list(islice(task.stream("train", rng), plan.own_problems))
+    for name, author in AUTHORS.items():
+        problems = list(islice(author.stream("train", rng), plan.own_problems))
         own[name] = pooled(own_answers(problems, plan.own_answers, engine, tokenizer, plan.seed), rng)
         log.info("answered %d problems of %s", len(problems), name)
     engine.close()
@@ -146,12 +133,11 @@ def build(plan: Plan, out: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", choices=PLANS, default="tiny-s")
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    build(PLANS[options.scale].scaled(options.share), options.out)
+    build(Plan().scaled(options.share), options.out)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from statistics import fmean
 
 from transformers import PreTrainedTokenizerFast
 
-from multirole.core.engine import Engine
-from multirole.core.rollout import Rollout, Sampling
+from multirole.core.engine import Engine, Sampling
+from multirole.core.rollout import Rollout
 from multirole.core.types import Episode, Problem, Turn
-from multirole.tasks import TASKS
 from multirole.workflows import WORKFLOWS
 from multirole.workflows.orch_workers import parse_strategies
 from tiny_base.dialogues import AUTHORS, Draft, Own
@@ -30,7 +29,7 @@ def play(
     temperature: float = 1.0,
 ) -> list[Episode]:
     """`n` episodes per problem of one workflow, every role on the base model."""
-    flow, task = WORKFLOWS[workflow](), TASKS[problems[0].task]
+    flow, task = WORKFLOWS[workflow](), AUTHORS[problems[0].task].task
     rollout = Rollout(
         workflow=flow,
         engine=engine,
@@ -49,8 +48,8 @@ def grade(episodes: list[Episode]) -> list[dict[int, bool]]:
     places = [
         (e, t) for e, episode in enumerate(episodes) for t, turn in enumerate(episode.turns) if turn.role in ANSWERING
     ]
-    task = TASKS[episodes[0].problem.task]
-    rewards = task.score_batch([episodes[e].problem for e, _ in places], [episodes[e].turns[t].text for e, t in places])
+    task = AUTHORS[episodes[0].problem.task].task
+    rewards = task.score([episodes[e].problem for e, _ in places], [episodes[e].turns[t].text for e, t in places])
     graded: list[dict[int, bool]] = [{} for _ in episodes]
     for (e, t), reward in zip(places, rewards, strict=True):
         graded[e][t] = reward.is_correct
@@ -61,7 +60,7 @@ def measure(
     task: str, count: int, engine: Engine, tokenizer: PreTrainedTokenizerFast, seed: int, temperature: float = 1.0
 ) -> dict[str, dict[str, float]]:
     """Skills (fractions; lengths in tokens) of every role on `count` validation problems, one episode per workflow."""
-    problems = TASKS[task].problems("validation", count)
+    problems = AUTHORS[task].task.problems("validation", count)
     skills: dict[str, dict[str, float]] = {}
     for name, judge in (("voting", _voting), ("eval_opt", _eval_opt), ("orch_workers", _orch_workers)):
         played = play(name, problems, 1, engine, tokenizer, seed, temperature)
@@ -131,7 +130,7 @@ def _orch_workers(episodes: list[Episode], graded: list[dict[int, bool]]) -> dic
     workers = [[right[t] for t, x in enumerate(e.turns) if x.role == "worker"] for e, right in zip(episodes, graded)]
     final = _mean(right[len(e.turns) - 1] for e, right in zip(episodes, graded, strict=True))
     accuracy = _mean(_mean(right) for right in workers)
-    habits = AUTHORS[episodes[0].problem.task][1].STRATEGIES
+    habits = AUTHORS[episodes[0].problem.task].habits.STRATEGIES
     careful = [
         is_right
         for episode, right in zip(episodes, workers, strict=True)

@@ -21,12 +21,6 @@ from tiny_base.dialogues import Row
 
 log = logging.getLogger(__name__)
 
-SIZES = {
-    "tiny-s": {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3},
-    "tiny-m": {"hidden_size": 160, "intermediate_size": 416, "num_hidden_layers": 4, "num_attention_heads": 5},
-    "tiny-l": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8},
-}
-KV_HEADS = 1
 MAX_LENGTH = 512
 ROWS_PER_POOL = 4096
 MICRO_TOKENS, MICRO_BATCHES = 512, 4  # about 2048 tokens per optimizer step
@@ -35,15 +29,17 @@ SAVE_EVERY_S = 150.0
 IGNORED = -100
 
 
-def build_model(scale: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A randomly initialised model of one of `SIZES`."""
-    if scale not in SIZES:
-        raise ValueError(f"got scale={scale!r}: no such embedded scale; write one of {sorted(SIZES)}")
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A randomly initialised model of the embedded size."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=3,
         head_dim=32,
-        num_key_value_heads=KV_HEADS,
+        num_key_value_heads=1,
         max_position_embeddings=2 * MAX_LENGTH,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -51,7 +47,6 @@ def build_model(scale: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qw
         pad_token_id=tokenizer.pad_token_id,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         dtype="float32",
-        **SIZES[scale],
     )
     return Qwen3ForCausalLM(config)
 
