@@ -10,12 +10,10 @@ import pyarrow.parquet
 import pytest
 from paper_rows import DAPO, many, write
 from peft import LoraConfig, get_peft_model
-from refusals_in_three_parts import assert_in_three_parts, files_of
-from test_bad_input_is_refused import CELLS, LAUNCHES
 from test_checkpoints import CONFIG, iterate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from multirole.diagnostics.remedies import load_adapters
+from multirole.experiment.adapters import load_adapters
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole
 from multirole.experiment.folders import folder_of, open_folder
@@ -24,7 +22,7 @@ from multirole.experiment.models import locate
 from multirole.experiment.record import Recorder
 from multirole.experiment.run import preflight, run_cell
 from multirole.experiment.storage import write_text
-from multirole.plan import check_disk, disk_need
+from multirole.plan import check, check_disk, disk_need
 
 TINY = locate(Cell("voting", "sp"))
 SMALL = {"n_problems": 2, "n_validation": 2, "max_prompt_tokens": 3000, "max_response_tokens": 24, "iterations": 2}
@@ -53,90 +51,74 @@ def text(name: str, content: str) -> Callable[[Path], object]:
 
 
 INDEX = json.dumps({"weight_map": {"a": "model-2.safetensors"}})
-MODELS = {  # name -> change of the folder, fields of the cell, given, why, instead
-    "no chat template": (absent("chat_template.jinja"), {}, "/bad", "no chat template", "as chat_template.jinja"),
-    "template that refuses users": (text("chat_template.jinja", "{{ raise_exception('no users') }}"), {}, "/bad", "no users",
-                                    "chat_template.jinja there"),
-    "no end of sequence": (edit("tokenizer_config.json", eos_token=None), {}, "/bad", "no reply would end", '"eos_token"'),
-    "tokenizer of another model": (edit("config.json", vocab_size=100), {}, "ids up to 509", "embeds ids up to 99", "own tokenizer"),
-    "turn marks unknown": (lambda folder: None, {"renderer": "released_code"}, "'released_code'", "read it as letters",
-                           "renderer='chat_template'"),
-    "encoder and decoder": (edit("config.json", model_type="t5", architectures=["T5ForConditionalGeneration"]), {}, "'t5'",
-                            "no causal language model", "a Qwen3 or a Llama"),
-    "masked language model": (edit("config.json", model_type="bert", architectures=["BertForMaskedLM"]), {},
-                              "BertForMaskedLM", "no causal language model", "a Qwen3 or a Llama"),
-    "unknown architecture": (edit("config.json", model_type="qwen9", architectures=None), {}, "'qwen9'",
-                             "no causal language model", "a Qwen3 or a Llama"),
-    "not served on a CPU": (edit("config.json", model_type="gemma", architectures=["GemmaForCausalLM"]), {},
-                            "GemmaForCausalLM", "its forward pass is written for", 'engine="vllm"'),
-    "no dense decoder": (edit("config.json", intermediate_size=None), {}, "/bad", "no dense decoder", "a Qwen3 or a Llama"),
-    "weights cut off": (cut("model.safetensors"), {}, "model.safetensors", "no whole file of weights", "the whole file"),
-    "weights emptied": (text("model.safetensors", ""), {}, "of 0 bytes", "no whole file of weights", "the whole file"),
-    "no weights": (absent("model.safetensors"), {}, "/bad", "cannot be loaded as a model", "save_pretrained"),
-    "a shard is missing": (text("model.safetensors.index.json", INDEX), {}, "model-2.safetensors", "no weights",
-                           "Put these files"),
-    "config cut off": (cut("config.json"), {}, "config.json", "cut off or damaged", "Put the whole file"),
-    "tokenizer cut off": (cut("tokenizer.json"), {}, "tokenizer.json", "cut off or damaged", "Put the whole file"),
-    "no tokenizer": (absent("tokenizer_config.json"), {}, "tokenizer_config.json", "cannot be loaded", "Write a folder"),
-}  # fmt: skip
-ROWS = {  # name -> file, its rows or its text, given, why, instead
-    "missing columns": (
-        "a.jsonl",
-        [{"question": "1+1?"}],
-        "['question']",
-        "no problem can be made",
-        "rename your columns",
+MODELS = {  # name -> change of the folder, fields of the cell, words of the refusal
+    "no chat template": (absent("chat_template.jinja"), {}, "chat template that cannot write"),
+    "template that refuses users": (text("chat_template.jinja", "{{ raise_exception('no users') }}"), {}, "no users"),
+    "no end of sequence": (edit("tokenizer_config.json", eos_token=None), {}, "without an end-of-sequence token"),
+    "tokenizer of another model": (edit("config.json", vocab_size=100), {}, "ids up to 509, but .* ids up to 99"),
+    "turn marks unknown": (lambda folder: None, {"renderer": "released_code"}, "renderer='released_code' writes"),
+    "encoder and decoder": (
+        edit("config.json", model_type="t5", architectures=["T5ForConditionalGeneration"]), {}, "'t5' model .* not a causal"
     ),
-    "empty": ("a.jsonl", "", "a.jsonl", "no rows", "at least one training and one test row"),
-    "duplicate ids": ("a.jsonl", many(1) * 20, "19 duplicate", "an empty split", "at least 2 sound ones"),
-    "broken rows": ("a.jsonl", many(20, solution={3: ""}), "row 3", "More than 1%", "mend these rows"),
-    "cut off": ("a.jsonl", '{"prompt": "1+1?", "sol', "line 1", "not UTF-8 JSON", "one object per line"),
-    "cut off parquet": ("a.parquet", "PAR1 and no more", "a.parquet", "not a readable parquet", "write it again"),
-    "unknown kind": ("a.csv", "prompt,solution", "a.csv", "not a file that can be read", "write one of"),
-    "fewer than validation needs": ("a.jsonl", many(10), "count=2", "another experiment", "write 1 <= count <= 1"),
-}
-RUNS = {  # name -> fields of the cell, given, why, instead; refused by the rows' lengths and numbers
-    "over-long prompts": (
-        {"max_prompt_tokens": 5},
-        "max_prompt_tokens=5",
-        "leaves 0 of 21",
-        "a larger max_prompt_tokens",
+    "masked language model": (
+        edit("config.json", model_type="bert", architectures=["BertForMaskedLM"]), {}, "BertForMaskedLM.* not a causal"
     ),
-    "fewer rows than n_train": ({"n_train": 500}, "count=500", "holds 21 problems", "write 1 <= count <= 21"),
+    "unknown architecture": (edit("config.json", model_type="qwen9", architectures=None), {}, "'qwen9' .* not a causal"),
+    "not served on a CPU": (
+        edit("config.json", model_type="gemma", architectures=["GemmaForCausalLM"]), {}, "GemmaForCausalLM, .* engine='vllm'"
+    ),
+    "no dense decoder": (edit("config.json", intermediate_size=None), {}, r"no \['intermediate_size'\]"),
+    "weights cut off": (cut("model.safetensors"), {}, "damaged model.safetensors"),
+    "weights emptied": (text("model.safetensors", ""), {}, "damaged model.safetensors of 0 bytes"),
+    "no weights": (absent("model.safetensors"), {}, "save_pretrained"),
+    "a shard is missing": (text("model.safetensors.index.json", INDEX), {}, r"lacks \['model-2.safetensors'\]"),
+    "config cut off": (cut("config.json"), {}, "config.json that is cut off or damaged"),
+    "tokenizer cut off": (cut("tokenizer.json"), {}, "tokenizer.json that is cut off or damaged"),
+    "no tokenizer": (absent("tokenizer_config.json"), {}, r"no \['tokenizer_config.json'\]"),
+}  # fmt: skip
+ROWS = {  # name -> file, its rows or its text, words of the refusal
+    "missing columns": ("a.jsonl", [{"question": "1+1?"}], "a.jsonl.*write the columns"),
+    "empty": ("a.jsonl", "", "a.jsonl"),
+    "duplicate ids": ("a.jsonl", many(1) * 20, "19"),
+    "broken rows": ("a.jsonl", many(20, solution={3: ""}), "row 3.*At most 1%"),
+    "cut off": ("a.jsonl", '{"prompt": "1+1?", "sol', "a.jsonl"),
+    "cut off parquet": ("a.parquet", "PAR1 and no more", "a.parquet cannot be read"),
+    "unknown kind": ("a.txt", "prompt,solution", "a.txt"),
+    "fewer than validation needs": ("a.jsonl", many(10), "got count=2. Write 1 <= count <= 1"),
 }
-MACHINES = {  # name -> what is patched, fields of the cell, given, why, instead
-    "no GPU": ({}, {"model": None}, "'0.6b'", "no work for a CPU", "scale='tiny-s'"),
-    "model not here": ({}, {"model": None}, "Qwen/Qwen3-0.6B", "not in this machine's cache", "write model=FOLDER"),
-    "vLLM too old": ({"multirole.experiment.machine.version": lambda name: "0.11.0"}, {"engine": "vllm"}, "0.11.0", "TRL 1.16 does not",
-                     "Install 0.22 to 0.31"),
-    "vLLM too new": ({"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}, {"engine": "vllm"}, "1.0.0+cu130",
-                     "TRL 1.16 does not", "engine='transformers'"),
-    "no vLLM": ({"multirole.experiment.machine.installed_vllm": dict}, {"engine": "vllm"}, "'vllm'", "not installed",
-                "Install 0.22 to 0.31"),
-    "too little memory": ({"multirole.plan.this_device": lambda: ("CPU", 2**28)}, {}, "0.25 GiB", "does not fit",
-                          "lower micro_batch_tokens"),
-    "too little disk": ({"shutil.disk_usage": lambda folder: SimpleNamespace(free=2**20)}, {}, "1 MiB free",
-                        "checkpoints and adapters", "on a larger disk"),
+RUNS = {  # name -> fields of the cell, words of the refusal; refused by the rows' lengths and numbers
+    "over-long prompts": ({"max_prompt_tokens": 5}, r"`max_prompt_tokens` \(5\) leaves 0 of 21"),
+    "fewer rows than n_train": ({"n_train": 500}, "holds 21 problems, got count=500"),
+}
+MACHINES = {  # name -> what is patched, fields of the cell, words of the refusal
+    "no GPU": ({}, {"model": None}, "scale='0.6b' needs one. Use scale='tiny-s'"),
+    "model not here": ({}, {"model": None}, "needs Qwen/Qwen3-0.6B .* not in this machine's cache.* pass model=FOLDER"),
+    "vLLM too old": ({"multirole.experiment.machine.version": lambda name: "0.11.0"}, {"engine": "vllm"}, "0.11.0"),
+    "vLLM too new": ({"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}, {"engine": "vllm"}, "1.0.0"),
+    "no vLLM": ({"multirole.experiment.machine.installed_vllm": dict}, {"engine": "vllm"}, "not installed. Install 0.22 to"),
+    "too little memory": ({"multirole.plan.this_device": lambda: ("CPU", 2**28)}, {}, "does not fit.* 0.25 GiB"),
+    "too little disk": ({"shutil.disk_usage": lambda folder: SimpleNamespace(free=2**20)}, {}, "1 MiB free.* larger disk"),
 }  # fmt: skip
-ADAPTERS = {  # name -> change of the saved adapter, given, why, instead
-    "another rank": (edit("adapter_config.json", r=8), "lora_rank 8", "this cell has 4", "this cell's own run"),
-    "another alpha": (edit("adapter_config.json", lora_alpha=99), "lora_alpha 99", "this cell has 4", "this cell's own run"),
-    "another base": (edit("adapter_config.json", base_model_name_or_path="/x/other-base"), "other-base", "mean nothing here",
-                     "this cell's own run"),
-    "another width": (lambda folder: adapted(64).save_pretrained(folder.parent), "/shared", "a base of another shape",
-                      "this cell's own run"),
-    "cut off": (cut("adapter_model.safetensors"), "/shared", "cut off or damaged", "Put the adapters"),
-    "missing": (absent("adapter_model.safetensors"), "adapter_model.safetensors", "no saved adapter", "Put the adapters"),
-}  # fmt: skip
-TABLES = {  # name -> change of a run's folder, given, why, instead
-    "another schema": (lambda folder: relabel(folder / "metrics.parquet", b"0"), "schema version 0", "alone", "git_sha"),
-    "no schema": (lambda folder: relabel(folder / "metrics.parquet", None), "schema version none", "alone", "git_sha"),
-    "table cut off": (cut("metrics.parquet"), "metrics.parquet", "cannot be continued", "from a copy"),
-    "turns of another run": (text("turns/step_00001.parquet", "x"), "step_00001", "not as it was written", "from a copy"),
-    "checksums wrong": (text("checkpoints/checkpoint-1/optimizer.pt", "optimizer.pt of 2"), "optimizer.pt",
-                        "another sha256", "from a copy"),
-    "results of another cell": (edit("config.json", seed=7), "seed=0", "another configuration", "move that folder away"),
-}  # fmt: skip
+ADAPTERS = {  # name -> change of the saved adapter, words of the refusal
+    "another rank": (edit("adapter_config.json", r=8), "lora_rank 8, but this cell has 4"),
+    "another alpha": (edit("adapter_config.json", lora_alpha=99), "lora_alpha 99, but this cell has 4"),
+    "another base": (edit("adapter_config.json", base_model_name_or_path="/x/other-base"), "base model other-base"),
+    "another width": (lambda folder: adapted(64).save_pretrained(folder.parent), "a base of another shape"),
+    "cut off": (cut("adapter_model.safetensors"), "cut off or damaged"),
+    "missing": (absent("adapter_model.safetensors"), r"lacks \['adapter_model.safetensors'\]"),
+}
+TABLES = {  # name -> change of a run's folder, words of the refusal
+    "another schema": (lambda folder: relabel(folder / "metrics.parquet", b"0"), "schema version 0.*git_sha"),
+    "no schema": (lambda folder: relabel(folder / "metrics.parquet", None), "schema version none.*git_sha"),
+    "table cut off": (cut("metrics.parquet"), "metrics.parquet.*cannot be continued.*from a copy"),
+    "turns of another run": (text("turns/step_00001.parquet", "x"), "step_00001.*not as it was written.*from a copy"),
+    "checksums wrong": (text("checkpoints/checkpoint-1/optimizer.pt", "optimizer.pt of 2"), "optimizer.pt is not as it was"),
+    "results of another cell": (edit("config.json", seed=7), "another configuration, with seed=0"),
+}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def adapted(width: int):
@@ -166,43 +148,45 @@ def on_a_cpu_without_a_model(monkeypatch, tmp_path):
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", load)
 
 
-def refused(tmp_path: Path, fields: dict, parts: tuple[str, str, str]) -> None:
-    """The preflight of a paper's cell on a small model refuses, and leaves the results folder empty."""
+def refused(tmp_path: Path, fields: dict, words: str) -> None:
+    """A paper's cell on a small model is refused before training, and the results folder stays empty."""
     results = tmp_path / "results"
     results.mkdir()
     cell = Cell("voting", "sp", "math", "0.6b", **{"model": str(TINY), "data": str(DAPO)} | SMALL | fields)
-    with pytest.raises(ValueError) as error:
-        preflight(cell, ONE_PROCESS, results)
-    assert_in_three_parts(str(error.value), *parts)
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        preflight(cell)
+        check(cell, ONE_PROCESS, results)
     assert files_of(results) == {}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_cannot_serve_is_refused(name, tmp_path):
-    change, fields, *parts = MODELS[name]
+    change, fields, words = MODELS[name]
     shutil.copytree(TINY, tmp_path / "bad")
     change(tmp_path / "bad")
-    refused(tmp_path, {"model": str(tmp_path / "bad")} | fields, parts)
+    refused(tmp_path, {"model": str(tmp_path / "bad")} | fields, words)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_are_no_dataset_are_refused(name, tmp_path):
-    file, rows, *parts = ROWS[name]
+    file, rows, words = ROWS[name]
     path = tmp_path / file
     path.write_text(rows) if isinstance(rows, str) else write(path, rows)
-    refused(tmp_path, {"data": str(path)}, parts)
+    refused(tmp_path, {"data": str(path)}, words)
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_machine_that_cannot_run_it_is_refused(name, tmp_path, monkeypatch):
-    patched, fields, *parts = MACHINES[name]
+    patched, fields, words = MACHINES[name]
     for what, value in patched.items():
         monkeypatch.setattr(what, value)
-    refused(tmp_path, fields, parts)
+    refused(tmp_path, fields, words)
 
 
 def test_what_those_cases_spoil_is_accepted_as_it_was(tmp_path):
-    preflight(Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL), ONE_PROCESS, tmp_path)
+    cell = Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL)
+    preflight(cell)
+    check(cell, ONE_PROCESS, tmp_path)
 
 
 def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):
@@ -219,56 +203,46 @@ def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_whose_rows_do_not_suffice_is_refused(name, tmp_path):
-    fields, *parts = RUNS[name]
+    fields, words = RUNS[name]
     cell = Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL | fields)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=words):
         run_cell(cell, tmp_path)
-    assert_in_three_parts(str(error.value), *parts)
-    assert {Path(path).name for path in files_of(folder_of(cell, tmp_path))} <= {"config.json", "run.lock"}
+    assert {Path(path).name for path in files_of(folder_of(cell, tmp_path))} <= {"config.json"}
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_of_something_else_is_refused(name, tmp_path):
-    change, *parts = ADAPTERS[name]
+    change, words = ADAPTERS[name]
     model = adapted(16)
     model.save_pretrained(tmp_path)
     load_adapters(model, tmp_path)
     change(tmp_path / "shared")
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=words):
         load_adapters(model, tmp_path)
-    assert_in_three_parts(str(error.value), *parts)
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_saved_files_that_are_not_this_runs_are_refused(name, tmp_path):
-    change, *parts = TABLES[name]
+    change, words = TABLES[name]
     (tmp_path / "turns").mkdir()
     write_text(tmp_path / "config.json", json.dumps(CONFIG))
     iterate(Recorder(tmp_path), 1)
     change(tmp_path)
     before = files_of(tmp_path)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=words):
         Recorder(tmp_path).rewind(newest_whole(tmp_path))
-    assert_in_three_parts(str(error.value), *parts)
     assert files_of(tmp_path) == before
 
 
 def test_a_folder_that_is_a_file_or_another_cells_is_refused_and_stays(tmp_path):
     cell = Cell("voting", "sp")
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="`results_dir` must be a folder that can be written to, got .*/file'"):
         run_cell(cell, tmp_path / "file")
-    assert_in_three_parts(str(error.value), "/file'", "cannot hold the results", "Write a folder")
     edit("config.json", seed=9)(open_folder(cell, tmp_path))
     before = files_of(tmp_path)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"{cell.id} holds a run with another configuration. Write another results_dir"):
         open_folder(cell, tmp_path)
-    assert_in_three_parts(str(error.value), cell.id, "another configuration", "Write another results_dir")
     assert files_of(tmp_path) == before
-
-
-def test_at_least_forty_cases():
-    tables = (CELLS, LAUNCHES, MODELS, ROWS, RUNS, MACHINES, ADAPTERS, TABLES)
-    assert sum(map(len, tables)) >= 40

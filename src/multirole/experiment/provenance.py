@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from multirole import sandbox
 from multirole.core.distributed import processes
 from multirole.experiment.cell import Cell
-from multirole.experiment.machine import is_installed
+from multirole.experiment.machine import installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
 from multirole.experiment.storage import sha256, write_text
@@ -39,8 +38,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         or os.environ.get("GIT_SHA"),  # an image has no .git but this build argument
         "git_dirty": None if status is None else bool(status),
         "lock_sha256": sha256(lock) if lock.exists() else None,
-        "versions": {name: version(name) for name in PACKAGES if is_installed(name)}
-        | {"python": platform.python_version()},
+        "versions": installed(*PACKAGES) | {"python": platform.python_version()},
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "processes": processes().num_processes,
