@@ -27,27 +27,26 @@ def accuracy(
     results: Results, workflow: str, policy: str, task: str, at: str, since: str | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Measured | None:  # fmt: skip
-    """Validation accuracy at a named checkpoint, or its gain since another; None where no such run is finished."""
+    """Validation accuracy at a named checkpoint, or its gain since another; None without a run."""
     done = results.seeds(workflow, policy, task)
     rows = [row for row, seed in enumerate(done) if seeds is None or seed in seeds]
     if not rows:
         return None
-    outcomes = results.outcomes(workflow, policy, task, at)[rows]
-    before = None if since is None else results.outcomes(workflow, policy, task, since)[rows]
-    interval = bootstrap(outcomes) if before is None else difference(outcomes, before)
-    by_seed = (outcomes if before is None else outcomes - before).mean(axis=1).tolist()
+    after, before = (name and results.outcomes(workflow, policy, task, name)[rows] for name in (at, since))
+    interval = bootstrap(after) if before is None else difference(after, before)
+    by_seed = (after if before is None else after - before).mean(axis=1).tolist()
     return Measured(interval, dict(zip([done[row] for row in rows], by_seed, strict=True)))
 
 
 def base(results: Results, workflow: str, task: str) -> float | None:
     """Accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
-    curves = [validation(results, workflow, policy, task) for policy in POLICIES]
-    by_seed = {seed: curve[seed].loc[0] for curve in curves for seed in curve}
+    keys = [Key(workflow, policy, task, seed) for policy in POLICIES for seed in results.seeds(workflow, policy, task)]
+    by_seed = {key.seed: results.correct(key)[0].mean() for key in keys}
     return float(np.mean(list(by_seed.values()))) if by_seed else None
 
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:
-    """(workflow, task) -> the seeds that are finished under both policies, where there are any."""
+    """(workflow, task) -> the seeds with a run under both policies, where there are any."""
     found = {
         (w, t): [seed for seed in results.seeds(w, "ip", t) if seed in results.seeds(w, "sp", t)]
         for t, w in product(TASKS, WORKFLOWS)
@@ -57,11 +56,9 @@ def matched(results: Results) -> dict[tuple[str, str], list[int]]:
 
 def training(results: Results, workflow: str, policy: str, task: str) -> pd.DataFrame:
     """iteration x seed: training accuracy."""
-    table = results.table("metrics")
-    if table.empty:
-        return pd.DataFrame()
-    mine = table[(table["workflow"] == workflow) & (table["policy"] == policy) & (table["task"] == task)]
-    return mine.pivot(index="iteration", columns="seed", values="accuracy")
+    seeds = results.seeds(workflow, policy, task)
+    runs = {seed: results.of_run("metrics", Key(workflow, policy, task, seed)) for seed in seeds}
+    return pd.DataFrame({seed: run.set_index("iteration")["accuracy"] for seed, run in runs.items()})
 
 
 def validation(results: Results, workflow: str, policy: str, task: str) -> pd.DataFrame:
@@ -80,12 +77,9 @@ def typical(curves: pd.DataFrame) -> pd.Series:
     return curves.median(axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
 
 
-def entropy(results: Results, key: Key) -> pd.Series:
-    """iteration -> mean entropy of a run's tokens, all roles together under either policy, as in the released code."""
-    table = results.table("roles")
-    mine = table[(table[list(Key._fields)] == list(key)).all(axis=1)]
-    sums = (mine["entropy"] * mine["tokens"]).groupby(mine["iteration"]).sum()
-    return sums / mine.groupby("iteration")["tokens"].sum()
+def over_first(series: pd.Series) -> pd.Series:
+    """A positive series over its first value, the median of the first iterations: a single one is noisy."""
+    return series / series.iloc[:FIRST_ITERATIONS].median()
 
 
 def amplitudes(results: Results) -> pd.DataFrame:
@@ -93,27 +87,32 @@ def amplitudes(results: Results) -> pd.DataFrame:
 
     `chi2` and `chi2_after` are of the role with the largest one under IP, and of all tokens of the shared adapter under
     SP, much as the released code logs them; `chi2_role` and `chi2_after_role` of the role with the largest under both.
-    `grad_norm` is of single optimizer steps of an adapter, `entropy` the initial value minus the least.
+    `grad_norm` is of single optimizer steps of an adapter, `entropy` (per token, of all roles) the initial value minus the least.
     """
-    rows, ledger = [], results.table("ledger")
+    rows = []
     for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
         for seed in seeds:
             key = Key(workflow, policy, task, seed)
-            series, tokens = role_series(results, key), entropy(results, key)
-            of_roles = [part for role, part in series.items() if role != POOLED]
+            series, roles = role_series(results, key), results.of_run("roles", key)
             row: dict[str, object] = key._asdict()
             for name in ("chi2", "chi2_after"):
-                row[f"{name}_role"] = max(part[name].max() for part in of_roles)
+                row[f"{name}_role"] = max(part[name].max() for role, part in series.items() if role != POOLED)
                 row[name] = series[POOLED][name].max() if POOLED in series else row[f"{name}_role"]
-            row["grad_norm"] = ledger[(ledger[list(Key._fields)] == list(key)).all(axis=1)]["grad_norm"].max()
-            row["entropy"] = tokens.iloc[0] - tokens.min()
+            row["grad_norm"] = results.of_run("ledger", key)["grad_norm"].max()
+            by = (
+                roles.assign(entropy=roles["entropy"] * roles["tokens"])
+                .groupby("iteration")[["entropy", "tokens"]]
+                .sum()
+            )
+            entropy = by["entropy"] / by["tokens"]
+            row["entropy"] = entropy.iloc[0] - entropy.min()
             rows.append(row)
     names = ("chi2_role", "chi2", "chi2_after_role", "chi2_after", "grad_norm", "entropy")
     return pd.DataFrame(rows, columns=[*Key._fields, *names])
 
 
 def falls(results: Results) -> pd.DataFrame:
-    """Every finished multi-agent run: accuracy at its peak and its end, and the fall between, the largest first."""
+    """Every multi-agent run: accuracy at its peak and its end, and `fall`, the difference, the largest first."""
     rows = []
     for key in results.runs:
         if key.workflow in WORKFLOWS:
@@ -122,8 +121,3 @@ def falls(results: Results) -> pd.DataFrame:
             rows.append(key._asdict() | {"peak": peak, "final": final, "fall": peak - final})
     table = pd.DataFrame(rows, columns=[*Key._fields, "peak", "final", "fall"])
     return table.sort_values("fall", ascending=False, kind="stable", ignore_index=True)
-
-
-def over_first(series: pd.Series) -> pd.Series:
-    """A positive series over its first value, the median of the first iterations: a single one is noisy."""
-    return series / series.iloc[:FIRST_ITERATIONS].median()
