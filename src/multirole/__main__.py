@@ -31,14 +31,8 @@ def train(argv: list[str]) -> int:
         return _refused(error)
     from multirole import doctor, plan
     from multirole.core.distributed import processes
-    from multirole.core.trainer import MultiRoleGRPOTrainer
-    from multirole.experiment.presets import is_tiny
     from multirole.experiment.run import preflight, run_cell
     from multirole.inspector.progress import Progress
-
-    def examine(trainer: MultiRoleGRPOTrainer) -> None:
-        if not is_tiny(cell.scale) and launch.n_processes == 1:  # minutes of a GPU against a day of it
-            doctor.admit(trainer, cell.make_task())
 
     is_main = processes().is_main_process
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -49,7 +43,7 @@ def train(argv: list[str]) -> int:
             plan.check(cell, launch)
     except ValueError as error:
         return _refused(error)
-    folder = run_cell(cell, launch, callbacks=[Progress()], examine=examine)
+    folder = run_cell(cell, launch, callbacks=[Progress()], examine=doctor.admit)
     if is_main:
         sys.stdout.write(f"{folder}\n")
     return 0

@@ -299,11 +299,12 @@ def make_trainer(
 
 def run_cell(
     cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None,
-    examine: Callable[[MultiRoleGRPOTrainer], object] | None = None,
+    examine: Callable[[MultiRoleGRPOTrainer, Any], object] | None = None,
 ) -> Path:  # fmt: skip
     """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
 
-    `examine` is called with the trainer before the first iteration, and refuses by raising (`doctor.admit`).
+    `examine` is called with the trainer and the task before the first iteration, and refuses by raising (`doctor.admit`): minutes
+    of a GPU against a day of it. The embedded scales and several processes are not examined.
 
     A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
     had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
@@ -333,7 +334,7 @@ def run_cell(
 
 def _train(
     cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback],
-    examine: Callable[[MultiRoleGRPOTrainer], object] | None,
+    examine: Callable[[MultiRoleGRPOTrainer, Any], object] | None,
 ) -> None:  # fmt: skip
     """Everything between an open folder and its DONE, on each process."""
     is_main = processes().is_main_process
@@ -345,8 +346,8 @@ def _train(
         problems=(train, validation),
     )  # fmt: skip
     try:
-        if examine is not None:
-            examine(trainer)
+        if examine is not None and not is_tiny(cell.scale) and launch.n_processes == 1:
+            examine(trainer, cell.make_task())
         checkpoint = gather_objects(recorder.newest_checkpoint() if is_main else None)[0]
         if checkpoint and launch.n_processes > 1 and not launch.is_sharded and not torch.cuda.is_available():
             raise ValueError(
