@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from multirole.diagnostics.falls import first_fall
 from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_MARKERS, cell_name
 from multirole.paper.results import Key, Results
-from multirole.paper.write import STYLE
 
 FIRST = 10  # iterations: "early"
 BEFORE = 10  # iterations: "just before the fall"
@@ -92,90 +91,69 @@ def before_the_fall(results: Results, metrics: list[str], span: int = 30) -> pd.
     return pd.concat(rows, ignore_index=True)[columns] if rows else pd.DataFrame(columns=columns)
 
 
-@plt.rc_context(STYLE)
 def plot_coherence(results: Results) -> Figure:
-    """Coherence of same-role slots by iteration, one panel per cell with such a role, a line per seed; falls are dotted."""
-    found = [
-        (where, role["coherence"], fall) for where, role, fall in role_runs(results) if role["coherence"].notna().any()
+    """Coherence of same-role slots as the mean of three iterations, a panel per cell, a line per seed; falls are dotted."""
+    runs = [
+        (role["coherence"].rolling(3).mean().reset_index().assign(**where), fall)
+        for where, role, fall in role_runs(results)
     ]
-    cells = list(dict.fromkeys((w["workflow"], w["policy"], w["task"], w["role"]) for w, _, _ in found))
-    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
-    grid = figure.subplots(2, -(-len(cells) // 2), sharex=True, sharey=True, squeeze=False)
-    panels = dict(zip(cells, grid.flat, strict=False))
-    for where, series, fall in found:
-        axes = panels[where["workflow"], where["policy"], where["task"], where["role"]]
-        axes.plot(series.rolling(3).mean(), color=ROLE_COLOURS[where["role"]], lw=1, alpha=0.8)
-        if fall is not None:
-            axes.axvline(fall, color="0.5", lw=0.8, ls=":")
-    for (*cell, role), axes in panels.items():
-        axes.axhline(1, color="k", lw=0.6)
-        axes.axhline(0, color="0.7", lw=0.6)
-        axes.set_title(f"{cell_name(*cell)}: {role}")
-    grid[0, 0].set_ylim(-0.3, 1.05)
-    figure.supxlabel("iteration")
-    figure.supylabel("cosine between slots")
-    return figure
+    table = _named(pd.concat([run for run, _ in runs]).dropna(subset="coherence").reset_index(drop=True))
+    grid = _lines(table, "coherence", x="iteration", hue="role", palette=ROLE_COLOURS, units="seed", estimator=None)
+    for run, fall in runs:
+        if fall is not None and (panel := _named(run)["cell"].iloc[0]) in grid.axes_dict:
+            grid.axes_dict[panel].axvline(fall, color="0.5", lw=0.8, ls=":")
+    grid.refline(y=1, color="k", ls="-").refline(y=0, color="0.7", ls="-").set(ylabel="cosine between slots")
+    return _shown(grid)
 
 
-@plt.rc_context(STYLE)
 def plot_ownership(results: Results) -> Figure:
-    """Who owns the shared adapter: each role's share of its rows, tokens and gradient, one bar per measure, a panel per cell."""
-    cells = dict(iter(ownership(results).groupby(["workflow", "task"], sort=False)))
-    figure = Figure(figsize=(10.5, 2.8), layout="constrained")
-    for (workflow, task), axes in zip(
-        cells, figure.subplots(1, len(cells), sharey=True, squeeze=False)[0], strict=True
-    ):
-        shares = cells[workflow, task].groupby("role", sort=False)[list(SHARES.values())].mean().T
-        colours = [ROLE_COLOURS[role] for role in shares]
-        shares.plot.bar(stacked=True, ax=axes, legend=False, rot=0, width=0.7, color=colours)
-        axes.set_title(cell_name(workflow, "sp", task))
-    figure.axes[0].set_ylabel("share of the adapter")
-    handles = {label: h for axes in figure.axes for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles))
-    return figure
+    """Who owns the shared adapter: each role's share of its rows, tokens and gradient, over seeds, a panel per cell."""
+    table = _named(ownership(results)).melt(["cell", "role"], list(SHARES.values()), "of", "share of the adapter")
+    look = {"palette": ROLE_COLOURS, "height": 2.2, "aspect": 1.3, "errorbar": ("pi", 100)}
+    grid = sns.catplot(table, kind="bar", x="of", y="share of the adapter", hue="role", col="cell", col_wrap=3, **look)
+    return _shown(grid.set_titles("{col_name}").set(xlabel=None))
 
 
-@plt.rc_context(STYLE)
 def plot_steps_and_falls(results: Results) -> Figure:
     """Each run: optimizer steps per iteration of its busiest adapter against how far validation ends below its peak."""
-    table, look = steps_and_falls(results), {"alpha": 0.75, "s": 34, "lw": 0}
-    figure = Figure(figsize=(10.5, 3.6), layout="constrained")
-    titles = {"end": "last checkpoint minus peak", "lowest": "lowest later checkpoint minus peak"}
-    for (column, title), axes in zip(titles.items(), figure.subplots(1, 2, sharey=True), strict=True):
-        for (workflow, policy), part in table.groupby(["workflow", "policy"], sort=False):
-            colour = "0.3" if workflow == "single" else POLICY_COLOURS[policy]
-            axes.scatter(part["steps_per_iteration"], 100 * part[column], marker=WORKFLOW_MARKERS[workflow], color=colour,
-                         label=cell_name(workflow, policy), **look)  # fmt: skip
-        axes.set(title=title, xlabel="optimizer steps per iteration, busiest adapter")
-        axes.axhline(0, color="0.7", lw=0.6)
-    figure.axes[0].set_ylabel("percentage points")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-    return figure
+    names = {"end": "last checkpoint minus peak", "lowest": "lowest later checkpoint minus peak"}
+    table = steps_and_falls(results).rename(columns=names)
+    table = table.melt(
+        ["workflow", "policy", "steps_per_iteration"], list(names.values()), "at", "fraction of problems"
+    )
+    look = {"markers": WORKFLOW_MARKERS, "palette": POLICY_COLOURS, "height": 3.2, "alpha": 0.75}
+    grid = sns.relplot(
+        table, x="steps_per_iteration", y="fraction of problems", col="at", hue="policy", style="workflow", **look
+    )
+    return _shown(grid.set_titles("{col_name}"))
 
 
-@plt.rc_context(STYLE)
 def plot_before_the_fall(results: Results) -> Figure:
     """What moves before validation falls: medians over the falling runs' solver and other roles, with the middle half."""
-    titles = {"chi2_after": "χ² after the update", "grad_norm": "gradient norm", "coherence": "coherence of slots",
-              "entropy": "entropy (nats per token)"}  # fmt: skip
-    table = before_the_fall(results, list(titles))
-    table["role"] = np.where(table["role"].isin(SOLVERS), "solver", "judging or planning")
-    table["at"] = 5 * (table["at"].astype(float) / 5).round()
-    figure = Figure(figsize=(10.5, 2.9), layout="constrained")
-    for (metric, title), axes in zip(titles.items(), figure.subplots(1, len(titles)), strict=True):
-        sns.lineplot(
-            table,
-            x="at",
-            y=metric,
-            hue="role",
-            estimator="median",
-            errorbar=("pi", 50),
-            marker=".",
-            ax=axes,
-            legend=False,
-        )
-        axes.axvline(0, color="0.5", lw=0.8, ls=":")
-        axes.set(title=title, xlabel="iterations from the fall", ylabel=None)
-    figure.axes[0].set_yscale("symlog", linthresh=1e-3)
-    figure.legend(figure.axes[0].lines[:2], table["role"].unique(), loc="outside upper center", ncols=2)
-    return figure
+    metrics = ["chi2_after", "grad_norm", "coherence", "entropy"]
+    table = before_the_fall(results, metrics)
+    table = table.assign(at=5 * (table["at"].astype(float) / 5).round(), role=table["role"].isin(SOLVERS))
+    table["role"] = table["role"].map({True: "solver", False: "judging or planning"})
+    table = table.melt(["at", "role"], metrics, "cell", "value")
+    grid = _lines(
+        table, "value", x="at", hue="role", estimator="median", errorbar=("pi", 50), facet_kws={"sharey": False}
+    )
+    grid.axes_dict["chi2_after"].set_yscale("symlog", linthresh=1e-3)
+    return _shown(grid.refline(x=0).set(xlabel="iterations from the fall"))
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    cells = zip(table["workflow"], table["policy"], table["task"], strict=True)
+    return table.assign(cell=[cell_name(*cell) for cell in cells])
+
+
+def _lines(table: pd.DataFrame, y: str, **look: object) -> sns.FacetGrid:
+    """A panel per "cell", four in a row."""
+    return sns.relplot(table, y=y, kind="line", col="cell", col_wrap=4, height=2.2, lw=1, **look).set_titles(
+        "{col_name}"
+    )
+
+
+def _shown(grid: sns.FacetGrid) -> Figure:
+    plt.close(grid.figure)  # a notebook shows what a cell returns
+    return grid.figure
