@@ -53,22 +53,13 @@ class Micro:
 
 
 @dataclass
-class Step:
-    """An optimizer step, and how many tensors of each adapter it changed."""
-
-    adapter: str
-    rows: list[Row]
-    moved: dict[str, int]
-
-
-@dataclass
 class Trial:
-    """What was observed in one iteration."""
+    """What was observed in one iteration; each optimizer step with the number of tensors of each adapter that it changed."""
 
     episodes: list[Episode] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     micros: list[Micro] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[tuple[OptimizerStep, dict[str, int]]] = field(default_factory=list)
 
 
 def given_reward(problem: int, attempt: int) -> float:
@@ -80,7 +71,8 @@ class Watcher(MultiRoleCallback):
     """Records the events of an iteration."""
 
     def __init__(self, bench: "Bench") -> None:
-        self.bench, self.trial, self.held = bench, Trial(), {}
+        self.bench, self.trial = bench, Trial()
+        self.held: Weights = {}
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
@@ -94,7 +86,7 @@ class Watcher(MultiRoleCallback):
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
         gaps = (logps - batch["sampling_per_token_logps"])[batch["completion_mask"].bool()]
-        taken = sum(step.adapter == rows[0].adapter for step in self.trial.steps)
+        taken = sum(step.adapter == rows[0].adapter for step, _ in self.trial.steps)
         self.trial.micros.append(Micro(rows, taken, gaps.cpu(), *self.seen.pop()))
 
     def on_gradient(self, trainer: MultiRoleGRPOTrainer, adapter: str, gradient: Tensor) -> Tensor:
@@ -104,7 +96,7 @@ class Watcher(MultiRoleCallback):
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
         now = self.bench.weights()
         moved = {name: sum(not a.equal(b) for a, b in zip(now[name], self.held[name], strict=True)) for name in now}
-        self.trial.steps.append(Step(step.adapter, step.rows, moved))
+        self.trial.steps.append((step, moved))
 
     def on_forward(self, _: object, __: tuple, kwargs: dict[str, Any], output: Any) -> None:
         """Forward hook of the decoder: remember the positions whose outputs get a gradient."""
@@ -123,15 +115,9 @@ class Bench:
         """Ids of the problems in the order in which they were first rewarded."""
         self.watcher = Watcher(self)
         trainer.callback_handler.callbacks = [self.watcher]
-        n = N_PROBLEMS * trainer.args.num_generations
-        self.indices = list(itertools.islice(trainer._get_train_sampler(), n))
+        self.indices = list(itertools.islice(trainer._get_train_sampler(), trainer.args.n_episodes))
         self.spoil()
-
-    @property
-    def temperature(self) -> float:
-        return self.trainer.args.temperature
-
-    # ---- weights
+        self.new_optimizer()
 
     def weights(self) -> Weights:
         """A copy of every adapter."""
@@ -166,8 +152,6 @@ class Bench:
         prefix = self.model.base_model.prefix
         base = {name: p.detach() for name, p in self.model.named_parameters() if prefix not in name}
         return {name: int(p.view(kinds[p.element_size()]).sum(dtype=torch.int64)) for name, p in base.items()}
-
-    # ---- training
 
     def new_optimizer(self) -> None:
         """Forget the state of the optimizer."""
@@ -217,8 +201,6 @@ class Bench:
             for name in self.adapters for p in weights_of(self.model, name) if p in state for key in ("exp_avg", "exp_avg_sq")
         ]  # fmt: skip
 
-    # ---- what the checks compare with
-
     def plain(self, turn: Turn, adapter: str | None, temperature: float | None = None) -> Tensor:
         """Log-probs (C,) of a completion, on the host: the row alone, no padding, no fused head. `adapter` None is the base."""
         device = self.trainer.accelerator.device
@@ -229,7 +211,7 @@ class Bench:
         with self.trainer.accelerator.autocast(), torch.no_grad(), without:
             hidden = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
             logits = base.get_output_embeddings()(hidden[0, n_prompt - 1 : -1]).float()  # (C, V)
-        logprobs = (logits / (temperature or self.temperature)).log_softmax(-1)
+        logprobs = (logits / (temperature or self.trainer.args.temperature)).log_softmax(-1)
         return logprobs.gather(1, ids[0, n_prompt:, None])[:, 0].cpu()
 
     def grade(self, episodes: list[Episode]) -> list[Reward]:
@@ -242,7 +224,7 @@ class Bench:
             row = dict(trainer.train_dataset[places[episode.problem.id]])
             rows.append({name: value for name, value in row.items() if name != INDEX})
         trainer.score_episodes(copies, rows)
-        return [copy.reward for copy in copies]
+        return [episode.reward or Reward(float("nan")) for episode in copies]
 
 
 @contextmanager
@@ -268,16 +250,14 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     try:
         if args.gradient_checkpointing:  # as `train` does
             trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-        bench = Bench(trainer)
-        bench.new_optimizer()
-        yield bench
+        yield Bench(trainer)
         trainer.engine.sleep()
     finally:
         if args.gradient_checkpointing and not was_checkpointing:
             base.gradient_checkpointing_disable()
         handler.callbacks = callbacks
-        vars(trainer).clear()
-        vars(trainer).update(attributes)
+        trainer.__dict__.clear()
+        trainer.__dict__.update(attributes)
         trainer._published = -1
         model.set_adapter(active)
         model.zero_grad(set_to_none=True)

@@ -20,8 +20,8 @@ from multirole.tasks import TaskLike
 
 ROWS_OF_A_ROLE = 4
 """Rows of each role that are computed again."""
-LIMITS = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.1, math.inf)}
-"""dtype of the base -> mean and largest difference between log-probs of a token that rounding may make."""
+EXACT, ROUNDED = (1e-4, 1e-3), (0.1, math.inf)
+"""Mean and largest difference between log-probs of a token that rounding may make, in float32 and at half precision."""
 SHARE = 1 / 3
 """A difference may be at most this part of the one that a fault would make."""
 CERTAIN = -1e-3
@@ -52,13 +52,8 @@ class Case:
 
     def few(self, trial: Trial) -> list[Row]:
         """The first rows of each role."""
-        rows = sorted(
-            trial.rows, key=lambda row: (row.turn.role, row.episode.problem.id, row.episode.index, row.turn.slot)
-        )
-        by_role: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            by_role[row.turn.role].append(row)
-        return [row for mine in by_role.values() for row in mine[:ROWS_OF_A_ROLE]]
+        roles = {row.turn.role for row in trial.rows}
+        return [r for role in sorted(roles) for r in [r for r in trial.rows if r.turn.role == role][:ROWS_OF_A_ROLE]]
 
     def gaps(self, rows: list[Row], temperature: float | None = None) -> torch.Tensor:
         """|log-prob of the engine - plain log-prob under the present weights| per token."""
@@ -75,7 +70,8 @@ class Case:
 
     def compare(self, gaps: torch.Tensor, fault: float, what: str) -> Verdict:
         """Judge differences of log-probs against rounding, and against what a fault would make of them."""
-        limit, most = LIMITS[next(self.bench.model.get_base_model().parameters()).dtype]
+        is_exact = next(self.bench.model.get_base_model().parameters()).dtype == torch.float32
+        limit, most = EXACT if is_exact else ROUNDED
         mean, largest = gaps.mean().item(), gaps.max().item()
         return (
             mean <= min(limit, SHARE * fault) and largest <= most,
@@ -102,7 +98,7 @@ def published_weights(case: Case) -> Verdict:
 
 def temperature(case: Case) -> Verdict:
     """The engine's log-probs are those of logits / temperature."""
-    rows, given = case.few(case.first), case.bench.temperature
+    rows, given = case.few(case.first), case.bench.trainer.args.temperature
     other = 1.0 if given != 1.0 else 0.7
     case.bench.put(case.weights[0])
     return case.compare(case.gaps(rows), case.gaps(rows, other).mean().item(), f"temperature {other:g}, not {given:g},")
@@ -141,18 +137,18 @@ def adapters(case: Case) -> Verdict:
     """A step on the rows of a role changes the tensors of the role's adapter and no other tensor."""
     policy, own, others = case.bench.trainer.policy, [], 0
     sizes = {name: len(tensors) for name, tensors in case.weights[0].items()}
-    for step in case.first.steps:
+    for step, moved in case.first.steps:
         owners = {policy[row.turn.role] for row in step.rows}
-        own += [(step.moved[name], sizes[name]) for name in owners]
-        others += sum(n for name, n in step.moved.items() if owners != {name})
+        own += [(moved[name], sizes[name]) for name in owners]
+        others += sum(n for name, n in moved.items() if owners != {name})
     now = case.bench.checksums()
     changed = sum(now[name] != value for name, value in case.base.items())
-    idle = set(policy.values()) - {step.adapter for step in case.first.steps}
+    idle = set(policy.values()) - {step.adapter for step, _ in case.first.steps}
     measured = (
         f"{len(own)} steps moved {sum(n for n, _ in own)} of {sum(n for _, n in own)} tensors of their own adapters, {others} of "
         f"others and {changed} of the base; {len(idle)} adapters took no step"
     )
-    holds = all(moved == size for moved, size in own) and not (others or changed or idle)
+    holds = all(n == size for n, size in own) and not (others or changed or idle)
     return holds, measured, "all of their own, 0, 0 and 0"
 
 
@@ -160,7 +156,7 @@ def advantages(case: Case) -> Verdict:
     """Every episode has its own reward, and rows are compared within their group alone."""
     bench, gap = case.bench, 0.0
     args = bench.trainer.args
-    swapped = sum(not math.isclose(e.reward.value, bench.due(e), abs_tol=1e-5) for e in case.first.episodes)
+    swapped = sum(e.reward is None or abs(e.reward.value - bench.due(e)) > 1e-5 for e in case.first.episodes)
     groups: dict[tuple, dict[int, tuple[float, list[float]]]] = defaultdict(dict)
     for row in case.first.rows:
         turn, is_episode = row.turn, args.advantage_group == "episode"
