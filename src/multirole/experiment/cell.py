@@ -6,13 +6,9 @@ same lines. Imports neither torch nor trl.
 """
 
 import hashlib
-import importlib.util
 import json
-import re
-import sys
-from inspect import getattr_static, iscoroutinefunction
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PrivateAttr
@@ -20,8 +16,9 @@ from pydantic import PrivateAttr
 from multirole.core.policy import parse_policy
 from multirole.core.types import Workflow
 from multirole.experiment.launch import Launch
+from multirole.experiment.own import own_task, own_workflow
 from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, is_tiny
-from multirole.experiment.settings import Parameter, Settings, did_you_mean, option, parameters, unknown_name
+from multirole.experiment.settings import Parameter, Settings, option, parameters, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
 if TYPE_CHECKING:
@@ -187,65 +184,49 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         preset: str = "paper",
         **settings: object,
     ) -> None:
-        own_workflow, own_task = _own_workflow(workflow), _own_task(task)
-        roles = list((own_workflow or WORKFLOWS[str(workflow)]()).roles)
-        coordinates = {"task": task, "scale": scale, "seed": seed, "preset": preset}
+        found = {"workflow": own_workflow(workflow, WORKFLOWS), "task": own_task(task, TASKS)}
+        own = {name: one[0] for name, one in found.items() if one is not None}
+        roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), Voting)()).roles)
         given = {name: value for name, value in settings.items() if value is not None}
         if isinstance(given.get("kl_anchor"), str):
             given["kl_anchor"] = _one_spelling(parse_anchors(str(given["kl_anchor"]), roles))
         super().__init__(
-            workflow=workflow, policy=parse_policy(policy, roles), **coordinates,
+            workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset) | given,
         )  # fmt: skip
-        self._check_together(own_task)
-        self._workflow, self._task = own_workflow, own_task
-        if own_workflow is not None:
-            code = f"{own_workflow.roles} {_source(type(own_workflow).run)}"
-            self._digests["workflow_sha256"] = _digest(workflow, code)
-        if own_task is not None:
-            members = [*vars(type(own_task)).values(), *vars(own_task).values()]
-            code = f"{own_task.describe()} {[_source(value) for value in members]}"
-            self._digests["task_sha256"] = _digest(task, code)
+        self._workflow, self._task = own.get("workflow"), own.get("task")
+        self._digests = {f"{name}_sha256": one[1] for name, one in found.items() if one is not None}
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
 
-    def _check_together(self, own_task: object) -> None:
-        """Refuse values that are good alone and impossible together, and paths that do not exist."""
+    def _problems(self) -> Iterator[str]:
+        """Values that are good alone and impossible together, and paths that do not exist."""
         if isinstance(self.kl_anchor, float) and self.kl_anchor < 0:
-            raise ValueError(f"`kl_anchor` must be a non-negative number or one per role, got {self.kl_anchor}.")
+            yield f"`kl_anchor` must be a non-negative number or one per role, got {self.kl_anchor}."
         if self.n_train is not None and self.n_train < self.n_problems:
-            raise ValueError(
-                f"`n_train` must be at least `n_problems` (the {self.n_problems} of one iteration), got {self.n_train}."
-            )
+            yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
-            raise ValueError(
-                f"`step_tokens` and `updates='tokens'` belong together, got step_tokens={self.step_tokens} and "
-                f"updates={self.updates!r}. Write both, such as updates='tokens', step_tokens=4096, or neither."
+            yield (
+                f"`updates='tokens'` and `step_tokens` belong together, got updates={self.updates!r} and "
+                f"step_tokens={self.step_tokens}. Write both, such as updates='tokens', step_tokens=4096, or neither."
             )
         if self.updates == "tokens" and self.minibatch_split == "sequential":
-            raise ValueError(
+            yield (
                 "`minibatch_split='sequential'` divides a partial step by the rows of a full one, and the steps of "
                 "`updates='tokens'` have no fixed number of rows. Write minibatch_split='even'."
             )
-        if is_tiny(self.scale):
-            for name, value in (("model", self.model), ("data", self.data)):
-                if value is not None:
-                    raise ValueError(
-                        f"`{name}` cannot be set at scale={self.scale!r}, whose model and tasks are embedded, got {value!r}. "
-                        "Write scale='0.6b', or pass a task of your own."
-                    )
-            if self.renderer != "chat_template":
-                raise ValueError(
-                    f"`renderer` must be 'chat_template' at scale={self.scale!r}, got {self.renderer!r}: the embedded model "
-                    "was trained with that format only."
+        if is_tiny(self.scale) and self.renderer != "chat_template":
+            yield f"`renderer` must be 'chat_template' at scale={self.scale!r}, got {self.renderer!r}."
+        for name, path in (("model", self.model), ("data", self.data)):
+            if path is not None and is_tiny(self.scale):
+                yield (
+                    f"`{name}` cannot be set at scale={self.scale!r}, whose model and tasks are embedded, got {path!r}. Write "
+                    "scale='0.6b', or a task of your own."
                 )
-        if own_task is not None and self.data is not None:
-            raise ValueError(
-                "`data` replaces the rows of task='math' or 'code'. A task of your own has its rows already."
-            )
-        for name, value in (("model", self.model), ("data", self.data)):
-            if value is not None and not Path(value).expanduser().exists():
-                raise ValueError(
-                    f"`{name}` must be an existing local path, got {value!r}. Leave it out for the pinned download."
-                )
+            elif path is not None and not Path(path).expanduser().exists():
+                yield f"`{name}` must be an existing local path, got {path!r}. Leave it out for the pinned download."
+        if self._task is not None and self.data is not None:
+            yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
 
     # ---- what a cell is made of
 
@@ -307,15 +288,11 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
             return parse_anchors(self.kl_anchor, list(self.policy))
         return dict.fromkeys(self.policy, self.kl_anchor)
 
-    def step_rows(self, n_rows: int) -> int:
-        """Rows of a full optimizer step of an adapter that owns `n_rows` rows of an iteration."""
-        return max(1, n_rows) if self.updates == "one" else self.n_problems * self.n_episodes
-
     def n_steps(self, n_rows: int, n_tokens: int) -> int:
         """Optimizer steps of an adapter that owns so many rows, with so many completion tokens, of an iteration."""
         if self.step_tokens is not None:
             return min(n_rows, -(-n_tokens // self.step_tokens))
-        return -(-n_rows // self.step_rows(n_rows))
+        return min(1, n_rows) if self.updates == "one" else -(-n_rows // (self.n_problems * self.n_episodes))
 
     # ---- names and records
 
@@ -442,99 +419,3 @@ def _one_spelling(anchors: dict[str, float]) -> float | str:
     if len(set(anchors.values())) == 1:
         return next(iter(anchors.values()))
     return ",".join(f"{role}={weight}" for role, weight in anchors.items() if weight)
-
-
-# ---- one's own workflow and task
-
-
-def _own_workflow(given: object) -> Workflow | None:
-    """The user's workflow, from an object or "path/to/file.py:Name"; None for a built-in one."""
-    if isinstance(given, str) and given in WORKFLOWS:
-        return None
-    workflow = _loaded("workflow", given, list(WORKFLOWS))
-    if not iscoroutinefunction(getattr_static(workflow, "run", None)):
-        raise ValueError(f"The workflow {given!r} must have a coroutine method `async def run(self, problem, call)`.")
-    roles = getattr_static(workflow, "roles", None)
-    if not isinstance(workflow.roles if roles is not None else None, dict) or not workflow.roles:
-        raise ValueError(f"The workflow {given!r} must have `roles`, such as {{'debater': 2, 'judge': 1}}.")
-    _check_name("workflow", workflow, WORKFLOWS)
-    return workflow
-
-
-def _own_task(given: object) -> Any:
-    """The user's task, from an object or "path/to/file.py:name"; None for a built-in one."""
-    if isinstance(given, str) and given in TASKS:
-        return None
-    task = _loaded("task", given, list(TASKS))
-    for name in ("problems", "extract", "score", "describe"):
-        if getattr_static(task, name, None) is None:
-            raise ValueError(
-                f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
-            )
-    _check_name("task", task, TASKS)
-    return task
-
-
-def _loaded(kind: str, given: object, builtin: list[str]) -> Any:
-    """An object as it was passed, or from a file; a class is called without arguments."""
-    if isinstance(given, str):
-        if ".py:" not in given:
-            raise ValueError(
-                f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
-                + did_you_mean(given, builtin)
-            )
-        given = _load(given, kind)
-    return given() if isinstance(given, type) else given
-
-
-def _check_name(kind: str, own: Any, builtin: object) -> None:
-    """Refuse a name that cannot be part of a folder's name, or that a built-in has."""
-    name = getattr_static(own, "name", None) and own.name
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise ValueError(f"The name of a {kind} must be a plain identifier such as 'debate', got {name!r}.")
-    if name in builtin:  # type: ignore[operator]
-        raise ValueError(
-            f"{name!r} is the name of a built-in {kind}, whose results it would be mixed with. Rename yours."
-        )
-
-
-def _digest(given: object, code: str) -> str:
-    """The sha256 of the file that an own workflow or task was named by, or else of what distinguishes the object."""
-    content = Path(given.rpartition(":")[0]).expanduser().read_bytes() if isinstance(given, str) else code.encode()
-    return hashlib.sha256(content).hexdigest()
-
-
-def _source(value: object) -> str:
-    """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
-    code = value.__code__ if isinstance(value, FunctionType) else value
-    if not isinstance(code, CodeType):
-        return ""
-    constants = [
-        _source(one)
-        if isinstance(one, CodeType)
-        else repr(sorted(one, key=repr) if isinstance(one, frozenset) else one)
-        for one in code.co_consts
-    ]
-    return " ".join([code.co_code.hex(), *code.co_names, *constants])
-
-
-def _load(spec: str, kind: str) -> Any:
-    """The object of a name in a Python file, "path/to/file.py:Name". A changed file is loaded anew."""
-    path, _, name = spec.rpartition(":")
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"`{kind}` must name an existing file, got {spec!r}.")
-    module_name = f"{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
-    if module_name not in sys.modules:
-        module_spec = importlib.util.spec_from_file_location(module_name, file)
-        assert module_spec is not None and module_spec.loader is not None
-        sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
-        try:
-            module_spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[module_name]
-            raise
-    members = vars(sys.modules[module_name])
-    if name not in members:
-        raise ValueError(f"{path} defines no {name!r}, got `{kind}`={spec!r}." + did_you_mean(name, members))
-    return members[name]

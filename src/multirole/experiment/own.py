@@ -1,0 +1,106 @@
+"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest."""
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Collection
+from inspect import getattr_static, iscoroutinefunction
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from multirole.experiment.settings import did_you_mean
+
+
+def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
+    """The user's workflow and its digest; None for a built-in one's name."""
+    if isinstance(given, str) and given in builtin:
+        return None
+    workflow = _object("workflow", given, builtin)
+    if not iscoroutinefunction(getattr_static(workflow, "run", None)):
+        raise ValueError(f"The workflow {given!r} must have a coroutine method `async def run(self, problem, call)`.")
+    if getattr_static(workflow, "roles", None) is None or not isinstance(workflow.roles, dict) or not workflow.roles:
+        raise ValueError(f"The workflow {given!r} must have `roles`, such as {{'debater': 2, 'judge': 1}}.")
+    _check_name("workflow", workflow, builtin)
+    return workflow, _digest(given, f"{workflow.roles} {_source(type(workflow).run)}")
+
+
+def own_task(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
+    """The user's task and its digest; None for a built-in one's name."""
+    if isinstance(given, str) and given in builtin:
+        return None
+    task = _object("task", given, builtin)
+    for name in ("problems", "extract", "score", "describe"):
+        if getattr_static(task, name, None) is None:
+            raise ValueError(
+                f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
+            )
+    _check_name("task", task, builtin)
+    members = [*vars(type(task)).values(), *vars(task).values()]
+    return task, _digest(given, f"{task.describe()} {[_source(member) for member in members]}")
+
+
+def _object(kind: str, given: object, builtin: Collection[str]) -> Any:
+    """An object as it was passed, or from a file; a class is called without arguments."""
+    if isinstance(given, str):
+        if ".py:" not in given:
+            raise ValueError(
+                f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
+                + did_you_mean(given, builtin)
+            )
+        given = load(given, kind)
+    return given() if isinstance(given, type) else given
+
+
+def load(spec: str, kind: str) -> Any:
+    """The object of a name in a Python file, "path/to/file.py:Name". A changed file is loaded anew."""
+    path, _, name = spec.rpartition(":")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"`{kind}` must name an existing file, got {spec!r}.")
+    module_name = f"{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
+    if module_name not in sys.modules:
+        module_spec = importlib.util.spec_from_file_location(module_name, file)
+        assert module_spec is not None and module_spec.loader is not None
+        sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
+        try:
+            module_spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+    members = vars(sys.modules[module_name])
+    if name not in members:
+        raise ValueError(f"{path} defines no {name!r}, got `{kind}`={spec!r}." + did_you_mean(name, members))
+    return members[name]
+
+
+def _check_name(kind: str, own: Any, builtin: Collection[str]) -> None:
+    """Refuse a name that cannot be part of a folder's name, or that a built-in has."""
+    name = getattr_static(own, "name", None) and own.name
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise ValueError(f"The name of a {kind} must be a plain identifier such as 'debate', got {name!r}.")
+    if name in builtin:
+        raise ValueError(
+            f"{name!r} is the name of a built-in {kind}, whose results it would be mixed with. Rename yours."
+        )
+
+
+def _digest(given: object, code: str) -> str:
+    """The sha256 of the file that an own workflow or task was named by, or else of what distinguishes the object."""
+    content = Path(given.rpartition(":")[0]).expanduser().read_bytes() if isinstance(given, str) else code.encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _source(value: object) -> str:
+    """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
+    code = value.__code__ if isinstance(value, FunctionType) else value
+    if not isinstance(code, CodeType):
+        return ""
+    constants = [
+        _source(one)
+        if isinstance(one, CodeType)
+        else repr(sorted(one, key=repr) if isinstance(one, frozenset) else one)
+        for one in code.co_consts
+    ]
+    return " ".join([code.co_code.hex(), *code.co_names, *constants])
