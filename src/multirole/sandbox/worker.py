@@ -22,6 +22,7 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "LC_ALL": "C.UTF-8",
     "HOME": "/",
+    "LD_BIND_NOW": "1",  # else each test's process looks up the functions of shared libraries again
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space that a program may have
 }
 

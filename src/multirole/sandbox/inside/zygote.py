@@ -143,7 +143,9 @@ def main() -> None:
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed
     most_tasks = count_tasks() + SPARE_TASKS
     level = walls.lock_down([".", *library_folders()], may_fork=True)
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most_tasks = MOST_TASKS if "setuid" in level else most_tasks
+    most_tasks = most_tasks if hard == resource.RLIM_INFINITY else min(most_tasks, hard)
     filters = walls.build_filters() if "seccomp" in level else None
     channel = socket.socket(fileno=wire.CHANNEL)
     hello = f"{level}+rlimits".lstrip("+").encode()
