@@ -155,7 +155,7 @@ def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):
 def test_the_farthest_fall_is_the_one_that_was_made_to_fall(finished):
     worst = falls(finished).groupby("policy").first().loc["ip"]
     assert (worst["workflow"], worst["task"]) == ("voting", "math")
-    curve = table_of(finished, "eval", Key("voting", "ip", "math", worst["seed"])).groupby("step")["correct"].mean()
+    curve = table_of(finished, "eval", Key("voting", "ip", "math", int(worst["seed"]))).groupby("step")["correct"].mean()
     assert worst["fall"] == pytest.approx(curve[curve.index > 0].max() - curve.iloc[-1])
     assert "single" not in set(falls(finished)["workflow"])
 

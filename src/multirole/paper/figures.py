@@ -164,7 +164,7 @@ def figure_6_falls(results: Results) -> Plate:
     for policy, run in measures.falls(results).groupby("policy", sort=True).first().iterrows():
         cell = run["workflow"], policy, run["task"]
         title = f"{cell_name(*cell)}, seed {run['seed']}: {run['peak']:.0%} to {run['final']:.0%}"
-        columns.append(cliffs.Column(title, *cell, (run["seed"],), has_alarms=True))
+        columns.append(cliffs.Column(title, *cell, (int(run["seed"]),), has_alarms=True))
     return _cliffs(results, "figure_6_falls", columns)
 
 
