@@ -1,10 +1,10 @@
 """How well the alarms announce falls: replays them over recorded runs and prints three numbers.
 
-    python benchmarks/alarms.py RESULTS_DIR... [--levels] [--out FILE.json]
+    python benchmarks/alarms.py results/tiny-s [--runs PATTERN...] [--levels] [--out FILE.json]
 
-A run *falls* at the first evaluation that lies 5 points below the best one before it. A *healthy* run does not, and trains at the
-preset's own learning rate and schedule; one that was pushed harder and did not fall is *strained*: alarms there may be right about
-a role all the same, so they are counted apart. The numbers:
+`multirole.diagnostics.falls` defines a *fall*. A *healthy* run does not fall, and trains at the preset's own learning rate and
+schedule; one that was pushed harder and did not fall is *strained*: alarms there may be right about a role all the same, so
+they are counted apart. The numbers:
 
 - announced: falls with an alarm before that evaluation, over all falls. Goal: at least 0.9.
 - false alarms per 1,000 iterations of healthy runs. Goal: at most 1.
@@ -22,60 +22,54 @@ import json
 import statistics
 import sys
 from collections import Counter
+from fnmatch import fnmatch
 from itertools import groupby, product
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 
 from multirole.diagnostics.alarm_rules import READ, THRESHOLDS, WATCHED
 from multirole.diagnostics.alarms import Alarms
-from multirole.experiment.presets import defaults
-from multirole.experiment.record import is_done
+from multirole.diagnostics.falls import first_fall
+from multirole.experiment.cell import Cell
 from multirole.experiment.storage import write_text
-from multirole.paper.statistics import first_fall
+from multirole.paper import pack
 
 
-def find_runs(folders: list[Path]) -> list[Path]:
-    """Finished runs at or below these folders."""
-    found = {path.parent for folder in folders for path in folder.glob("**/roles.parquet")}
-    runs = sorted(folder for folder in found if is_done(folder))
-    if not runs:
-        raise ValueError(f"{[str(f) for f in folders]} hold no finished run: pass a results folder, such as results")
-    return runs
+def find_runs(folder: Path, patterns: list[str]) -> dict[str, Cell]:
+    """Name -> cell of the packed runs whose names match a pattern."""
+    index = pack.index(folder)
+    runs = index[index["kind"] == "run"] if len(index) else index
+    found = {
+        run.run: Cell(**json.loads(run.settings))
+        for run in runs.itertuples()
+        if any(fnmatch(run.run, pattern) for pattern in patterns)
+    }
+    if not found:
+        raise ValueError(
+            f"{folder} holds no packed run whose name matches {patterns}. Pass a folder such as results/tiny-s."
+        )
+    return found
 
 
-def fall_of(folder: Path) -> tuple[int, int] | None:
-    """A run's first fall, None for a healthy run."""
-    return first_fall(pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean())
-
-
-def is_pushed(folder: Path) -> bool:
+def is_pushed(cell: Cell) -> bool:
     """Whether a run trains at another learning rate or schedule than its scale's own."""
-    config = json.loads((folder / "config.json").read_text())
-    own = defaults(config["workflow"], config["task"], config["scale"], config["preset"])
-    return any(config[name] != own[name] for name in ("learning_rate", "lr_schedule"))
+    return bool({"learning_rate", "lr_schedule"} & set(cell.changed()))
 
 
-def prepare(folder: Path) -> tuple[Alarms, list[dict]]:
-    """A run's alarms before its first row, and its rows. Slots are read off the recorded turns, for any workflow."""
-    policy = json.loads((folder / "config.json").read_text())["policy"]
-    turns = pd.concat(
-        pd.read_parquet(path, columns=["role", "slot"]) for path in sorted(folder.glob("turns/*.parquet"))
-    )
-    slots = turns.groupby("role")["slot"].max() + 1
-    alarms = Alarms(policy, {role: int(slots.get(role, 1)) for role in policy})
-    return alarms, pq.read_table(folder / "roles.parquet").to_pylist()
+def prepare(folder: Path, name: str, cell: Cell) -> tuple[Alarms, list[dict]]:
+    """A run's alarms before its first row, and its rows."""
+    return Alarms(cell.policy, cell.make_workflow().roles), pack.read(folder, "roles", [name]).to_dict("records")
 
 
-def levels(folders: list[Path]) -> pd.DataFrame:
+def levels(folder: Path, runs: dict[str, Cell]) -> pd.DataFrame:
     """Metric x slots over every iteration after the baseline: highest level, rise, fall and ratio to the baseline.
 
     `capped_rise` is `History.rise` with the threshold of chi2 or chi2_after.
     """
     rows = []
-    for folder in folders:
-        alarms, turns = prepare(folder)
+    for name, cell in runs.items():
+        alarms, turns = prepare(folder, name, cell)
         history = alarms.history
         for iteration, group in groupby(turns, key=lambda row: row["iteration"]):
             alarms.update(iteration, {row["role"]: {k: row[k] for k in row if k in READ} for row in group})
@@ -86,8 +80,8 @@ def levels(folders: list[Path]) -> pd.DataFrame:
                 ratio = pair[0] / pair[1] if pair[1] > 0 else None
                 values = {"level": pair[0], "rise": pair[0] - pair[1], "fall": pair[1] - pair[0], "ratio": ratio}
                 if metric in ("chi2", "chi2_after"):
-                    name = metric if history.slots[role] > 1 else f"{metric}_one"
-                    rise = history.rise(role, metric, THRESHOLDS[name].value)
+                    limit = metric if history.slots[role] > 1 else f"{metric}_one"
+                    rise = history.rise(role, metric, THRESHOLDS[limit].value)
                     values["capped_rise"] = None if rise is None else rise[0]
                 if metric == "coherence":
                     values["mean"] = history.mean(role, metric)
@@ -96,17 +90,18 @@ def levels(folders: list[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby(["metric", "slots"]).max()
 
 
-def examine(folder: Path) -> dict[str, object]:
+def examine(folder: Path, name: str, cell: Cell) -> dict[str, object]:
     """One run's line: whether and when it falls, what was announced and when."""
-    (alarms, rows), fall = prepare(folder), fall_of(folder)
+    alarms, rows = prepare(folder, name, cell)
+    fall = first_fall(pack.read(folder, "eval", [name], ["run", "step", "correct"]).groupby("step")["correct"].mean())
     alarms.replay(rows)
-    before, shown = fall or (None, None)
+    before, shown = fall[:2] if fall else (None, None)
     early = [row for row in alarms.log if shown is None or row["iteration"] < shown]
     first = early[0] if early else None
     return {
-        "run": folder.name,
+        "run": name,
         "iterations": len(alarms.history.iterations),
-        "pushed": is_pushed(folder),
+        "pushed": is_pushed(cell),
         "fall": None if fall is None else [before, shown],
         "alarms": [[row["iteration"], row["alarm"], row["role"]] for row in alarms.log],
         "first": None if first is None else f"{first['iteration']} {first['alarm']} ({first['role']})",
@@ -142,12 +137,13 @@ def summarise(runs: list[dict]) -> dict[str, object]:
 def main(argv: list[str]) -> None:
     """Print every run, then the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, whose runs are packed")
+    parser.add_argument("--runs", nargs="+", default=["*"], metavar="PATTERN", help="names of runs, such as '*-s3-*'")
     parser.add_argument("--levels", action="store_true", help="also print how far healthy metrics move")
     parser.add_argument("--out", type=Path, help="also write the runs and the numbers as JSON")
     arguments = parser.parse_args(argv)
-    folders = find_runs(arguments.folders)
-    runs = [examine(folder) for folder in folders]
+    found = find_runs(arguments.folder, arguments.runs)
+    runs = [examine(arguments.folder, name, cell) for name, cell in found.items()]
     for run in runs:
         still = "strained" if run["pushed"] else "healthy"
         state = f"falls between {run['fall'][0]} and {run['fall'][1]}" if run["fall"] else still
@@ -158,8 +154,8 @@ def main(argv: list[str]) -> None:
     numbers = summarise(runs)
     print(json.dumps(numbers, indent=2))
     if arguments.levels:
-        healthy = [f for f, run in zip(folders, runs, strict=True) if not run["fall"] and not run["pushed"]]
-        print(levels(healthy).round(4).to_string())
+        healthy = {run["run"]: found[run["run"]] for run in runs if not run["fall"] and not run["pushed"]}
+        print(levels(arguments.folder, healthy).round(4).to_string())
     if arguments.out:
         write_text(arguments.out, json.dumps({"summary": numbers, "runs": runs}, indent=2))
 
