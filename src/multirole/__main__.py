@@ -43,7 +43,7 @@ def train(argv: list[str]) -> int:
             plan.check(cell, launch)
     except ValueError as error:
         return _refused(error)
-    folder = run_cell(cell, launch, callbacks=[Progress()], examine=doctor.admit)
+    folder = run_cell(cell, launch, callbacks=[Progress()], examine=doctor.examiner(cell))
     if is_main:
         sys.stdout.write(f"{folder}\n")
     return 0

@@ -190,8 +190,8 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         given = {name: value for name, value in settings.items() if value is not None}
         if isinstance(given.get("kl_anchor"), str):
             given["kl_anchor"] = _one_spelling(parse_anchors(str(given["kl_anchor"]), roles))
-        super().__init__(
-            workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
+        Settings.__init__(
+            self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset) | given,
         )  # fmt: skip
         self._workflow, self._task = own.get("workflow"), own.get("task")
@@ -379,21 +379,22 @@ def cell_parameters() -> list[Parameter]:
     return parameters(*GROUPS, Launch)
 
 
-def preset_values(workflow: object, task: object, scale: object, preset: object) -> dict[str, Any]:
+def preset_values(workflow: object, task: Any, scale: object, preset: object) -> dict[str, Any]:
     """The value of every setting that is not given."""
     values: dict[str, Any] = {}
     for name, field in Cell.model_fields.items():
         if name not in Coordinates.model_fields:
-            at = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            values[name] = at.get("released_code", field.default) if preset == "released_code" else field.default
-            values[name] = at.get("tiny", values[name]) if is_tiny(scale) else values[name]
-    kind = task if task in TASKS else "math"
+            special = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            values[name] = special.get("released_code", field.default) if preset == "released_code" else field.default
+            values[name] = special.get("tiny", values[name]) if is_tiny(scale) else values[name]
+    is_own = not isinstance(task, str) or task not in TASKS
+    kind = "math" if is_own else task
     values["rounds"] = ROUNDS[kind]
     if not is_tiny(scale):
-        at = (workflow if workflow in WORKFLOWS else "voting", kind)
-        values["max_prompt_tokens"], values["max_response_tokens"] = LENGTHS[at]
-    if task not in TASKS:
-        values |= {"n_train": None, "n_validation": None}  # all rows of one's own
+        like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
+        values["max_prompt_tokens"], values["max_response_tokens"] = LENGTHS[like, kind]
+    if is_own:
+        values |= {"n_train": None, "n_validation": None}  # all rows
     if preset == "released_code" and (workflow, task) == ("voting", "math"):
         values["advantage_group"] = "slot"
     return values

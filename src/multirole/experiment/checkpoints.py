@@ -162,7 +162,7 @@ def newest_whole(folder: Path) -> Path | None:
 
     Warns of each newer one. Raises ValueError where there are some and none is whole.
     """
-    config, problems = json.loads((folder / "config.json").read_text()), []
+    config, problems = json.loads((folder / "config.json").read_text()), list[str]()
     for checkpoint in checkpoints(folder):
         problem = damage(checkpoint, config)
         if problem is None:

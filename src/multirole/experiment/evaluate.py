@@ -20,8 +20,8 @@ from pathlib import Path
 
 from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import Rollout
-from multirole.core.types import Episode
-from multirole.diagnostics.judging import grade
+from multirole.core.types import Answer, Episode
+from multirole.diagnostics.judging import Scorer, grade
 from multirole.experiment.adapters import load_adapters
 from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
 from multirole.experiment.folders import folder_of, is_done, make_folder, make_writable, write_done
@@ -82,7 +82,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path) -> None:
             score(episodes, task)
             grade(episodes, [solver_of(cell)], task)
             rows = [_row(step, episode) for episode in episodes]
-            logger.info("step %d: accuracy %.3f", step, sum(row["correct"] for row in rows) / len(rows))
+            logger.info("step %d: accuracy %.3f", step, sum(bool(row["correct"]) for row in rows) / len(rows))
             read = {problem.id for problem in problems[:N_READ]}
             outcomes += rows
             turns += [
@@ -100,9 +100,9 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path) -> None:
     write_done(folder)
 
 
-def score(episodes: list[Episode], task: object) -> None:
+def score(episodes: list[Episode], task: Scorer) -> None:
     """Set the outcome reward of each episode (paper A.7)."""
-    answers = [episode.answer for episode in episodes]
+    answers = [episode.answer or Answer("") for episode in episodes]
     rewards = task.score([e.problem for e in episodes], [answer.text for answer in answers])
     for episode, answer, reward in zip(episodes, answers, rewards, strict=True):
         episode.reward = reward if answer.reason is None else replace(reward, reason=answer.reason)

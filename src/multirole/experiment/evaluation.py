@@ -51,7 +51,7 @@ class Evaluation(Choice):
             checkpoints = CHECKPOINTS.get(adapters, "all")
         if adapters != "own":  # whose adapters these are is no part of the cell, and equal evaluations share a folder
             cell = cell.replace(policy="sp")
-        super().__init__(cell=cell, adapters=adapters, checkpoints=checkpoints, n_rollouts=n_rollouts)
+        Settings.__init__(self, cell=cell, adapters=adapters, checkpoints=checkpoints, n_rollouts=n_rollouts)
         names = checkpoints.split(",")
         if checkpoints != "all" and not all(name in NAMED or name.isdecimal() for name in names):
             raise ValueError(

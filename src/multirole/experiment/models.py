@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Offl
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS, Shape, is_tiny
 
-FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 NEEDED = ("config.json", "tokenizer_config.json")
 HUB_SECONDS = 5.0
 

@@ -103,7 +103,8 @@ class Recorder:
 
         Raises ValueError, before anything is dropped, where a table is not what the checkpoint says.
         """
-        step, manifest, staged = 0, {"rows": {}, "turns": {}}, staging(self.folder)
+        step, staged = 0, staging(self.folder)
+        manifest: dict[str, dict] = {"rows": {}, "turns": {}}
         if checkpoint is not None:
             step, manifest = step_of(checkpoint), read_manifest(checkpoint)
         elif (self.folder / "metrics.parquet").exists() and not any(staged.glob("checkpoint-*")):

@@ -102,7 +102,7 @@ def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch =
     """The cell's rollout engine, where there is no trainer to build it: for evaluations."""
     processes()  # torch.distributed belongs to accelerate: vLLM would otherwise set it up its own way
     max_length = cell.max_prompt_tokens + cell.max_response_tokens
-    engine = load_engine(engine_of(cell))
+    engine: Any = load_engine(engine_of(cell))
     if engine_of(cell) == "vllm":
         return engine(
             str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length,
@@ -229,16 +229,17 @@ class CellTrainer(MultiRoleGRPOTrainer):
     alarms: Alarms
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        step, staged = self.state.global_step, self.saving.staged
+        step, recorder, staged = self.state.global_step, self.recorder, self.saving.staged
         own, named = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
         weights = {name: full(p.detach()) for name, p in named if own in name}
-        phases = [
-            lambda: super(CellTrainer, self)._save_checkpoint(model, trial),
-            lambda: self.recorder and self.peft_model.save_pretrained(staged / "adapters", state_dict=weights),
-            lambda: self.recorder and self.recorder.seal(step),
-        ]
-        if self.saving.attempt(step, phases) and self.recorder:
-            self.recorder.save(step)
+        phases: list[Callable[[], object]] = [lambda: super(CellTrainer, self)._save_checkpoint(model, trial)]
+        if recorder is not None:
+            phases.append(lambda: self.peft_model.save_pretrained(staged / "adapters", state_dict=weights))
+            phases.append(lambda: recorder.seal(step))
+        else:
+            phases += [lambda: None, lambda: None]  # every process goes through as many phases
+        if self.saving.attempt(step, phases) and recorder is not None:
+            recorder.save(step)
 
 
 def make_trainer(
@@ -299,12 +300,11 @@ def make_trainer(
 
 def run_cell(
     cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None,
-    examine: Callable[[MultiRoleGRPOTrainer, Any], object] | None = None,
+    examine: Callable[[MultiRoleGRPOTrainer], object] | None = None,
 ) -> Path:  # fmt: skip
     """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
 
-    `examine` is called with the trainer and the task before the first iteration, and refuses by raising (`doctor.admit`): minutes
-    of a GPU against a day of it. The embedded scales and several processes are not examined.
+    `examine` is called with the trainer before the first iteration, and refuses by raising (`doctor.examiner`).
 
     A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
     had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
@@ -334,7 +334,7 @@ def run_cell(
 
 def _train(
     cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback],
-    examine: Callable[[MultiRoleGRPOTrainer, Any], object] | None,
+    examine: Callable[[MultiRoleGRPOTrainer], object] | None,
 ) -> None:  # fmt: skip
     """Everything between an open folder and its DONE, on each process."""
     is_main = processes().is_main_process
@@ -346,8 +346,8 @@ def _train(
         problems=(train, validation),
     )  # fmt: skip
     try:
-        if examine is not None and not is_tiny(cell.scale) and launch.n_processes == 1:
-            examine(trainer, cell.make_task())
+        if examine is not None:
+            examine(trainer)
         checkpoint = gather_objects(recorder.newest_checkpoint() if is_main else None)[0]
         if checkpoint and launch.n_processes > 1 and not launch.is_sharded and not torch.cuda.is_available():
             raise ValueError(

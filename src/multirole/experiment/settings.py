@@ -94,7 +94,7 @@ class Parameter(NamedTuple):
 
 def parameters(*groups: type[Settings]) -> list[Parameter]:
     """Every field of some groups, in their order."""
-    listed = {}
+    listed: dict[str, Parameter] = {}
     for group in groups:
         for name, field in group.model_fields.items():
             kind = members(field.annotation)[0]
