@@ -9,19 +9,15 @@ import itertools
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, get_scheduler
 
 from multirole.core.policy import adapter_names
 from multirole.core.rows import mini_batches
-from multirole.core.schedule import lr_factor
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import LENGTHS, MODELS
-from multirole.experiment.run import load_model
+from multirole.experiment.run import load_model, training_args
 
-WORKFLOWS, TASKS, SCALES, POLICIES = (
-    ("eval_opt", "voting", "orch_workers"), ("math", "code"), ("0.6b", "1.7b", "4b"), ("sp", "ip")
-)  # fmt: skip
-CELLS = [Cell(w, p, t, s) for w in WORKFLOWS for p in POLICIES for t in TASKS for s in SCALES]
+SCALES, POLICIES = ("0.6b", "1.7b", "4b"), ("sp", "ip")
 PROMPT_AND_RESPONSE = {
     ("eval_opt", "math"): (30720, 5120),
     ("eval_opt", "code"): (10240, 2048),
@@ -43,42 +39,72 @@ PUBLISHED = {  # config.json of Qwen/Qwen3-0.6B, -1.7B and -4B
 SAME = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}
 
 
-@pytest.fixture(params=CELLS, ids=lambda cell: f"{cell.id}-{cell.scale}")
-def cell(request) -> Cell:
-    return request.param
+TABLE_7 = {  # ours (see each field of `Cell`) -> what the table says
+    "learning_rate": 2e-5,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 15,
+    "max_grad_norm": 1.0,
+    "epsilon_high": 0.28,
+    "loss_type": "grpo",  # sequence-mean of token-means
+    "scale_rewards": "group",
+    "importance_sampling_level": "token",
+    "beta": 0.0,  # no explicit KL
+    "num_generations": 8,
+    "generation_batch_size": 64 * 8,
+    "num_iterations": 1,
+    "temperature": 0.7,
+    "max_steps": 500,
+    "eval_steps": 10,
+    "save_steps": 5,
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "updates": "per_batch",
+    "advantage_group": "episode",
+    "top_p": 1.0,
+    "top_k": 0,
+}
 
 
-def test_optimization(cell, tmp_path):
-    """AdamW, 2e-5, cosine warm-up style with 15 steps, gradient clipping 1.0, PPO clip ratio (high) 0.28."""
-    args = cell.grpo_config(str(tmp_path))
-    assert args.optim in ("adamw_torch", "adamw_torch_fused") and args.learning_rate == cell.learning_rate == 2e-5
-    assert (cell.lr_schedule, cell.warmup_iterations) == ("cosine", 15)
-    assert args.max_grad_norm == cell.max_grad_norm == 1.0
-    assert args.epsilon_high == cell.clip_high == 0.28
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("workflow", "task"), PROMPT_AND_RESPONSE)
+def test_what_the_trainer_is_given_is_table_7(workflow, task, scale, tmp_path):
+    prompt, response = PROMPT_AND_RESPONSE[workflow, task]
+    for policy in POLICIES:
+        cell = Cell(workflow, policy, task, scale)
+        args = training_args(cell, str(tmp_path))
+        assert {name: getattr(args, name) for name in TABLE_7} == TABLE_7
+        assert args.optim in ("adamw_torch", "adamw_torch_fused") and not any(args.role_beta.values())
+        assert (args.max_prompt_tokens, args.max_completion_length) == (prompt, response) == LENGTHS[workflow, task]
+        assert (cell.sampling().max_tokens, cell.sampling().temperature) == (response, 0.7)
+        assert cell.to_dict()["n_train"] is cell.to_dict()["n_validation"] is None  # all rows
+        n = len(ROLES[workflow]) if policy == "ip" else 1  # one adapter per role type, or one across all roles
+        assert len(adapter_names(cell.policy)) == n and list(cell.policy) == ROLES[workflow] == list(args.policy)
+        played = cell.make_workflow()  # 3 candidates; 3 proposals; 3 rounds on math and 2 on code
+        many = {"voting": "generator", "orch_workers": "worker"}.get(workflow)
+        assert played.roles == {name: 3 if name == many else 1 for name in ROLES[workflow]}
+        assert workflow != "eval_opt" or played.rounds == {"math": 3, "code": 2}[task]
 
 
-def test_the_learning_rate_warms_up_over_15_steps_and_falls_as_a_cosine():
-    factors = [lr_factor(Cell("voting", "ip", scale="1.7b"), step, 0, 2) for step in range(501)]
+def test_the_translation_to_trl_loses_nothing(tmp_path):
+    settings = {"iterations": 7, "learning_rate": 3e-3, "clip_low": 0.1, "clip_high": 0.3, "temperature": 0.9, "dual_clip": 3.0,
+                "n_episodes": 3, "kl_anchor": "aggregator=0.1", "lr_schedule": "constant", "seed": 5}  # fmt: skip
+    args = training_args(Cell("voting", "ip", "code", **settings), str(tmp_path))
+    assert (args.epsilon, args.epsilon_high, args.delta) == (0.1, 0.3, 3.0)
+    assert args.role_beta == {"generator": 0.0, "aggregator": 0.1}
+    assert (args.learning_rate, args.lr_scheduler_type, args.weight_decay) == (3e-3, "constant_with_warmup", 0.01)
+    assert (args.max_steps, args.generation_batch_size, args.num_generations) == (7, 16 * 3, 3)
+    assert (args.temperature, args.max_completion_length, args.seed, args.use_cpu) == (0.9, 96, 5, not torch.cuda.is_available())
+
+
+def test_the_learning_rate_warms_up_over_15_steps_and_falls_as_a_cosine(tmp_path):
+    args = training_args(Cell("voting", "ip", scale="1.7b"), str(tmp_path))
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, args.warmup_steps, args.max_steps)
+    factors = [schedule.lr_lambdas[0](step) for step in range(501)]
     steps = torch.tensor(factors[:16]).diff()
     assert torch.allclose(steps, steps[0].expand(15)) and max(factors) == factors[15] == pytest.approx(1.0)
-    middle = 15 + (500 - 15) / 2
-    assert factors[int(middle)] == pytest.approx(0.5, abs=0.01) and factors[500] == pytest.approx(0.0, abs=1e-3)
+    assert factors[15 + 485 // 2] == pytest.approx(0.5, abs=0.01) and factors[500] == pytest.approx(0.0, abs=1e-3)
     assert all(a >= b for a, b in itertools.pairwise(factors[15:]))
-
-
-def test_grpo(cell, tmp_path):
-    """GRPO without explicit KL, group size 8, group-relative advantages, sequence-mean of token-means."""
-    args = cell.grpo_config(str(tmp_path))
-    assert (args.beta, args.num_generations, args.scale_rewards, args.loss_type) == (0.0, 8, "group", "grpo")
-    assert args.importance_sampling_level == "token" and cell.advantage_group == "episode"
-
-
-def test_batching(cell, tmp_path):
-    """64 problems a step, mini-batches of 64 problems, one epoch an update, temperature 0.7."""
-    args = cell.grpo_config(str(tmp_path))
-    assert args.per_device_train_batch_size == cell.n_problems * cell.n_episodes == 64 * 8
-    assert args.num_iterations == args.gradient_accumulation_steps == args.steps_per_generation == 1
-    assert args.temperature == cell.sampling().temperature == cell.temperature == 0.7
 
 
 def test_a_mini_batch_is_the_rows_of_64_problems():
@@ -86,35 +112,6 @@ def test_a_mini_batch_is_the_rows_of_64_problems():
     one, three = (mini_batches(list(range(n)), 64 * 8, "even") for n in (512, 3 * 512))
     assert [(len(rows), divisor) for rows, divisor in one] == [(512, 512)]
     assert [(len(rows), divisor) for rows, divisor in three] == [(512, 512)] * 3
-
-
-def test_sequence_lengths(cell, tmp_path):
-    lengths = PROMPT_AND_RESPONSE[cell.workflow, cell.task]
-    assert (cell.max_prompt_tokens, cell.max_response_tokens) == lengths == LENGTHS[cell.workflow, cell.task]
-    assert cell.grpo_config(str(tmp_path)).max_completion_length == cell.sampling().max_tokens == lengths[1]
-    assert cell.sampling(is_evaluation=True).max_tokens == lengths[1]
-
-
-def test_workflow_caps(cell):
-    """Eval-Opt 3 rounds on math and 2 on code; 3 candidate generations; 3 worker proposals."""
-    workflow = cell.make_workflow()
-    if cell.workflow == "eval_opt":
-        assert workflow.rounds == {"math": 3, "code": 2}[cell.task]
-    role = {"voting": "generator", "orch_workers": "worker"}.get(cell.workflow)
-    assert workflow.roles == {name: 3 if name == role else 1 for name in ROLES[cell.workflow]}
-
-
-def test_training_schedule(cell, tmp_path):
-    """500 steps, validation every 10, checkpoint every 5."""
-    args = cell.grpo_config(str(tmp_path))
-    assert (args.max_steps, args.eval_steps, args.save_steps) == (500, 10, 5)
-    assert (args.eval_strategy, args.save_strategy) == ("steps", "steps")
-
-
-def test_policy_routing(cell):
-    """Isolated: one adapter per role type. Shared: one across all roles."""
-    n = len(ROLES[cell.workflow]) if cell.policy_name == "ip" else 1
-    assert len(adapter_names(cell.policy)) == n and list(cell.policy) == ROLES[cell.workflow]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
