@@ -327,7 +327,7 @@ def test_every_panel_is_a_column_that_a_run_records(tmp_path, capsys):
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("iteration ") for line in lines) == 2
-    assert sum(line.startswith("evaluation at iteration ") for line in lines) == 2
+    assert sum(line.startswith("validation at iteration ") for line in lines) == 2
     assert list(facts(folder).index)[:3] == ["start", "best", "end"]
 
 
@@ -350,7 +350,7 @@ def test_progress_prints_at_most_a_hundred_iterations(capsys):
     for number in range(1, 251):
         progress.on_iteration_end(trainer, Iteration(number, episodes, [], [], {"rollout": 1.0, "update": 2.25}))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "evaluation at iteration 0   validation accuracy 25.0% of 4 problems" and len(lines) == 1 + 83
+    assert lines[0] == "validation at iteration 0   reward 0.375   accuracy 25.0%   4 problems" and len(lines) == 1 + 83
     assert re.fullmatch(r"iteration 249/250   reward 0\.375   accuracy 25\.0%   3\.2 s   0:00 left", lines[-1])
 
 

@@ -47,7 +47,7 @@ def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
     assert out.stat().st_size < 1_000_000
     outputs = [o for cell in json.loads(out.read_text())["cells"] for o in cell.get("outputs", [])]
     assert sum("image/png" in o.get("data", {}) for o in outputs) == 3
-    assert any("validation accuracy" in "".join(o.get("text", "")) for o in outputs)  # the live lines
+    assert any("validation at iteration" in "".join(o.get("text", "")) for o in outputs)  # the live lines
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] 
     if not len(episodes):
         return None
     kept = sorted(episodes["iteration"].unique())[:: math.ceil(len(episodes) / MAX_TRAINING)]
-    shown, groups = episodes[episodes["iteration"].isin(kept)], {int(iteration): [] for iteration in kept}
+    shown = episodes[episodes["iteration"].isin(kept)]
+    groups: dict[int, list] = {int(iteration): [] for iteration in kept}
     for (iteration, problem, _), rows in shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False):
         values = zip(rows["reward"].round(3), rows["advantage"].round(3), rows["correct"].astype(int), strict=True)
         groups[iteration].append([problem, [list(value) for value in values]])

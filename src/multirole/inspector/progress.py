@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -17,9 +18,11 @@ MAX_LINES = 100
 """Lines of iterations in all: a longer run prints every k-th, so that its executed notebook stays small."""
 
 
-def accuracy(episodes: list[Episode]) -> float:
-    """The fraction of episodes whose answer is right."""
-    return sum(episode.reward.is_correct for episode in episodes) / len(episodes)
+def scores(episodes: list[Episode]) -> str:
+    """The mean reward and, where the rewards say what is correct, the accuracy."""
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    right = [reward.is_correct for reward in rewards if reward.is_correct is not None]
+    return f"reward {fmean(reward.value for reward in rewards):.3f}" + (f"   accuracy {fmean(right):.1%}" if right else "")
 
 
 class Progress(MultiRoleCallback):
@@ -31,13 +34,12 @@ class Progress(MultiRoleCallback):
 
     def on_iteration_end(self, trainer: "MultiRoleGRPOTrainer", iteration: Iteration) -> None:
         """Print the iteration, or every k-th of a long run."""
-        number, planned, episodes = iteration.number, trainer.state.max_steps, iteration.episodes
+        number, planned = iteration.number, trainer.state.max_steps
         if trainer.is_world_process_zero() and number % math.ceil(planned / MAX_LINES) == 0:
-            reward = sum(episode.reward.value for episode in episodes) / len(episodes)
             pace = (time.monotonic() - self.started) / (number - self.first)  # s per iteration, evaluations included
             minutes, seconds = divmod(round(pace * (planned - number)), 60)
             sys.stdout.write(
-                f"iteration {number}/{planned}   reward {reward:.3f}   accuracy {accuracy(episodes):.1%}   "
+                f"iteration {number}/{planned}   {scores(iteration.episodes)}   "
                 f"{sum(iteration.seconds.values()):.1f} s   {minutes}:{seconds:02} left\n"
             )
             sys.stdout.flush()
@@ -45,8 +47,8 @@ class Progress(MultiRoleCallback):
     def on_episodes_evaluated(
         self, trainer: "MultiRoleGRPOTrainer", episodes: list[Episode], metrics: dict[str, float]
     ) -> None:  # fmt: skip
-        """Print the validation accuracy."""
+        """Print the scores of the validation problems."""
         if trainer.is_world_process_zero():
-            right, at = accuracy(episodes), trainer.state.global_step
-            sys.stdout.write(f"evaluation at iteration {at}   validation accuracy {right:.1%} of {len(episodes)} problems\n")
+            step = trainer.state.global_step
+            sys.stdout.write(f"validation at iteration {step}   {scores(episodes)}   {len(episodes)} problems\n")
             sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 import html
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -18,7 +18,7 @@ LINE_STYLES = ("-", "--", ":", "-.")
 class Configured(Protocol):
     """A cell, as far as its settings go."""
 
-    def to_dict(self) -> dict[str, object]: ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 def describe(cell: Configured) -> pd.DataFrame:
