@@ -19,35 +19,26 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
     table, rows = pd.read_parquet(Path(folder) / "eval.parquet"), []
     for step, part in table.groupby("step"):
         by_rollout = part.pivot(index="rollout", columns="problem", values="correct").astype(float)  # (n, P)
-        n, interval = len(by_rollout), bootstrap(by_rollout.mean().to_numpy()[None])
-        row = {"step": step, "problems": interval.problems, "rollouts": n, "accuracy": interval.mean,
-               "low": interval.low, "high": interval.high}  # fmt: skip
+        n, (mean, low, high, _, problems) = len(by_rollout), bootstrap(by_rollout.mean().to_numpy()[None])
+        row = {"step": step, "problems": problems, "rollouts": n, "accuracy": mean, "low": low, "high": high}
         if n > 1:
             right = by_rollout.sum().to_numpy()
             row |= {"std": by_rollout.mean(axis=1).std(ddof=0), f"pass@{n}": pass_at_k(right, n, n).mean()}
-        slots = [np.asarray(values, dtype=float) for values in part["slots_correct"] if len(values)]
-        row |= {
-            "one slot": np.mean([values.mean() for values in slots]),
-            "any slot": sum(values.any() for values in slots) / len(part),
-            "slots": np.mean([len(values) for values in slots]),
-        }
-        rows.append(row)
+        slots = part["slots_correct"][part["slots_correct"].map(len) > 0]
+        row |= {"one slot": slots.map(np.mean).mean(), "any slot": slots.map(any).sum() / len(part)}
+        rows.append(row | {"slots": slots.map(len).mean()})
     return pd.DataFrame(rows).set_index("step")
 
 
 def slot_pass_at_k(folder: str | Path) -> pd.DataFrame:
     """Step x k: chance that one of k of the solver's turns in an episode is right, over the episodes with that many."""
-    table = pd.read_parquet(Path(folder) / "eval.parquet")
-    counts = table["slots_correct"].map(len)
-    right = table["slots_correct"].map(sum).to_numpy()
-    columns = {}
-    for k in range(1, counts.max() + 1):
-        enough = counts >= k
-        chance = pd.Series(
-            [float(pass_at_k(np.array([r]), n, k)[0]) for r, n in zip(right[enough], counts[enough], strict=True)]
-        )
-        columns[f"pass@{k}"] = chance.groupby(table.loc[enough, "step"].to_numpy()).mean()
-    return pd.DataFrame(columns).rename_axis("step")
+    table = pd.read_parquet(Path(folder) / "eval.parquet").set_index("step")["slots_correct"]
+    counts = table.map(len)
+    found = {
+        f"pass@{k}": table[counts >= k].map(lambda slots, k=k: float(pass_at_k(np.array(sum(slots)), len(slots), k)))
+        for k in range(1, counts.max() + 1)
+    }
+    return pd.DataFrame({name: chance.groupby("step").mean() for name, chance in found.items()})
 
 
 def judging(folder: str | Path) -> pd.DataFrame:
@@ -59,27 +50,24 @@ def judging(folder: str | Path) -> pd.DataFrame:
     """
     turns, rows = pd.read_parquet(Path(folder) / "turns.parquet"), []
     for step, part in turns.groupby("step"):
-        if "evaluator" in set(part["role"]):
+        of = dict(iter(part.groupby("role")))
+        if "evaluator" in of:
             keys = ["problem", "round"]
-            drafts = part[part["role"] == "generator"].set_index(keys)["turn_correct"]
-            verdicts = part[part["role"] == "evaluator"].set_index(keys)["outcome"]
-            judged = pd.DataFrame({"verdict": verdicts, "is_correct": drafts.reindex(verdicts.index).astype(bool)})
-            right = pd.Series([verdict_is_right(*one) for one in judged.itertuples(index=False)], index=judged.index)
-            on = {
-                "right on correct": right[judged["is_correct"]].mean(),
-                "right on wrong": right[~judged["is_correct"]].mean(),
-            }
+            drafts = of["generator"].set_index(keys)["turn_correct"].rename("draft")
+            judged = of["evaluator"].join(drafts, on=keys)
+            judged["draft"] = judged["draft"].astype(bool)
+            judged["right"] = [verdict_is_right(*one) for one in zip(judged["outcome"], judged["draft"], strict=True)]
+            on = {name: judged["right"][judged["draft"] == is_right].mean()
+                  for name, is_right in (("right on correct", True), ("right on wrong", False))}  # fmt: skip
             rows.append(
-                {"step": step, "role": "evaluator", "judged": len(judged), **on, "balanced": np.mean(list(on.values()))}
+                {"step": step, "role": "evaluator", "judged": len(judged)}
+                | on
+                | {"balanced": np.mean(list(on.values()))}
             )
-        if "aggregator" in set(part["role"]):
-            candidates = (
-                part[part["role"] == "generator"]
-                .groupby("problem")["turn_correct"]
-                .agg(lambda values: values.astype(bool).mean())
-            )
+        if "aggregator" in of:
+            candidates = of["generator"].astype({"turn_correct": bool}).groupby("problem")["turn_correct"].mean()
             mixed = candidates[(candidates > 0) & (candidates < 1)]
-            chosen = part[part["role"] == "aggregator"].set_index("problem")["correct"].reindex(mixed.index)
+            chosen = of["aggregator"].set_index("problem")["correct"].reindex(mixed.index)
             rows.append(
                 {
                     "step": step,

@@ -73,12 +73,9 @@ class Results:
         return self._read(pack.EVALUATION_TABLES[name], runs)
 
     def _read(self, name: str, runs: dict[Key, str]) -> pd.DataFrame:
-        table = pack.read(self.folder, name, list(runs.values()))
-        place = (
-            table.pop("run").map({run: i for i, run in enumerate(runs.values())}).astype(int).sort_values(kind="stable")
-        )
-        keys = pd.DataFrame(list(runs), columns=Key._fields).iloc[place]
-        return pd.concat([frame.reset_index(drop=True) for frame in (keys, table.loc[place.index])], axis=1)
+        table = pack.read(self.folder, name, list(runs.values())).astype({"run": str}).set_index("run")
+        keys = pd.DataFrame(list(runs), columns=Key._fields, index=list(runs.values()))
+        return keys.join(table, how="inner").reset_index(drop=True)
 
     def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:
         """Return the rows of one evaluation, in the grid or not; None if it is not packed."""
@@ -108,7 +105,7 @@ class Results:
 
         "best" is chosen per seed on these same problems, as in the paper: it is optimistic.
         """
-        keys = [Key(workflow, policy, task, seed) for seed in self.seeds(workflow, policy, task)]
+        keys = [key for key in self.runs if key[:3] == (workflow, policy, task)]
         return np.stack([self.correct(key)[self.steps(key)[at]] for key in keys]) if keys else None
 
     def evaluation_outcomes(self, adapters: str, workflow: str, task: str) -> np.ndarray | None:
