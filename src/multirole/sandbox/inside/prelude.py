@@ -47,9 +47,9 @@ def load() -> None:
     for module in PRELOADED.split():
         __import__(module)
     for module in STARRED.split():
-        public = vars(sys.modules[module])
-        names = public.get("__all__") or [name for name in public if name[0] != "_"]
-        NAMES.update({name: public[name] for name in names if not hasattr(builtins, name)})
+        public = sys.modules[module]
+        names = vars(public).get("__all__") or [name for name in vars(public) if name[0] != "_"]
+        NAMES.update({name: getattr(public, name) for name in names if not hasattr(builtins, name)})
     NAMES.update({module: sys.modules[module] for module in [*STARRED.split(), "sys"]})
 
 
