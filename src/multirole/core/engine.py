@@ -8,13 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
-
-if TYPE_CHECKING:
-    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 ENGINES = {
     "transformers": "multirole.engines.transformers_engine:TransformersEngine",
@@ -58,8 +55,8 @@ class Engine(Protocol):
     """Continuous batching over requests of several adapters."""
 
     @classmethod
-    def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "Engine":
-        """Build the engine that samples for a trainer, whose model and tokenizer are loaded."""
+    def from_trainer(cls, trainer: Any) -> "Engine":
+        """Build the engine that samples for a `MultiRoleGRPOTrainer`, whose model and tokenizer are loaded."""
         ...
 
     def add(self, key: int, request: Request) -> None:

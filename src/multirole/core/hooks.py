@@ -6,7 +6,7 @@ every process. `trainer` gives access to everything else (`trainer.state.global_
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 from transformers import TrainerCallback
@@ -15,8 +15,8 @@ from multirole.core.gradients import Part
 from multirole.core.rows import Row, Steps
 from multirole.core.types import Episode
 
-if TYPE_CHECKING:
-    from multirole.core.trainer import MultiRoleGRPOTrainer
+Trainer = Any
+"""A `MultiRoleGRPOTrainer`, whose module imports this one."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class MultiRoleCallback(TrainerCallback):
     needs_gradient_parts = False
     """Whether `on_gradient_parts` is to be called. If no callback wants the parts, the trainer keeps only their sum."""
 
-    def on_rollout_end(self, trainer: "MultiRoleGRPOTrainer", episodes: list[Episode]) -> None:
+    def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         """Episodes have been played and scored; each has its reward and its advantage."""
 
-    def on_rows(self, trainer: "MultiRoleGRPOTrainer", rows: list[Row]) -> list[Row]:
+    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
         """Return the rows to train on, before they are put in order: change advantages, or leave rows out."""
         return rows
 
-    def on_update_begin(self, trainer: "MultiRoleGRPOTrainer", rows: list[Row], steps: Steps) -> None:
+    def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
         """`steps` maps each adapter to its optimizer steps, (rows, divisor) each. No weight has moved yet."""
 
     def on_micro_batch(
-        self, trainer: "MultiRoleGRPOTrainer", rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
+        self, trainer: Trainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
         """The loss of one micro-batch has been taken; all its rows are of one role and slot.
 
@@ -69,25 +69,25 @@ class MultiRoleCallback(TrainerCallback):
         """
 
     def on_gradient_parts(
-        self, trainer: "MultiRoleGRPOTrainer", adapter: str, parts: list[Part], gradients: Tensor
+        self, trainer: Trainer, adapter: str, parts: list[Part], gradients: Tensor
     ) -> None:  # fmt: skip
         """An optimizer step's gradient by (role, slot), one part per row of `gradients` (K, n). May scale rows in place."""
 
-    def on_gradient(self, trainer: "MultiRoleGRPOTrainer", adapter: str, gradient: Tensor) -> Tensor:
+    def on_gradient(self, trainer: Trainer, adapter: str, gradient: Tensor) -> Tensor:
         """Return the gradient (n,) to clip and apply."""
         return gradient
 
-    def on_adapter_step(self, trainer: "MultiRoleGRPOTrainer", step: OptimizerStep) -> None:
+    def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
         """An adapter has taken one optimizer step."""
 
-    def on_update_end(self, trainer: "MultiRoleGRPOTrainer", rows: list[Row]) -> None:
+    def on_update_end(self, trainer: Trainer, rows: list[Row]) -> None:
         """All optimizer steps of the iteration have been taken."""
 
-    def on_iteration_end(self, trainer: "MultiRoleGRPOTrainer", iteration: Iteration) -> None:
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         """The iteration is over; `iteration.roles` is logged after the last callback."""
 
     def on_episodes_evaluated(
-        self, trainer: "MultiRoleGRPOTrainer", episodes: list[Episode], metrics: dict[str, float]
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]
     ) -> None:  # fmt: skip
         """The evaluation problems have been attempted and scored with the current adapters."""
 

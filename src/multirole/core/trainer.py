@@ -516,19 +516,19 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return metrics
 
     def score_episodes(self, episodes: list[Episode], dataset: Any) -> None:
-        """Set `reward` of evaluation episodes by the reward functions; each process scores a share."""
-        rank, size, n = self.accelerator.process_index, self.accelerator.num_processes, len(episodes)
-        repeats = n // len(dataset)
-        own = range(n * rank // size, n * (rank + 1) // size)
-        if own:
-            inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
-            answers = [e.answer.text if e.answer else "" for e in episodes]
-            ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
-            with local_metrics(self.accelerator):
-                self._calculate_rewards(inputs, [row["prompt"] for row in inputs], [answers[i] for i in own], ids)
-        rewards = itertools.chain.from_iterable(gather_objects([episodes[i].reward for i in own]))
-        for episode, reward in zip(episodes, rewards, strict=True):
-            episode.reward = reward
+        """Set `reward` of evaluation episodes by the reward functions; each process scores a share.
+
+        TRL gathers the rewards, which needs shares of equal size: the last episode is scored more than once where they are not.
+        """
+        repeats, share = len(episodes) // len(dataset), -(-len(episodes) // self.accelerator.num_processes)
+        start = self.accelerator.process_index * share
+        own = [min(i, len(episodes) - 1) for i in range(start, start + share)]
+        inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
+        answers = [answer.text if (answer := episodes[i].answer) else "" for i in own]
+        ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
+        self._calculate_rewards(inputs, [row["prompt"] for row in inputs], answers, ids)
+        for i, reward in itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own])):
+            episodes[i].reward = reward
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
