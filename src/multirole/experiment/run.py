@@ -28,7 +28,7 @@ from multirole.core.policy import adapter_names
 from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import first_prompts
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Episode, Problem, Reward
+from multirole.core.types import Answer, Episode, Problem, Reward
 from multirole.diagnostics.alarms import AlarmCallback, Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
@@ -208,7 +208,9 @@ class TaskReward:
         return self.task.score([self.problems[problem.id] for problem in problems], texts)
 
     def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
-        rewards = self.score([episode.problem for episode in episodes], [e.answer.text for e in episodes if e.answer])
+        rewards = self.score(
+            [episode.problem for episode in episodes], [(e.answer or Answer("")).text for e in episodes]
+        )
         for episode, reward in zip(episodes, rewards, strict=True):
             episode.reward = reward
         return [reward.value for reward in rewards]
