@@ -7,13 +7,17 @@ Not covered: several processes and sharding, the KL penalty, callbacks, and whet
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tabulate import tabulate
 
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor.bench import on_bench
 from multirole.doctor.checks import CHECKS, Case
+from multirole.experiment.cell import Cell
+from multirole.experiment.presets import is_tiny
 from multirole.tasks import TaskLike
 
 logger = logging.getLogger(__name__)
@@ -58,6 +62,11 @@ def report(findings: list[Finding]) -> str:
     """One table of all findings."""
     rows = [(f.check, "pass" if f.holds else "FAIL", f.measured, f.expected) for f in findings]
     return tabulate(rows, headers=("check", "result", "measured", "expected"), maxcolwidths=(None, None, 60, 60))
+
+
+def examiner(cell: Cell) -> Callable[[MultiRoleGRPOTrainer], None] | None:
+    """What `run_cell` calls before a cell's training: `admit`, or nothing at a tiny scale, which costs less than the doctor."""
+    return None if is_tiny(cell.scale) else partial(admit, task=cell.make_task())
 
 
 def admit(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None) -> None:
