@@ -16,7 +16,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import checkpoints, newest_whole
 from multirole.experiment.folders import folder_of
 from multirole.experiment.run import run_cell
-from multirole.experiment.stops import RESUMABLE, heeding
+from multirole.experiment.stops import RESUMABLE, SIGNALS, heeding
 
 FIELDS = {
     "workflow": "voting", "policy": "ip", "iterations": 4, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
@@ -38,7 +38,7 @@ run_cell(Cell(**{fields!r}), Launch(results_dir=sys.argv[1]), callbacks=[Tell()]
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(name, tmp_path):
     script = TOLD.format(signal=name, fields=FIELDS)
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, capture_output=True, text=True)
@@ -66,11 +66,21 @@ def test_before_training_it_ends_at_once_and_a_second_signal_does_not_wait(tmp_p
         assert process.wait(30) == code
 
 
-def test_handlers_of_others_are_put_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with heeding():
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) == before
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_handlers_of_others_are_put_back(signum):
+    before = signal.getsignal(signum)
+    with heeding() as stop:
+        assert signal.getsignal(signum) == stop.ask
+    assert signal.getsignal(signum) == before
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heeding():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow
