@@ -143,8 +143,8 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"seeds": [0, 7]}, "no twins"),
-        ({"variants": {"x": {"question": "why", "parameters": {}, "cells": []}}}, "no questions"),
+        ({"seeds": [0, 7]}, "must be seeds of the grid"),
+        ({"variants": {"x": {"question": "why", "parameters": {}, "cells": []}}}, "updates.*setup.*remedies.*controls"),
         (
             {"variants": {"x": {"question": "updates", "parameters": {"updates": "two"}, "cells": ["voting ip math"]}}},
             "updates",

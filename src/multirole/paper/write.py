@@ -92,13 +92,13 @@ def formatted(value: float, unit: str) -> str:
 
 
 def cell_text(row: pd.Series | dict) -> str:
-    """Show a number with its interval or range, and a star where the interval of a difference excludes zero."""
+    """Show a number with its interval, or with its range where seeds differ; a star marks differences that exclude zero."""
     if np.isnan(row["value"]):
         return MISSING if row["unit"] == "missing" else "undefined"
     if row["unit"] == "p" and row["value"] < 0.001:
         return "< 0.001"
     text, low, high = (formatted(row.get(name, np.nan), row["unit"]) for name in ("value", "low", "high"))
-    if low == high or "nan" in low:
+    if "nan" in low or (low == high and row["unit"] not in ("accuracy", "difference")):
         return text
     star = "*" * (row["unit"] == "difference" and (row["low"] > 0 or row["high"] < 0))
     return f"{text} [{low}, {high}]{star}"
