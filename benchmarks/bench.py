@@ -1,11 +1,18 @@
-"""Ratios of this machine and this run: rollouts against their own engine, training against stock TRL, IP against SP,
-overlapped against lockstep stages. Prints medians over alternating repeats and writes them to `--out` as JSON.
+"""Ratios of this machine and this run. Prints medians over alternating repeats and writes them to `--out` as JSON.
 
     python benchmarks/bench.py [--repeats 5] [--out results/bench/bench.json]
 
+- `rollout/*`: tokens per second of a workflow's rollout over those of the same engine given the same requests all at once.
+- `role-mixed rows`: the speed of one Voting-SP update, diagnostics included, over that of stock TRL's loss and optimizer on the
+  same rows. The batch holds voters and aggregators, whose prompts differ in length, and stock TRL pads all of them to one
+  length. Stock TRL alone never sees such a batch, so this is not a comparison of the two trainers: it shows what
+  micro-batches of similar length save here.
+- `iteration/ip_over_sp`: the time of a whole Voting iteration under IP over that under SP.
+- `overlap/*`: the speed of episodes that move on at once over that of stages in lockstep, on 64 episodes whose completion
+  lengths are lognormal (median 16, sigma 1, at most 256 tokens) instead of sampled.
+
 Times are CPU time of this process (one thread), which a busy machine disturbs less than wall-clock time; IP over SP is
-wall-clock. Overlap is measured on 64 episodes whose completion lengths are lognormal (median 16, sigma 1, at most
-256 tokens) instead of sampled.
+wall-clock.
 """
 
 import argparse
@@ -19,22 +26,16 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from trl import GRPOTrainer
 
 from multirole.core.engine import Completion, Engine, Request
+from multirole.core.rollout import Attempt
 from multirole.core.rows import collate
+from multirole.core.stock import GRPOTrainer
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.diagnostics.metrics import IterationDiagnostics
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_engine
+from multirole.experiment.run import load_model, make_engine, make_trainer, training_args
 from multirole.experiment.storage import write_text
-from multirole.tasks import TASKS
-
-GOALS = {
-    "rollout/voting": (">=", 0.85), "rollout/eval_opt": (">=", 0.75), "rollout/orch_workers": (">=", 0.75),
-    "training/stock_trl": (">=", 1.2), "iteration/ip_over_sp": ("<=", 1.10), "overlap/eval_opt": (">=", 1.2), "overlap/orch_workers": (">=", 1.2),
-}  # fmt: skip
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -52,19 +53,25 @@ def alternate(
     return [seconds(second, clock) / seconds(first, clock) for _ in range(repeats)]
 
 
-def make_trainer(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRoleGRPOTrainer:
-    model, tokenizer = load_model(cell)
-    problems = TASKS[cell.task_name].problems("train", 256)
-    engine = engine or make_engine(cell, tokenizer)
-    trainer = MultiRoleGRPOTrainer(cell, model, tokenizer, engine, problems, problems[:8], folder)
+def trainer_of(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRoleGRPOTrainer:
+    """The cell's trainer on 256 problems, ready to take optimizer steps."""
+    problems = cell.make_task().problems("train", 256)
+    trainer = make_trainer(cell, folder, problems=(problems, problems[:8]), engine=engine)
     trainer.create_optimizer_and_scheduler(cell.iterations)
+    trainer.model.train()
     return trainer
 
 
-def attempts(trainer: MultiRoleGRPOTrainer) -> list:
+def attempts(trainer: MultiRoleGRPOTrainer) -> list[Attempt]:
     """The episodes of one iteration."""
-    cell = trainer.cell
-    return [(problem, i) for problem in trainer.problems[: cell.n_problems] for i in range(cell.n_episodes)]
+    args = trainer.args
+    return [(problem, i) for problem in trainer.problems[: args.n_problems] for i in range(args.num_generations)]
+
+
+def inputs(trainer: MultiRoleGRPOTrainer) -> list[dict]:
+    """The same episodes as rows of the dataset, as the data loader yields them."""
+    args = trainer.args
+    return [trainer.train_dataset[i] for i in range(args.n_problems) for _ in range(args.num_generations)]
 
 
 class Watched:
@@ -109,9 +116,13 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
     """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio."""
     cell = Cell(workflow, "sp")
     engine = Watched(make_engine(cell, load_model(cell)[1]))
-    trainer = make_trainer(cell, folder, engine)
-    trainer._publish()
-    trainer.rollout.run(attempts(trainer), 0, cell.sampling())
+    trainer = trainer_of(cell, folder, engine)
+    engine.publish(trainer.peft_model, 0)
+
+    def rollout() -> None:
+        trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
+
+    rollout()
     requests = list(engine.requests)
 
     def all_at_once() -> None:
@@ -121,30 +132,29 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
         while left:
             left -= len(engine.step())
 
-    return alternate(lambda: trainer.rollout.run(attempts(trainer), 0, cell.sampling()), all_at_once, repeats)
+    return alternate(rollout, all_at_once, repeats)
 
 
-def bench_training(repeats: int, folder: str, slice_rows: int = 32) -> list[float]:
-    """Our optimizer steps on one iteration of Voting-SP rows, against stock TRL's loss on the same mini-batches.
+def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[float]:
+    """The update on one iteration of Voting-SP rows, against stock TRL's loss on the same mini-batches.
 
-    Stock TRL pads the whole generation batch to its longest prompt and completion and cuts slices of `slice_rows`.
+    Stock TRL pads the whole generation batch, voters and aggregators, to its longest prompt and completion and cuts slices
+    of `slice_rows`.
     """
     cell = Cell("voting", "sp")
-    trainer = make_trainer(cell, folder)
-    rows = trainer._rows(trainer.play(attempts(trainer), 0))
+    trainer = trainer_of(cell, folder)
+    rows = trainer.prepare_rows(trainer._generate_and_score_completions(inputs(trainer)))
     size = cell.n_problems * cell.n_episodes
-    batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     model, tokenizer = load_model(cell)
     stock = GRPOTrainer(
-        model=model, reward_funcs=lambda **_: [0.0], args=cell.grpo_config(folder), processing_class=tokenizer,
+        model=model, reward_funcs=lambda **_: [0.0], args=training_args(cell, folder), processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": ["a"]}), eval_dataset=Dataset.from_dict({"prompt": ["a"]}),
     )  # fmt: skip
     stock.create_optimizer()
     stock.current_gradient_accumulation_steps = size // slice_rows
 
     def ours() -> None:
-        for batch in batches:
-            trainer.optimizer_step(trainer.model, "shared", batch, size, 0.0, IterationDiagnostics(rows, 0.2, 0.28))
+        trainer.update(trainer.model, rows)
 
     def theirs() -> None:
         whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
@@ -164,15 +174,13 @@ def bench_policies(repeats: int, folder: str) -> list[float]:
     """Wall-clock time of one whole Voting iteration, rollout and update, under IP over SP."""
 
     def iteration(trainer: MultiRoleGRPOTrainer) -> Callable[[], object]:
-        rows = [{"prompt": p.question, "index": trainer.problems.index(p)} for p, _ in attempts(trainer)]
-
         def run() -> None:
-            trainer.training_step(trainer.model, rows)
+            trainer.training_step(trainer.model, inputs(trainer))
             trainer.state.global_step += 1
 
         return run
 
-    sp, ip = (iteration(make_trainer(Cell("voting", policy), folder)) for policy in ("sp", "ip"))
+    sp, ip = (iteration(trainer_of(Cell("voting", policy), folder)) for policy in ("sp", "ip"))
     return alternate(sp, ip, repeats, time.perf_counter)
 
 
@@ -181,9 +189,9 @@ def bench_overlap(workflow: str, repeats: int, folder: str) -> list[float]:
     cell = Cell(workflow, "sp", n_problems=8, max_prompt_tokens=1800)
 
     def play(is_lockstep: bool) -> Callable[[], object]:
-        trainer = make_trainer(cell, folder, LongTail(TransformersEngine(eos_id=-1, max_length=2100), is_lockstep))
-        trainer._publish()
-        return lambda: trainer.rollout.run(attempts(trainer), 0, cell.sampling())
+        trainer = trainer_of(cell, folder, LongTail(TransformersEngine(eos_id=-1, max_length=2100), is_lockstep))
+        trainer.engine.publish(trainer.peft_model, 0)
+        return lambda: trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
 
     return alternate(play(False), play(True), repeats)
 
@@ -199,18 +207,15 @@ def main() -> None:
         ratios = {
             f"rollout/{w}": bench_rollout(w, args.repeats, folder) for w in ("voting", "eval_opt", "orch_workers")
         }
-        ratios["training/stock_trl"] = bench_training(args.repeats, folder)
+        ratios["role-mixed rows"] = bench_mixed_rows(args.repeats, folder)
         ratios["iteration/ip_over_sp"] = bench_policies(args.repeats, folder)
         ratios |= {f"overlap/{w}": bench_overlap(w, args.repeats, folder) for w in ("eval_opt", "orch_workers")}
     report = {}
     for name, values in ratios.items():
-        sign, goal = GOALS[name]
         median = statistics.median(values)
-        is_met = median >= goal if sign == ">=" else median <= goal
         report[name] = {"median": round(median, 3), "min": round(min(values), 3), "max": round(max(values), 3),
-                        "repeats": len(values), "goal": f"{sign} {goal}", "is_met": is_met}  # fmt: skip
-        print(f"{name:22s} {median:5.2f}  [{min(values):.2f}, {max(values):.2f}]  goal {sign} {goal}"
-              f"  {'met' if is_met else 'MISSED'}")  # fmt: skip
+                        "repeats": len(values)}  # fmt: skip
+        print(f"{name:22s} {median:5.2f}  [{min(values):.2f}, {max(values):.2f}]")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_text(args.out, json.dumps(report, indent=2))

@@ -4,7 +4,7 @@
 
 Voting-SP on a random-weight Qwen3 (`SHAPE`), 64 episodes of two voters and an aggregator, every completion 800 to 1,200 tokens.
 `paper` trains as the paper's cells do (temperature 0.7, pi_old recomputed), `tiny` as the embedded scales do (temperature 1,
-pi_old sampled). Counted are `prepare`, `update` and the iteration's tables, in CPU time of one thread, which a busy machine
+pi_old sampled). Counted are `prepare_rows`, `update` and the iteration's metrics, in CPU time of one thread, which a busy machine
 disturbs less than wall-clock time. Below each ratio: what part of the time with diagnostics each of them takes. Last, the
 time by role and slot over that with all rows mixed: the switch keeps it, since the weights must not change. Gradient
 checkpointing is off, which makes a pass without gradient relatively dearer than at the paper's scales. No GPU was measured.
@@ -22,46 +22,46 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from bench_gpu import make_trainer, random_model
+from bench_gpu import random_model, trainer_of
 
-from multirole import diagnostics as diagnostics_module
-from multirole.core.gradients import Updates, by_part
+from multirole.core.gradients import by_part
+from multirole.core.hooks import Iteration
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, Turn
-from multirole.diagnostics.metrics import IterationDiagnostics
+from multirole.core.types import Answer, Episode, Reward, Turn
+from multirole.diagnostics import metrics
+from multirole.diagnostics.gradients import Updates
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import Shape
 from multirole.experiment.storage import write_text
 
 SHAPE = Shape(layers=2, hidden=64, intermediate=192, heads=2, kv_heads=1, head_dim=32, vocab=512)
-GOAL = 1.05
 SETTINGS = {
     "paper": {"temperature": 0.7, "old_logprobs": "recomputed"},
     "tiny": {"temperature": 1.0, "old_logprobs": "sampled"},
 }
 SIZES = {"n_voters": 2, "n_problems": 8, "n_episodes": 8, "max_response_tokens": 1200, "micro_batch_tokens": 4096}
 COSTS = {  # name -> (owner, attribute) of what is clocked
-    "sampled rows scored again": [(MultiRoleGRPOTrainer, "_logprobs_of")],
-    "gradient parts": [(IterationDiagnostics, "add_gradients")],
+    "sampled rows scored again": [(MultiRoleGRPOTrainer, "logprobs_of")],
+    "gradient parts": [(metrics.RoleDiagnostics, "on_gradient_parts")],
     "update cosines": [(Updates, "start"), (Updates, "finish")],
-    "texts": [(diagnostics_module, "signatures")],
+    "texts": [(metrics, "signatures")],
 }
 
 
-def long_episodes(cell: Cell, seed: int = 0) -> list[Episode]:
+def long_episodes(trainer: MultiRoleGRPOTrainer, seed: int = 0) -> list[Episode]:
     """Made-up tokens and words: every slot of every role replies once, with about 1,000 tokens."""
     rng, episodes = random.Random(seed), []
-    for i in range(cell.n_problems):
-        for index in range(cell.n_episodes):
+    for problem in trainer.problems:
+        for index in range(trainer.args.num_generations):
             turns = []
-            for role, slots in cell.make_workflow().roles.items():
+            for role, slots in trainer.workflow.roles.items():
                 for slot in range(slots):
                     prompt, reply = (
                         [rng.randrange(2, SHAPE.vocab) for _ in range(n)] for n in (100, rng.randint(800, 1200))
                     )
                     text = " ".join(f"word{token}" for token in reply)
                     turns.append(Turn(role, slot, 0, prompt, reply, [-6.2] * len(reply), text, "stop", "answered"))
-            problem, advantage = Problem(str(i), cell.task_name, "", None), rng.choice((-1.0, 1.0))
+            advantage = rng.choice((-1.0, 1.0))
             episodes.append(Episode(problem, index, turns, Answer(""), Reward(0.0, "", False), advantage))
     return episodes
 
@@ -69,14 +69,14 @@ def long_episodes(cell: Cell, seed: int = 0) -> list[Episode]:
 def half(
     trainer: MultiRoleGRPOTrainer, n_episodes: int | None = None, during: AbstractContextManager | None = None
 ) -> float:
-    """CPU seconds of one iteration's update half on canned episodes; `during` surrounds all but `prepare`."""
-    episodes = long_episodes(trainer.cell)[:n_episodes]
+    """CPU seconds of one iteration's update half on canned episodes; `during` surrounds all but `prepare_rows`."""
+    episodes = long_episodes(trainer)[:n_episodes]
     trainer.model.train()
     started = time.process_time()
-    rows = trainer.prepare(trainer.model, episodes)
+    rows = trainer.prepare_rows(episodes)
     with during or nullcontext():
-        diagnostics, _ = trainer.update(trainer.model, rows)
-        diagnostics.per_role(), diagnostics.steps(), diagnostics.cosines()
+        steps, _ = trainer.update(trainer.model, rows)
+        trainer._finish_iteration(Iteration(trainer.state.global_step + 1, episodes, rows, steps, {}))
     trainer.state.global_step += 1
     return time.process_time() - started
 
@@ -103,7 +103,7 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
 
 def bench(options: dict[str, object], repeats: int, folder: str) -> tuple[list[float], dict[str, float]]:
     """Ratios with over without, pair by pair, and the median part of the former that each of `COSTS` takes."""
-    on, off = (trainer_of(options | {"diagnostics": is_on}, folder) for is_on in (True, False))
+    on, off = (warm_trainer(options | {"diagnostics": is_on}, folder) for is_on in (True, False))
     ratios, parts = [], []
     for _ in range(repeats):
         spent = dict.fromkeys(COSTS, 0.0)
@@ -115,7 +115,7 @@ def bench(options: dict[str, object], repeats: int, folder: str) -> tuple[list[f
 
 def bench_grouping(repeats: int, folder: str) -> float:
     """Median of the seconds by role and slot over those with all rows mixed, without diagnostics, on a mini-batch."""
-    trainer, ratios = trainer_of(SETTINGS["tiny"] | {"diagnostics": False}, folder), []
+    trainer, ratios = warm_trainer(SETTINGS["tiny"] | {"diagnostics": False}, folder), []
     for _ in range(repeats):
         one_part = mock.patch("multirole.core.trainer.by_part", lambda rows: {next(iter(by_part(rows))): rows})
         mixed = half(trainer, 20, during=one_part)
@@ -123,10 +123,10 @@ def bench_grouping(repeats: int, folder: str) -> float:
     return statistics.median(ratios)
 
 
-def trainer_of(options: dict[str, object], folder: str) -> MultiRoleGRPOTrainer:
+def warm_trainer(options: dict[str, object], folder: str) -> MultiRoleGRPOTrainer:
     """A trainer that has warmed up."""
     cell = Cell("voting", "sp", **SIZES, **options)
-    trainer = make_trainer(cell, random_model(SHAPE, cell), folder)
+    trainer = trainer_of(cell, random_model(SHAPE, cell), folder)
     half(trainer, 2)
     return trainer
 
@@ -144,11 +144,10 @@ def main() -> None:
             ratios, parts = bench(options, args.repeats, folder)
         median = statistics.median(ratios)
         report[name] = {"median": round(median, 3), "min": round(min(ratios), 3), "max": round(max(ratios), 3),
-                        "repeats": len(ratios), "goal": f"<= {GOAL}", "is_met": median <= GOAL,
+                        "repeats": len(ratios),
                         "from_parts": round(1 / (1 - sum(parts.values())), 3),
                         "parts": {cost: round(part, 4) for cost, part in parts.items()}}  # fmt: skip
-        print(f"diagnostics/{name:10s} {median:5.3f}  [{min(ratios):.3f}, {max(ratios):.3f}]  goal <= {GOAL}"
-              f"  {'met' if median <= GOAL else 'MISSED'}")  # fmt: skip
+        print(f"diagnostics/{name:10s} {median:5.3f}  [{min(ratios):.3f}, {max(ratios):.3f}]")
         for cost, part in parts.items():
             print(f"    {cost:26s} {part:7.2%} of the update half")
         print(f"    {'these alone make':26s} {report[name]['from_parts']:7.3f}")

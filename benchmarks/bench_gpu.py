@@ -4,8 +4,8 @@
     python benchmarks/bench_gpu.py --rehearse                                        # a toy shape on this CPU, nothing kept
 
 Per scale, on one device:
-- `update/ip`, `update/sp`: every optimizer step of Voting's iteration on the same rows (`--problems` x 8 episodes of three
-  voters and an aggregator, math lengths): peak memory, trained and padded tokens per second; `ip_over_sp` their times;
+- `update/ip`, `update/sp`: what follows the rollout in one Voting iteration, diagnostics included, on the same rows (`--problems` x
+  8 episodes of three voters and an aggregator, math lengths): peak memory and tokens per second; `ip_over_sp` their times;
 - `logprobs/fused`, `logprobs/full`: the log-prob pass through the chunked head and through materialised logits;
 - `rollout/transformers`: the transformers engine, 64 rows of one adapter;
 - `rollout/vllm`: the same requests through vLLM, where it is installed.
@@ -29,14 +29,13 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.engine import Engine, Request
 from multirole.core.policy import adapter_names
-from multirole.core.rows import mini_batches
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
-from multirole.diagnostics.metrics import IterationDiagnostics
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS, Shape
+from multirole.experiment.run import make_trainer
 from multirole.experiment.storage import write_text
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -81,7 +80,7 @@ def voting_episodes(cell: Cell, vocab: int, seed: int = 0) -> list[Episode]:
             ]
             chosen = reply(max(16, cell.max_response_tokens // 4))
             turns.append(Turn("aggregator", 0, 0, read, chosen, [-1.0] * len(chosen), "", "stop"))
-            problem = Problem(str(i), cell.task_name, "", None)
+            problem = Problem(str(i), cell.task_label, "", None)
             advantage = rng.choice((-1.0, 1.0))
             episodes.append(Episode(problem, index, turns, Answer(""), Reward(0.0, "", False), advantage))
     return episodes
@@ -100,40 +99,39 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
     return seconds, torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else 0.0
 
 
-def make_trainer(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTrainer:
+def trainer_of(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTrainer:
+    """The cell's trainer, ready to take optimizer steps; its engine is never asked."""
     tokenizer = AutoTokenizer.from_pretrained(locate(Cell("voting", "sp")))  # any: tokens here are made up
-    problems = [Problem(str(i), cell.task_name, "", None) for i in range(cell.n_problems)]
-    trainer = MultiRoleGRPOTrainer(cell, model, tokenizer, None, problems, problems[:1], folder)
+    problems = [Problem(str(i), cell.task_label, "", None) for i in range(cell.n_problems)]
+    trainer = make_trainer(
+        cell, folder, problems=(problems, problems[:1]), model=(model, tokenizer), engine=TransformersEngine(eos_id=-1)
+    )
     trainer.create_optimizer_and_scheduler(cell.iterations)
     return trainer
 
 
 def bench_update(cell: Cell, shape: Shape, folder: str) -> dict[str, float]:
-    """All optimizer steps of one iteration, after one that warms up."""
-    trainer = make_trainer(cell, random_model(shape, cell), folder)
-    rows = trainer._rows(voting_episodes(cell, shape.vocab))
+    """The rows' log-probs and all optimizer steps of one iteration, after a small one that warms up."""
+    trainer = trainer_of(cell, random_model(shape, cell), folder)
+    episodes = voting_episodes(cell, shape.vocab)
     trainer.model.train()
-    size = cell.n_problems * cell.n_episodes
 
-    def update(rows: list) -> None:
-        diagnostics = IterationDiagnostics(rows, cell.clip_low, cell.clip_high)
-        trainer._old_logprobs = trainer._logprobs_of(trainer.model, rows)
-        for adapter in trainer.adapters:
-            owned = [row for row in rows if row.adapter == adapter]
-            for batch, divisor in mini_batches(owned, size, cell.minibatch_split):
-                trainer.optimizer_step(trainer.model, adapter, batch, divisor, cell.learning_rate, diagnostics)
+    def update(episodes: list[Episode]) -> None:
+        trainer.update(trainer.model, trainer.prepare_rows(episodes))
 
-    update(rows[:8])
-    seconds, peak = measured(lambda: update(rows))
-    trained, read = sum(len(r.turn.completion_ids) for r in rows), sum(r.length for r in rows)
-    return {"seconds": seconds, "peak_gib": peak, "rows": len(rows), "tokens": read, "completion_tokens": trained,
+    update(episodes[:2])
+    seconds, peak = measured(lambda: update(episodes))
+    turns = [turn for episode in episodes for turn in episode.turns]
+    trained = sum(len(turn.completion_ids) for turn in turns)
+    read = trained + sum(len(turn.prompt_ids) for turn in turns)
+    return {"seconds": seconds, "peak_gib": peak, "rows": len(turns), "tokens": read, "completion_tokens": trained,
             "tokens_per_second": read / seconds}  # fmt: skip
 
 
 @torch.no_grad()
 def bench_logprobs(cell: Cell, shape: Shape, folder: str) -> dict[str, dict[str, float]]:
     """Log-probs of a few long rows: TRL's chunked head against logits for every position and every word."""
-    trainer = make_trainer(cell, random_model(shape, cell), folder)
+    trainer = trainer_of(cell, random_model(shape, cell), folder)
     length = cell.max_response_tokens
     ids = torch.randint(shape.vocab, (4, length + 200), device=DEVICE)
     mask = torch.ones_like(ids)

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from multirole import sandbox
 
-GOALS = {"30 lines, 10 tests": 5.0, "30 lines, 1 test": 3.0}
 PROGRAM = '''import sys
 from collections import defaultdict
 import heapq
@@ -158,12 +157,9 @@ def compare(batch: Batch, rule: str, repeats: int, peers: dict[str, Callable]) -
 
 
 class Shown(dict[str, dict]):
-    """Results by workload, judged by the goals and printed as they come."""
+    """Results by workload, printed as they come."""
 
     def __setitem__(self, name: str, values: dict) -> None:
-        for goal, least in GOALS.items():
-            if name.startswith(goal):
-                values |= {"goal": f"fresh/ours >= {least}", "is_met": values["fresh/ours"] >= least}
         super().__setitem__(name, values)
         print(f"{name}: {values}", flush=True)
 
