@@ -17,7 +17,7 @@ from multirole.experiment.adapters import load_adapters
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole
 from multirole.experiment.folders import folder_of, open_folder
-from multirole.experiment.launch import ONE_PROCESS
+from multirole.experiment.launch import Launch
 from multirole.experiment.models import locate
 from multirole.experiment.record import Recorder
 from multirole.experiment.run import preflight, run_cell
@@ -155,7 +155,7 @@ def refused(tmp_path: Path, fields: dict, words: str) -> None:
     cell = Cell("voting", "sp", "math", "0.6b", **{"model": str(TINY), "data": str(DAPO)} | SMALL | fields)
     with pytest.raises(ValueError, match=f"(?s){words}"):
         preflight(cell)
-        check(cell, ONE_PROCESS, results)
+        check(cell, Launch(results_dir=str(results)))
     assert files_of(results) == {}
 
 
@@ -186,7 +186,7 @@ def test_a_machine_that_cannot_run_it_is_refused(name, tmp_path, monkeypatch):
 def test_what_those_cases_spoil_is_accepted_as_it_was(tmp_path):
     cell = Cell("voting", "sp", "math", "0.6b", model=str(TINY), data=str(DAPO), **SMALL)
     preflight(cell)
-    check(cell, ONE_PROCESS, tmp_path)
+    check(cell, Launch(results_dir=str(tmp_path)))
 
 
 def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):

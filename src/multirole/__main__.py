@@ -44,7 +44,7 @@ def train(argv: list[str]) -> int:
     except ValueError as error:
         return _refused(error)
     folder = run_cell(cell, launch, callbacks=[Progress()], examine=doctor.examiner(cell))
-    if is_main:
+    if is_main and (is_launched() or launch.n_processes == 1):  # else the first of the started processes has said it
         sys.stdout.write(f"{folder}\n")
     return 0
 
