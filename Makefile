@@ -70,7 +70,7 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 cell: $(STAMP)
 	@mkdir -p "$(dir $(OUT))"
 	@echo "Training one cell: workflow $(WORKFLOW), policy $(POLICY). Results go to $(RESULTS_DIR)/<scale>/<cell id>/."
-	$(BIN)/python -m papermill -k python3 notebooks/train_cell.ipynb "$(OUT)" $(PARAMETERS) < /dev/null
+	$(BIN)/python -m papermill -k python3 --no-progress-bar --log-output notebooks/train_cell.ipynb "$(OUT)" $(PARAMETERS) < /dev/null
 	@echo "Executed notebook: $(OUT)"
 
 # flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
