@@ -115,3 +115,8 @@ def test_a_run_that_would_train_wrongly_is_not_admitted(monkeypatch, tmp_path):
     FAULTS["wrong_adapter_at_update"][1](monkeypatch)
     with pytest.raises(RuntimeError, match="FAIL"):
         doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)))
+
+
+def test_only_cells_of_the_papers_scales_are_examined_before_training():
+    assert doctor.examiner(Cell("voting", "ip")) is None
+    assert doctor.examiner(Cell("voting", "ip", scale="0.6b")) is not None
