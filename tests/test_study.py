@@ -111,9 +111,9 @@ def test_a_vote_by_hand():
          ("c", 0, "none", False), ("c", 1, "none", False), ("c", 2, box(5), True)],  # silence does not vote
         columns=["problem", "rollout", "answer", "correct"],
     )  # fmt: skip
-    single = Cell("single", "sp")
-    assert vote(answers, 3, single).to_dict() == {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert vote(answers, 2, single).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
+    answers["extracted"] = answers["answer"].map(Cell("single", "sp").make_task().extract)
+    assert vote(answers, 3).to_dict() == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert vote(answers, 2).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):

@@ -5,7 +5,6 @@ Every run of a study differs from a run of the grid in one thing and shares its 
 paired by both.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -105,15 +104,15 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def vote(answers: pd.DataFrame, k: int, cell: Cell) -> pd.Series:
-    """Map each problem to whether the most frequent of the first k extracted answers is right; of equals the first wins."""
-    extract, chosen = cell.make_task().extract, {}
-    first = answers[answers["rollout"] < k].sort_values(["problem", "rollout"])
-    for problem, drawn in first.groupby("problem"):
-        extracted = drawn["answer"].map(extract)
-        votes = Counter(extracted.dropna()).most_common(1)
-        chosen[problem] = float(drawn["correct"][extracted == votes[0][0]].iloc[0]) if votes else 0.0
-    return pd.Series(chosen)
+def vote(answers: pd.DataFrame, k: int) -> pd.Series:
+    """Map each problem to whether the most frequent of the first k answers is right; of equals the first wins.
+
+    `answers` has a row per rollout and problem; where `extracted` is None, the answer does not vote.
+    """
+    first = answers[(answers["rollout"] < k) & answers["extracted"].notna()].sort_values("rollout", kind="stable")
+    found = first.groupby(["problem", "extracted"], sort=False)["correct"].agg(["size", "first"])
+    chosen = found.sort_values("size", ascending=False, kind="stable").groupby("problem")["first"].first()
+    return chosen.reindex(sorted(answers["problem"].unique()), fill_value=False).astype(float)
 
 
 def inference(results: Results, study: Study) -> pd.DataFrame:
@@ -121,13 +120,14 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
     rows, own, drawn = [], results.evaluated("own"), {}
     for draw in study.draws():
         if (table := results.drawn(draw)) is not None:
-            drawn.setdefault(draw.cell.task, []).append((draw.cell, table))
+            table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
+            drawn.setdefault(draw.cell.task, []).append(table)
     for task, draws in drawn.items():
         found = []
         for k in range(1, study.rollouts + 1):
-            firsts = [table[table["rollout"] < k] for _, table in draws]
+            firsts = [table[table["rollout"] < k] for table in draws]
             spent = np.mean([one.groupby("problem")["completion_tokens"].sum().mean() for one in firsts])
-            votes = np.stack([vote(table, k, cell) for cell, table in draws])
+            votes = np.stack([vote(table, k) for table in draws])
             best = np.stack([one.groupby("problem")["correct"].any().astype(float) for one in firsts])
             found.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", spent, votes))
             found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best)] if k > 1 else []

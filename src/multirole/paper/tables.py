@@ -1,5 +1,6 @@
 """The tables of the paper and of a study, as `tables.yaml` declares them, from a results folder; what is not finished is a dash."""
 
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -22,6 +23,7 @@ Outcomes = dict[int, np.ndarray]
 """seed -> (P,) outcomes on the same problems in the same order."""
 
 
+@cache
 def sentences(results: Results) -> dict[str, str]:
     """What captions share: the regime and the sample, how the brackets are made, and what is missing."""
     cell, seeds = results.grid.cells()[0], results.grid.seeds
