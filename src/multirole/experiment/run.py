@@ -324,9 +324,9 @@ def run_cell(
             return folder
         if is_launched():
             launch = launch.replace(n_processes=processes().num_processes)
+        launch.check_processes(launch.n_processes, cell.n_problems)
         preflight(cell)
         if launch.n_processes > 1 and not is_launched():
-            launch.check_processes(launch.n_processes, cell.n_problems)
             held.close()  # and the first of them claims the folder
             spawn(cell.parameters(), launch, stop.run)
         else:
