@@ -1,4 +1,4 @@
-"""Read a grid's packed runs and evaluations: one tidy table of each kind, with the cell's coordinates as columns."""
+"""Read packed runs and evaluations: one run's tables, or all of a grid with the cells' coordinates as columns."""
 
 import json
 from functools import cache, cached_property
@@ -8,10 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation, named_steps
 from multirole.paper import pack
 from multirole.paper.grid import Grid
+
+MECHANISMS = ("gradient_amplification", "sp_role_capture_tokens", "sp_role_capture_frequency")
+"""The alarms of the paper's two mechanisms (sec 5)."""
 
 
 class Key(NamedTuple):
@@ -26,6 +30,51 @@ class Key(NamedTuple):
 def key_of(cell: Cell) -> Key:
     """The coordinates of a cell, as `Grid.cell` takes them."""
     return Key(cell.workflow, cell.policy_name, cell.task, cell.seed)
+
+
+class Run:
+    """One packed run; `folder` is `<results_dir>/<scale>`."""
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self.cell, self.folder = cell, folder
+
+    def table(self, name: str, *columns: str) -> pd.DataFrame:
+        """Return one of the run's tables; without rows where it has none, such as alarms that never rang."""
+        path = self.folder / f"{name}.parquet"
+        tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
+        return tables.get(self.cell.id, pd.DataFrame())
+
+    @cached_property
+    def correct(self) -> pd.DataFrame:
+        """Validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
+        table = self.table("eval", "step", "problem", "correct")
+        return table.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """The early, best and terminal checkpoint, and the untrained start."""
+        return {"base": 0} | named_steps(self.correct.mean())
+
+    @property
+    def falls(self) -> bool:
+        """Whether validation falls."""
+        return first_fall(self.correct.mean()) is not None
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the present thresholds announce one of the paper's two mechanisms in it."""
+        from multirole.diagnostics.alarms import Alarms  # imports torch
+
+        alarms = Alarms(self.cell.policy, self.cell.make_workflow().roles)
+        alarms.replay(self.table("roles").to_dict("records"))
+        return any(row["alarm"] in MECHANISMS for row in alarms.log)
+
+
+@cache
+def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+    """Read a packed table and split it by run, again when the file has changed."""
+    table = pack.read(path.parent, path.stem, columns=["run", *columns] if columns else None)
+    return dict(iter(table.groupby("run", observed=True)))
 
 
 class Results:
@@ -61,10 +110,14 @@ class Results:
         """Return a table of all runs below each other, such as "metrics" or "eval", with the columns of `Key` first."""
         return self._read(name, self.runs)
 
+    @cache  # noqa: B019
+    def run(self, key: Key) -> Run:
+        """Return one run."""
+        return Run(self.grid.cell(*key), self.folder)
+
     def of_run(self, name: str, key: Key) -> pd.DataFrame:
         """Return one run's rows of a table."""
-        table = self.table(name)
-        return table[(table[list(Key._fields)] == list(key)).all(axis=1)]
+        return self.run(key).table(name)
 
     @cache  # noqa: B019
     def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
@@ -86,19 +139,17 @@ class Results:
         """Return where a run's numbers come from."""
         return json.loads(self.packed.loc[self.runs[key], "provenance"])
 
-    @cache  # noqa: B019
     def steps(self, key: Key) -> dict[str, int]:
         """Return a run's early, best and terminal checkpoint, and its untrained start."""
-        return {"base": 0} | named_steps(self.correct(key).mean())
+        return self.run(key).steps
 
     def seeds(self, workflow: str, policy: str, task: str) -> list[int]:
         """List the seeds whose run is packed."""
         return [key.seed for key in self.runs if key[:3] == (workflow, policy, task)]
 
-    @cache  # noqa: B019
     def correct(self, key: Key) -> pd.DataFrame:
         """Return one run's validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
-        return correct(self.folder, self.runs[key])
+        return self.run(key).correct
 
     def outcomes(self, workflow: str, policy: str, task: str, at: str) -> np.ndarray | None:
         """(S, P): each seed's validation outcomes at "base", "early", "best" or "terminal"; None without a run.
@@ -113,19 +164,6 @@ class Results:
         table = self.evaluated(adapters)
         mine = table[(table["workflow"] == workflow) & (table["task"] == task)]
         return mine.pivot_table("correct", "seed", "problem").to_numpy(float) if len(mine) else None
-
-
-def correct(folder: Path, run: str) -> pd.DataFrame:
-    """Read the validation of one packed run: problems x evaluated steps, 1.0 where right."""
-    table = _validation(folder, (folder / "eval.parquet").stat().st_mtime_ns)[run]
-    return table.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
-
-
-@cache
-def _validation(folder: Path, _modified: int) -> dict[str, pd.DataFrame]:
-    """Split the outcomes of all runs by run, anew when the file was written again."""
-    table = pack.read(folder, "eval", columns=["run", "step", "problem", "correct"])
-    return dict(iter(table.groupby("run", observed=True)))
 
 
 def _name(evaluation: Evaluation) -> str:
