@@ -128,7 +128,7 @@ def latex(table: Table) -> str:
     caption = f"{table.title}. {table.caption}".replace("%", "\\%").replace("_", "\\_").replace("#", "\\#")
     return (
         f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\n\\label{{tab:{table.name}}}\n"
-        f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body.to_latex(hrules=True)}}}\n\\end{{table}}\n"
+        f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body.to_latex(hrules=True)}}}\n\\end{{table}}\n".replace("**", "")
     ).translate(LATEX)
 
 
