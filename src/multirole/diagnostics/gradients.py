@@ -9,19 +9,36 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from multirole.core.distributed import all_reduce
+from multirole.core.distributed import all_reduce, processes
 from multirole.core.gradients import Part, flat
 
 
 def weights_of(model: PeftModel, adapter: str) -> list[Tensor]:
     """The tensors of one adapter."""
     return [p for name, p in model.named_parameters() if f".{adapter}." in name]
+
+
+def save_vectors(vectors: dict[str, Tensor], folder: Path, name: str, is_sharded: bool) -> None:
+    """Write one vector per adapter into a checkpoint folder: every process its shard, or the first one the whole."""
+    if is_sharded:
+        torch.save(vectors, folder / f"{name}_{processes().process_index}.pt")
+    elif processes().is_main_process:
+        torch.save(vectors, folder / f"{name}.pt")
+
+
+def load_vectors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Read back what this process has to know of `save_vectors`; empty where there is nothing."""
+    for path in (folder / f"{name}_{processes().process_index}.pt", folder / f"{name}.pt"):
+        if path.exists():
+            return torch.load(path, weights_only=True)
+    return {}
 
 
 class GradientParts:

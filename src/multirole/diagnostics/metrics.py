@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from multirole.core.distributed import gather_objects, processes
+from multirole.core.distributed import gather_objects
 from multirole.core.gradients import Part
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.diagnostics.gradients import GradientParts, Updates
+from multirole.diagnostics.gradients import GradientParts, Updates, load_vectors, save_vectors
 from multirole.diagnostics.signatures import SIGNATURES, signatures
 
 CLAMP = 20.0
@@ -176,15 +176,10 @@ class RoleDiagnostics(MultiRoleCallback):
             iteration.roles[role] |= metrics
 
     def save_state(self, folder: Path) -> None:
-        if self.is_sharded or processes().is_main_process:
-            torch.save(self.updates.last, folder / self._file())
+        save_vectors(self.updates.last, folder, "updates", self.is_sharded)
 
     def load_state(self, folder: Path) -> None:
-        path = folder / self._file()
-        self.updates.last = torch.load(path, weights_only=True) if path.exists() else {}
-
-    def _file(self) -> str:
-        return f"updates_{processes().process_index}.pt" if self.is_sharded else "updates.pt"
+        self.updates.last = load_vectors(folder, "updates")
 
     # ---- results
 

@@ -21,6 +21,7 @@ from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Episode
 from multirole.diagnostics.alarms import Alarms
+from multirole.diagnostics.gradients import load_vectors, save_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +103,10 @@ class CoherencePenalty(MultiRoleCallback):
         return max(self.FLOOR, 1.0 - self.penalty * min(max(cosine, 0.0), 1.0))
 
     def save_state(self, folder: Path) -> None:
-        if self.is_sharded or processes().is_main_process:
-            torch.save(self.averages, folder / self._file())
+        save_vectors(self.averages, folder, "averages", self.is_sharded)
 
     def load_state(self, folder: Path) -> None:
-        path = folder / self._file()
-        self.averages = torch.load(path, weights_only=True) if path.exists() else {}
-
-    def _file(self) -> str:
-        return f"averages_{processes().process_index}.pt" if self.is_sharded else "averages.pt"
+        self.averages = load_vectors(folder, "averages")
 
 
 class ProcessReward(MultiRoleCallback):
