@@ -76,7 +76,6 @@ def test_adapters_are_float32_over_a_bfloat16_base(model_folder):
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here, so it is not missing")
 def test_what_is_missing_is_said_at_once_and_all_of_it(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -86,7 +85,7 @@ def test_what_is_missing_is_said_at_once_and_all_of_it(monkeypatch, tmp_path):
     pinned = MODELS["0.6b"]
     assert "a GPU" in message and "scale='tiny-s'" in message
     assert f"hf download {pinned.repo} --revision {pinned.revision}" in message
-    assert "hf download agentica-org/DeepCoder-Preview-Dataset" in message and "data=DIR" in message
+    assert "hf download agentica-org/DeepCoder-Preview-Dataset" in message and "data='DIR'" in message
     assert not list((tmp_path / "runs").rglob("checkpoint*"))
 
 
@@ -112,7 +111,7 @@ def test_a_run_is_not_continued_on_other_rows(model_folder, tmp_path):
     rows.write_text(
         rows.read_text().replace("solution", "solution", 1) + rows.read_text().splitlines()[0].replace("?", "??") + "\n"
     )
-    with pytest.raises(ValueError, match="was begun with dataset"):
+    with pytest.raises(ValueError, match="was started with dataset"):
         run_cell(cell, tmp_path / "runs")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import rows_of
+from datasets import Dataset
 from scripted_engine import ScriptedEngine
 
 from multirole.core.inputs import INDEX
@@ -134,3 +135,27 @@ def test_a_function_that_fails_is_named(score, kind, message, is_async):
     with pytest.raises((ValueError, RuntimeError), match=message) as error:
         score(function)
     assert repr(function.__name__) in str(error.value)
+
+
+def test_evaluation_scores_every_episode_of_every_dataset(make_library_trainer, tokenizer):
+    """`num_generations_eval` episodes per problem; accuracy where the function says what is right; two datasets by name."""
+
+    def reward(prompts, completions, answer, episodes, **_):
+        for episode, right in zip(episodes, answer, strict=True):
+            episode.reward = Reward(float(right + episode.index), "", right == 1)
+        return [episode.reward.value for episode in episodes]
+
+    reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
+    engine = ScriptedEngine(lambda key, request: (reply, 1), tokenizer.eos_token_id)
+    trainer = make_library_trainer(Single(), engine, reward, num_generations_eval=2)
+    rows = {"prompt": ["a", "b", "c"], "task": ["tiny_math"] * 3, "answer": [1, 0, 0]}
+    one, two = Dataset.from_dict(rows), Dataset.from_dict({name: values[:1] for name, values in rows.items()})
+    assert trainer.evaluate(one) == {"eval_reward": pytest.approx(5 / 6), "eval_accuracy": pytest.approx(1 / 3)}
+    assert len(engine.requests) == 6 and len({request.seed for request in engine.requests}) == 6
+    found = trainer.evaluate({"all": one, "first": two})
+    assert found["eval_all_reward"] == pytest.approx(5 / 6) and found["eval_first_reward"] == 1.5
+    assert found["eval_first_accuracy"] == 1.0
+    logged = [row for row in trainer.state.log_history if "eval_first_reward" in row]
+    assert len(logged) == 1
+    with pytest.raises(ValueError, match="Evaluation needs an `eval_dataset`"):
+        trainer.evaluate()
