@@ -43,7 +43,7 @@ import walls
 CORRECT, WRONG, UNPARSABLE, TIMEOUT, ERROR, BROKEN = "correct", "wrong", "unparsable", "timeout", "error", "broken"
 WORDS = (CORRECT, WRONG, UNPARSABLE, TIMEOUT, ERROR, BROKEN)
 MEMORY_BYTES = 512 << 20
-WALL_PER_CPU = 3  # a comparison may take this many times its CPU seconds on the wall clock
+WALL_PER_CPU = 15  # a comparison may take this many times its CPU seconds on the wall clock of a busy machine
 # Packages from which sympy imports inside functions. They are loaded first, because no file can be opened later.
 PRELOAD = (
     "assumptions calculus combinatorics concrete core functions integrals logic matrices ntheory polys series sets "
