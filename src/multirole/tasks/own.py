@@ -136,7 +136,7 @@ class Task:
     def _describe(self, split: str) -> dict[str, object]:
         rows = [{"prompt": problem.question} | problem.reference for problem in self.problems(split)]
         text = json.dumps(rows, sort_keys=True, default=str)
-        source = _source(self._data[split])
+        source = Path(_source(self._data[split])).name  # no home paths in a record
         return {"source": source, "rows": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
