@@ -4,6 +4,8 @@ import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the numbers here are a CPU's
 
+import signal
+import threading
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +27,9 @@ from multirole.experiment import run
 from multirole.experiment.cell import Cell
 from multirole.experiment.models import locate
 
+if threading.current_thread() is threading.main_thread():
+    # a shell's background job ignores SIGINT, and so would the runs that tests interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start: their sums must round as ours do
 
