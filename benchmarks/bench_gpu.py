@@ -24,10 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.engine import Engine, Request
+from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
@@ -54,11 +55,7 @@ def random_model(shape: Shape, cell: Cell, seed: int = 0) -> PeftModel:
     with DEVICE:
         base = Qwen3ForCausalLM(config).to(torch.bfloat16 if cell.dtype == "bfloat16" else torch.float32)
     lora = LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    first, *others = adapter_names(cell.policy)
-    model = get_peft_model(base, lora, adapter_name=first)
-    for name in others:
-        model.add_adapter(name, lora)
-    return model
+    return add_adapters(base, lora, adapter_names(cell.policy))
 
 
 def voting_episodes(cell: Cell, vocab: int, seed: int = 0) -> list[Episode]:

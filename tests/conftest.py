@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.engine import Engine
+from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rows import Row
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -47,10 +48,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     lora = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    first, *others = adapter_names(policy)
-    model = get_peft_model(Qwen3ForCausalLM(config), lora, adapter_name=first)
-    for name in others:
-        model.add_adapter(name, lora)
+    model = add_adapters(Qwen3ForCausalLM(config), lora, adapter_names(policy))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.manual_seed(seed + 1)  # every adapter gets the same B: policies can be compared

@@ -1,8 +1,6 @@
 """What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
 
-import inspect
 import math
-import re
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -13,33 +11,13 @@ from transformers import PreTrainedModel, set_seed
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.stock import create_model_from_path, get_callable_name, is_async_callable
-from multirole.core.types import Episode, Problem, Workflow
+from multirole.core.types import Episode, Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 INDEX = "_index"
 """Column that carries a row's place in the dataset through TRL's data loader."""
-
-
-def check_workflow(workflow: Workflow) -> None:
-    """Refuse an object that cannot be played as a workflow (ValueError or TypeError)."""
-    advice = "A workflow has `name`, `roles` such as {'judge': 1} and `async def run(self, problem, call)`."
-    if isinstance(workflow, type):
-        raise TypeError(f"`workflow` must be an instance, got the class {workflow.__name__}. Call it: {workflow.__name__}().")
-    if not inspect.iscoroutinefunction(inspect.getattr_static(workflow, "run", None)):
-        raise ValueError(f"`workflow` ({type(workflow).__name__}) has no coroutine `run`. {advice}")
-    members = {name: inspect.getattr_static(workflow, name, None) for name in ("name", "roles")}
-    name, roles = members["name"], members["roles"]
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise ValueError(f"`workflow.name` must be a word of letters, digits, '_' and '-', got {name!r}. {advice}")
-    if not isinstance(roles, dict) or not roles:
-        raise ValueError(f"`workflow.roles` must map each role to its number of slots, got {roles!r}. {advice}")
-    for role, slots in roles.items():
-        if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role) or type(slots) is not int or slots < 1:
-            raise ValueError(
-                f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
-            )
 
 
 def with_adapters(
@@ -63,11 +41,16 @@ def with_adapters(
             "Roles are trained as adapters of one base model, and no `peft_config` was given. "
             "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
         )
+    return add_adapters(model, peft_config, adapters)
+
+
+def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
+    """The base with one fresh adapter per name, initialised in their order."""
     first, *others = adapters
-    peft_model = get_peft_model(model, peft_config, adapter_name=first)
+    model = get_peft_model(base, peft_config, adapter_name=first)
     for name in others:
-        peft_model.add_adapter(name, peft_config)
-    return peft_model
+        model.add_adapter(name, peft_config)
+    return model
 
 
 def check_dataset(name: str, dataset: "Dataset") -> None:

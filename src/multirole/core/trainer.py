@@ -37,7 +37,6 @@ from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import (
     INDEX,
     check_dataset,
-    check_workflow,
     checked_reward,
     set_max_steps,
     to_problems,
@@ -58,7 +57,7 @@ from multirole.core.rows import (
     text_metrics,
 )
 from multirole.core.stock import GRPOTrainer
-from multirole.core.types import Episode, Reward, Turn, Workflow
+from multirole.core.types import Episode, Reward, Turn, Workflow, check_workflow
 
 
 class MultiRoleGRPOTrainer(GRPOTrainer):
@@ -324,9 +323,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if args.old_logprobs == "recomputed":
             for row, logps in zip(rows, self.logprobs_of(rows), strict=True):
                 row.old_logps = logps
-        anchored = [row for row in rows if self.betas[row.turn.role]]
-        for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
-            row.ref_logps = logps
+        if anchored := [row for row in rows if self.betas[row.turn.role]]:
+            for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
+                row.ref_logps = logps
         return rows
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:

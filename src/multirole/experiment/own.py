@@ -5,11 +5,12 @@ import importlib.util
 import re
 import sys
 from collections.abc import Collection
-from inspect import getattr_static, iscoroutinefunction
+from inspect import getattr_static
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from multirole.core.types import check_workflow
 from multirole.experiment.settings import did_you_mean
 
 
@@ -18,10 +19,7 @@ def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | N
     if isinstance(given, str) and given in builtin:
         return None
     workflow = _object("workflow", given, builtin)
-    if not iscoroutinefunction(getattr_static(workflow, "run", None)):
-        raise ValueError(f"The workflow {given!r} must have a coroutine method `async def run(self, problem, call)`.")
-    if getattr_static(workflow, "roles", None) is None or not isinstance(workflow.roles, dict) or not workflow.roles:
-        raise ValueError(f"The workflow {given!r} must have `roles`, such as {{'debater': 2, 'judge': 1}}.")
+    check_workflow(workflow)
     _check_name("workflow", workflow, builtin)
     return workflow, _digest(given, f"{workflow.roles} {_source(type(workflow).run)}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +24,7 @@ from multirole import sandbox
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import full, gather_objects, processes
 from multirole.core.engine import Engine, load_engine
+from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
 from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import first_prompts
@@ -91,11 +92,7 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
         r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    first, *others = adapter_names(cell.policy)
-    model = get_peft_model(base, lora, adapter_name=first)
-    for name in others:
-        model.add_adapter(name, lora)
-    return model, tokenizer
+    return add_adapters(base, lora, adapter_names(cell.policy)), tokenizer
 
 
 def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS) -> Engine:
