@@ -1,12 +1,8 @@
-"""Run one cell under FSDP2 on CPU processes: `torchrun --nproc_per_node 2 tests/fsdp2_on_cpu.py PARAMETERS.json`.
+"""One cell under FSDP2 on CPU processes.
 
 accelerate shards models on GPUs only. Here it is told that its gloo processes are GPUs' processes: everything after that,
 sharding, collectives, checkpoints, is the code that a GPU node runs, on CPU tensors.
 """
-
-import json
-import sys
-from pathlib import Path
 
 from accelerate import PartialState
 from accelerate.utils import DistributedType
@@ -32,6 +28,7 @@ def step(self, *args, **kwargs):
     return plain_step(self, *args, **kwargs)
 
 
-if __name__ == "__main__":
+def run_sharded(parameters: dict[str, object]) -> None:
+    """Run a cell in this process, as one of several."""
     PartialState.__init__, MultiRoleGRPOTrainer.optimizer_step = init, step
-    run_cell(*Cell.from_parameters(json.loads(Path(sys.argv[1]).read_text())))
+    run_cell(*Cell.from_parameters(parameters))

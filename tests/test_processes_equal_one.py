@@ -3,14 +3,16 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
+import processes
 import pytest
 from conftest import table
+from fsdp2_on_cpu import run_sharded
 from safetensors.torch import load_file
 
+from multirole import __main__ as command_line
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
 from multirole.experiment.launch import Launch, spawn
@@ -45,22 +47,29 @@ def alone(tmp_path_factory) -> Path:
     return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("alone"))
 
 
+def torchrun(command: list[str]) -> None:
+    """Do in forked processes what a launcher's command asks for."""
+    _, _, launcher, _, n_processes, *rest = command
+    assert launcher == "torch.distributed.run" and rest[:3] == ["-m", "multirole", "train"]
+    log = Path(rest[-1]).with_name("log")
+    codes = processes.run_together(int(n_processes.rpartition("=")[2]), log, command_line.train, rest[3:])
+    assert set(codes) == {0}, Path(f"{log}.0").read_text()[-3000:]
+
+
 def test_two_processes(alone, tmp_path):
-    spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2))
+    spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2), torchrun)
     other = tmp_path / "tiny-s" / alone.name
     assert is_done(other) and json.loads((other / "provenance.json").read_text())["processes"] == 2
     compare(alone, other)
 
 
 def under_fsdp2(parameters: dict, folder: Path) -> None:
-    path = folder / "parameters.json"
-    path.write_text(json.dumps(parameters | {"results_dir": str(folder), "sharding": "fsdp2"}))
-    script = Path(__file__).with_name("fsdp2_on_cpu.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run([*command, script, path], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    log = folder / "log"
+    given = parameters | {"results_dir": str(folder), "sharding": "fsdp2"}
+    assert processes.run_together(2, log, run_sharded, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
 
 
+@pytest.mark.slow
 def test_two_processes_sharded_by_fsdp2_and_resumed(alone, tmp_path):
     under_fsdp2(FIELDS, tmp_path)
     folder = tmp_path / "tiny-s" / alone.name
@@ -73,6 +82,7 @@ def test_two_processes_sharded_by_fsdp2_and_resumed(alone, tmp_path):
     compare(alone, folder)
 
 
+@pytest.mark.slow
 def test_fsdp2_in_bfloat16_keeps_log_probs_in_float32(tmp_path):
     fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
     one = run_cell(Cell(**fields), tmp_path / "one")
@@ -85,7 +95,9 @@ def test_fsdp2_in_bfloat16_keeps_log_probs_in_float32(tmp_path):
     assert (a[first]["perplexity"] - b[first]["perplexity"]).abs().max() < 5e-3
 
 
+@pytest.mark.slow
 def test_a_failing_process_ends_the_run_and_says_why(tmp_path, capfd):
+    """The real torchrun."""
     cell = Cell(**FIELDS)
     broken = cell.parameters() | {"n_problems": 3}  # cannot be shared by two
     with pytest.raises(subprocess.CalledProcessError):

@@ -1,13 +1,16 @@
 """The same seed gives the same weights and metrics; kill -9 and resume give the same as never killed."""
 
+import os
 import shutil
-import subprocess
-import sys
+import signal
+from pathlib import Path
 
 import pandas as pd
+import processes
 import pytest
 from conftest import table
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
@@ -15,22 +18,19 @@ from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
 
 FIELDS = {
-    "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "iterations": 6, "n_problems": 2, "n_episodes": 4,
-    "save_every": 2, "eval_every": 3, "n_validation": 8, "n_train": 12, "warmup_iterations": 1, "learning_rate": 5e-3,
-}  # fmt: skip  # 12 problems, 2 per iteration, 6 iterations: one whole pass; the next test goes past it
-KILLED = """
-import os, signal, sys
-from transformers import TrainerCallback
-from multirole.experiment.cell import Cell
-from multirole.experiment.run import run_cell
+    "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "iterations": 5, "n_problems": 2, "n_episodes": 4,
+    "save_every": 2, "eval_every": 5, "n_validation": 4, "n_train": 6, "warmup_iterations": 1, "learning_rate": 5e-3,
+}  # fmt: skip  # 6 problems, 2 per iteration: it resumes within the second pass
+
 
 class Kill(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args, state, control, **_):
         if state.global_step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-run_cell(Cell(**{fields!r}), sys.argv[1], callbacks=[Kill()])
-"""
+
+def killed(results_dir: Path) -> None:
+    run_cell(Cell(**FIELDS), results_dir, callbacks=[Kill()])
 
 
 def compare(one, other):
@@ -40,7 +40,7 @@ def compare(one, other):
             a.drop(columns=[c for c in a if c.endswith("seconds")]),
             b.drop(columns=[c for c in b if c.endswith("seconds")]),
         )
-    names = sorted(path.relative_to(one) for path in one.glob("adapters/step_00006/*/*.safetensors"))
+    names = sorted(path.relative_to(one) for path in one.glob("adapters/step_00005/*/*.safetensors"))
     assert len(names) == 2
     for name in names:
         mine, theirs = load_file(one / name), load_file(other / name)
@@ -53,18 +53,17 @@ def unbroken(tmp_path_factory):
 
 
 def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED.format(fields=FIELDS), str(tmp_path)], check=False)
-    assert done.returncode == -9
+    assert processes.run(tmp_path / "log", killed, tmp_path) == -signal.SIGKILL
     folder = tmp_path / "tiny-s" / unbroken.name
     assert not is_done(folder) and (folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists()
     assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
     compare(unbroken, folder)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(unbroken, tmp_path):
-    compare(unbroken, run_cell(Cell(**FIELDS), tmp_path))
-    other = run_cell(Cell(**FIELDS | {"seed": 1}), tmp_path)
-    assert not table(other, "roles")["entropy"].equals(table(unbroken, "roles")["entropy"])
+def test_another_seed_gives_another_run(unbroken, tmp_path):
+    other = run_cell(Cell(**FIELDS | {"seed": 1, "iterations": 1, "save_every": 1, "eval_every": 1}), tmp_path)
+    first = table(unbroken, "roles").query("iteration == 1")
+    assert not table(other, "roles")["entropy"].equals(first["entropy"])
 
 
 def test_a_finished_run_is_not_trained_again(unbroken):

@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 import psutil
 import pytest
 from kill_run import same
+from transformers import TrainerCallback
 
+from multirole.experiment import stops
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import checkpoints, newest_whole
 from multirole.experiment.folders import folder_of
@@ -22,48 +25,62 @@ FIELDS = {
     "workflow": "voting", "policy": "ip", "iterations": 4, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
     "save_every": 4, "eval_every": 2, "max_response_tokens": 24, "learning_rate": 5e-3,
 }  # fmt: skip
-TOLD = """
-import os, signal, sys
-from transformers import TrainerCallback
-from multirole.experiment.cell import Cell
-from multirole.experiment.launch import Launch
-from multirole.experiment.run import run_cell
+
 
 class Tell(TrainerCallback):
-    def on_step_begin(self, args, state, control, **kwargs):
+    """Sends the run a signal in its second iteration."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+    def on_step_begin(self, args, state, control, **_):
         if state.global_step == 1:
-            os.kill(os.getpid(), signal.{signal})
-
-run_cell(Cell(**{fields!r}), Launch(results_dir=sys.argv[1]), callbacks=[Tell()])
-"""
+            os.kill(os.getpid(), self.signum)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(name, tmp_path):
-    script = TOLD.format(signal=name, fields=FIELDS)
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, capture_output=True, text=True)
-    assert done.returncode == RESUMABLE == 75, done.stderr[-2000:]
-    cell, folder = Cell(**FIELDS), folder_of(Cell(**FIELDS), tmp_path)
+def told(signum: int, results_dir: Path) -> None:
+    run_cell(Cell(**FIELDS), results_dir, callbacks=[Tell(signum)])
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("unbroken"))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(signum, unbroken, tmp_path):
+    log = tmp_path / "log"
+    assert processes.run(log, told, signum, tmp_path) == RESUMABLE == 75, log.read_text()[-2000:]
+    folder = folder_of(Cell(**FIELDS), tmp_path)
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"] and not (folder / "DONE").exists()
     assert sorted(path.name for path in folder.glob("turns/*")) == ["step_00000.parquet", "step_00002.parquet"]
-    run_cell(cell, tmp_path)
-    unbroken = run_cell(cell, tmp_path / "unbroken")
+    run_cell(Cell(**FIELDS), tmp_path)
     for more in ("adapters/step_00002", "checkpoints/checkpoint-2"):  # the unbroken run has none of that iteration
         shutil.rmtree(folder / more)
     assert same(unbroken, folder) == ""
 
 
+def wait(is_training: bool, ready: Path) -> None:
+    stops.ECHO = 0.2
+    with heeding() as stop:
+        stop.is_training = is_training
+        ready.touch()
+        while True:
+            time.sleep(0.1)
+
+
 def test_before_training_it_ends_at_once_and_a_second_signal_does_not_wait(tmp_path):
-    wait = "import signal, time\nfrom multirole.experiment.stops import *\nwith heeding() as stop:\n    stop.is_training = {}\n"
-    wait += "    print('ready', flush=True)\n    while True:\n        time.sleep(0.1)"
     for is_training, signals, code in ((False, 1, RESUMABLE), (True, 2, -signal.SIGTERM)):
-        process = subprocess.Popen([sys.executable, "-c", wait.format(is_training)], stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
+        ready = tmp_path / str(is_training)
+        process = processes.start(tmp_path / "log", wait, is_training, ready)
+        while not ready.exists():
+            time.sleep(0.05)
         for _ in range(signals):
-            assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            time.sleep(2.5)  # the echo of a signal is no second one
-        assert process.wait(30) == code
+            assert process.is_alive()
+            os.kill(process.pid, signal.SIGTERM)
+            time.sleep(0.5)  # the echo of a signal is no second one
+        process.join(30)
+        assert process.exitcode == code
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
