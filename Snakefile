@@ -34,14 +34,15 @@ TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
 PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --start-timeout 600"  # seconds, on a busy machine
 
-def papermill(notebook, executed, what, **launch):
-    """The command of one job: text parameters as they are (-r), others by their value (-p)."""
+def papermill(notebook, executed, what, gpus, **launch):
+    """The command of one job: text parameters as they are (-r), others by their value (-p). It sees `gpus` GPUs and no others."""
     given = (STUDY or GRID).parameters_of(what) | {"results_dir": RESULTS} | launch
     arguments = " ".join(f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}" for k, v in given.items())
     # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
     # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
     # it deletes what a failed job has written.
-    alone = f"exec flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL"
+    own = f"exec profiles/gpus.sh {gpus}" if gpus else "exec"
+    alone = f"{own} flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL"
     return f"{alone} {PAPERMILL} notebooks/{notebook} {executed} {arguments} < /dev/null"
 
 onstart:
@@ -69,13 +70,13 @@ rule evaluated:
 
 rule train:
     output: f"{FOLDER}/{{id,[^/]+}}/DONE"
-    params: lambda w: papermill("train_cell.ipynb", f"{FOLDER}/{w.id}/train.ipynb", CELLS[w.id], n_processes=max(1, GPUS))
+    params: lambda w: papermill("train_cell.ipynb", f"{FOLDER}/{w.id}/train.ipynb", CELLS[w.id], GPUS, n_processes=max(1, GPUS))
     resources: gpu=GPUS
     shell: "{params}"
 
 rule evaluate:
     input: lambda w: [ancient(f"{folder_of(cell, RESULTS)}/DONE") for cell in EVALUATIONS[w.id].needs()]
     output: f"{FOLDER}/evaluations/{{id,[^/]+/[^/]+}}/DONE"
-    params: lambda w: papermill("eval_cell.ipynb", f"{FOLDER}/evaluations/{w.id}/eval.ipynb", EVALUATIONS[w.id])
+    params: lambda w: papermill("eval_cell.ipynb", f"{FOLDER}/evaluations/{w.id}/eval.ipynb", EVALUATIONS[w.id], min(GPUS, 1))
     resources: gpu=min(GPUS, 1)
     shell: "{params}"
