@@ -24,16 +24,26 @@ export PYTHONHASHSEED ?= 0
 WORKFLOW ?= voting
 POLICY ?= sp
 RESULTS_DIR ?= runs
+# A misspelt variable is refused, as a misspelt parameter is: make would ignore it and train the default cell.
+SETTINGS = WORKFLOW POLICY TASK SCALE SEED ITERATIONS PRESET RESULTS_DIR OUT ARGS SEEDS STUDY JOBS PYTHON VENV
+given = $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
+unknown := $(foreach v,$(filter-out $(SETTINGS) %HOME %OFFLINE %TELEMETRY %THREADS %PARALLELISM VLLM_% TQDM_% PYTHON% MAKE%,$(given)),$v=)
+ifneq ($(and $(unknown),$(filter cell grid study grid-status paper,$(MAKECMDGOALS))),)
+  $(error $(unknown) is not a variable of this Makefile. Variables are $(SETTINGS); other parameters go into ARGS="-p NAME VALUE")
+endif
+quoted = '$(subst ','\'',$1)'
 # The notebook's own defaults hold for whatever is not set here; the name only has to tell executed notebooks apart.
-NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' '$(ARGS)' | cksum | cut -d' ' -f1))
-OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-s)/$(NAME).ipynb
-PARAMETERS = -p workflow '$(WORKFLOW)' -p policy '$(POLICY)' $(TASK:%=-p task %) $(SCALE:%=-p scale %) \
-	$(SEED:%=-p seed %) $(ITERATIONS:%=-p iterations %) $(PRESET:%=-p preset %) \
-	$(if $(filter runs,$(RESULTS_DIR)),,-p results_dir '$(RESULTS_DIR)') $(ARGS)
+NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' $(call quoted,$(ARGS)) | cksum | cut -d' ' -f1))
+OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-s)/$(subst /,_,$(NAME)).ipynb
+parameter = $(if $2,-$(or $3,r) $1 $(call quoted,$2))
+PARAMETERS = $(call parameter,workflow,$(WORKFLOW)) $(call parameter,policy,$(POLICY)) $(call parameter,task,$(TASK)) \
+	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,iterations,$(ITERATIONS),p) \
+	$(call parameter,preset,$(PRESET)) $(call parameter,results_dir,$(RESULTS_DIR)) $(ARGS)
 
 FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-s)
 SNAKEMAKE = $(BIN)/python -m snakemake
-GRID = --config scale=$(or $(SCALE),tiny-s) results_dir='$(RESULTS_DIR)' $(STUDY:%=study=%) $(if $(SEEDS),'seeds=[$(SEEDS)]') $(ARGS)
+GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-s)) results_dir=$(call quoted,$(RESULTS_DIR)) \
+	$(if $(STUDY),study=$(call quoted,$(STUDY))) $(if $(SEEDS),$(call quoted,seeds=[$(SEEDS)])) $(ARGS)
 
 .PHONY: help setup cell grid study grid-status paper test test-all bench clean
 
@@ -66,18 +76,30 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# An explicit output path and an empty stdin: papermill reads a notebook from stdin, or hangs, without them.
+# papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
+# what the notebook prints. Ctrl-C ends it as SIGTERM does, and the kernel saves a checkpoint; an error is shown without
+# papermill's own traceback. ipykernel's notice about local sockets is left out.
+define RUN_PAPERMILL
+import signal, sys
+from papermill.__main__ import papermill
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.tracebacklimit = 0
+papermill()
+endef
+export RUN_PAPERMILL
+
 cell: $(STAMP)
-	@mkdir -p "$(dir $(OUT))"
-	@echo "Training one cell: workflow $(WORKFLOW), policy $(POLICY). Results go to $(RESULTS_DIR)/<scale>/<cell id>/."
-	$(BIN)/python -m papermill -k python3 --no-progress-bar --log-output notebooks/train_cell.ipynb "$(OUT)" $(PARAMETERS) < /dev/null
-	@echo "Executed notebook: $(OUT)"
+	@mkdir -p "$$(dirname -- $(call quoted,$(OUT)))"
+	@printf 'Executing notebooks/train_cell.ipynb as %s\n' $(call quoted,$(OUT))
+	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --log-level WARNING --stdout-file /dev/stdout \
+	  --stderr-file /dev/stderr notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
+	  2> >(grep --line-buffered -v 'IPKernelApp. WARNING' >&2)
 
 # flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
 grid: $(STAMP)
 	@mkdir -p .snakemake
-	@flock --nonblock --conflict-exit-code 75 .snakemake/$(subst /,-,$(FOLDER)).lock $(SNAKEMAKE) --nolock $(JOBS:%=--cores %) $(GRID) < /dev/null || { \
-	  code=$$?; test $$code != 75 || echo "Another \`make grid\` is at work in $(FOLDER)." >&2; exit $$code; }
+	@flock --nonblock --conflict-exit-code 75 $(call quoted,.snakemake/$(subst /,-,$(FOLDER)).lock) $(SNAKEMAKE) --nolock $(JOBS:%=--cores %) $(GRID) < /dev/null || { \
+	  code=$$?; test $$code != 75 || printf 'Another `make grid` is at work in %s.\n' $(call quoted,$(FOLDER)) >&2; exit $$code; }
 
 # The grid, and beside it the runs that differ from it in one thing.
 study: STUDY = study.yaml

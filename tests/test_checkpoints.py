@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from multirole.experiment.checkpoints import checkpoints, damage, newest_whole, publish, seal, staging
+from multirole.experiment.checkpoints import checkpoints, damage, newest_whole, staging
+from multirole.experiment.folders import is_done, write_done
 from multirole.experiment.record import Recorder
-from multirole.experiment.storage import read_table, remove, write_table, write_text
+from multirole.experiment.storage import remove, write_table, write_text
 
 CONFIG = {"seed": 0, "learning_rate": 1e-3}
-FILES = ("optimizer.pt", "a/adapter_model.safetensors", "rng_state.pth", "manifest.json")
+FILES = (
+    "optimizer.pt",
+    "a/adapter_model.safetensors",
+    "record/metrics.parquet",
+    "record/turns/step_00002.parquet",
+    "manifest.json",
+)
 HARMS = {
     "flipped": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
@@ -22,19 +29,16 @@ HARMS = {
 
 
 def iterate(recorder: Recorder, step: int, is_saved: bool = True) -> None:
-    """One iteration of a made-up run: a row per table that has rows, an evaluation's turns, a checkpoint."""
+    """One iteration of a made-up run: a row per table that has rows, an evaluation's turns and adapters, a checkpoint."""
     folder = recorder.folder
     recorder.tables["metrics"].append({"iteration": step, "reward": step / 10})
     recorder.tables["eval"] += [{"step": step, "problem": name} for name in "ab"]
     write_table(folder / "turns" / f"step_{step:05d}.parquet", [{"step": step, "text": "x" * step}])
     if is_saved:
-        staged = staging(folder) / f"checkpoint-{step}"
-        (staged / "a").mkdir(parents=True)
-        (staging(folder) / "adapters").mkdir()
-        for name in FILES[:-1]:
-            (staged / name).write_text(f"{name} of {step}")
-        (staging(folder) / "adapters" / "weights").write_text(str(step))
-        recorder.seal(step)
+        for top in (staging(folder) / f"checkpoint-{step}", folder / "adapters" / f"step_{step:05d}"):
+            (top / "a").mkdir(parents=True)
+            (top / "a" / "adapter_model.safetensors").write_text(f"weights of {step}")
+        (staging(folder) / f"checkpoint-{step}" / "optimizer.pt").write_text(f"moments of {step}")
         recorder.save(step)
 
 
@@ -95,29 +99,46 @@ def test_an_unmarked_or_foreign_checkpoint_is_not_used(folder, caplog):
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("name", ["metrics.parquet", "eval.parquet", "turns/step_00002.parquet"])
-def test_a_table_that_is_not_what_the_checkpoint_says_is_an_error(folder, name, harm):
-    data = folder / name
-    if harm == "flipped":  # in the middle, where the values are
-        content = data.read_bytes()
-        data.write_bytes(content[:12] + bytes([content[12] ^ 1]) + content[13:])
-    else:
-        HARMS[harm](data)
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.parquet", "eval.parquet", "turns/step_00002.parquet", "adapters/step_00003/a/adapter_model.safetensors"],
+)
+def test_a_damaged_table_or_adapter_is_put_back_from_the_checkpoint(folder, name, harm):
     before = everything(folder)
-    with pytest.raises(ValueError, match=rf"{data.name} is .* Nothing was overwritten"):
-        Recorder(folder).rewind(newest_whole(folder))
+    HARMS[harm](folder / name)
+    recorder = Recorder(folder)
+    recorder.rewind(newest_whole(folder))
+    assert everything(folder) == before
+    assert [row["iteration"] for row in recorder.tables["metrics"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_an_adapter_that_no_checkpoint_holds_any_more_is_named_and_nothing_overwritten(folder, harm):
+    HARMS[harm](folder / "adapters" / "step_00001" / "a" / "adapter_model.safetensors")
+    before = everything(folder)
+    with pytest.raises(ValueError, match="adapters/step_00001/a/adapter_model.safetensors is .* Put the files back"):
+        newest_whole(folder)
     assert everything(folder) == before
 
 
-def test_a_shorter_table_is_an_error_and_a_longer_one_is_cut(folder):
-    rows = read_table(folder / "metrics.parquet")
-    write_table(folder / "metrics.parquet", [*rows, {"iteration": 4, "reward": 0.4}])
-    recorder = Recorder(folder)
-    recorder.rewind(newest_whole(folder))
-    assert recorder.tables["metrics"] == rows
-    write_table(folder / "metrics.parquet", rows[:2])
-    with pytest.raises(ValueError, match="only 2 rows long, where 3 were written"):
-        Recorder(folder).rewind(newest_whole(folder))
+def test_a_run_is_done_while_every_file_is_as_it_was(folder):
+    write_done(folder)
+    assert is_done(folder)
+    for path in [
+        *folder.glob("*.parquet"),
+        *folder.glob("turns/*"),
+        *folder.glob("adapters/*/*/*"),
+        folder / "config.json",
+    ]:
+        content = path.read_bytes()
+        for harm in HARMS.values():
+            harm(path)
+            assert not is_done(folder)
+            path.write_bytes(content)
+    assert is_done(folder)
+    for nothing in ("{}", "", "[]", "null", '{"a"', '{"config.json": 3}'):
+        (folder / "DONE").write_text(nothing)
+        assert not is_done(folder)
 
 
 def test_what_came_after_the_checkpoint_goes(folder):
@@ -125,14 +146,12 @@ def test_what_came_after_the_checkpoint_goes(folder):
     recorder.rewind(newest_whole(folder))
     whole = everything(folder)
     iterate(recorder, 4, is_saved=False)
-    recorder.flush()  # killed before the checkpoint had its name
+    write_table(folder / "metrics.parquet", recorder.tables["metrics"])
     write_table(folder / "alarms.parquet", [{"iteration": 4}])
     (folder / "adapters" / "step_00004").mkdir()
     (folder / "ledger.parquet.tmp").write_text("half")
     (staging(folder) / "checkpoint-4").mkdir(parents=True)
-    again = Recorder(folder)
-    again.rewind(newest_whole(folder))
-    again.flush()
+    Recorder(folder).rewind(newest_whole(folder))
     assert everything(folder) == whole and not staging(folder).exists()
 
 
@@ -140,9 +159,9 @@ def test_tables_without_any_checkpoint_are_not_overwritten(folder):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(ValueError, match="holds tables and no checkpoints"):
         Recorder(folder).rewind(newest_whole(folder))
-    (staging(folder) / "checkpoint-1").mkdir(parents=True)  # but a kill while the first one was saved leaves this
+    (folder / "metrics.parquet").unlink()  # killed while the first one was saved
     Recorder(folder).rewind(None)
-    assert not (folder / "metrics.parquet").exists() and not list(folder.glob("turns/*"))
+    assert not list(folder.glob("*.parquet")) and not list(folder.glob("turns/*"))
 
 
 def test_a_folder_loses_its_name_before_its_files(tmp_path, monkeypatch):
@@ -174,14 +193,5 @@ def test_a_checkpoint_has_its_name_only_when_its_content_is_on_the_disk(folder, 
     monkeypatch.setattr("os.fsync", fsync)
     monkeypatch.setattr("multirole.experiment.checkpoints.move", move)
     iterate(Recorder(folder), 4)
-    assert moved == ["step_00004", "checkpoint-4"]
+    assert moved == ["checkpoint-4"]
     assert any(path.name == "manifest.json.tmp" for path in synced)
-
-
-def test_publish_and_seal_need_no_recorder(folder):
-    staged = staging(folder) / "checkpoint-7"
-    staged.mkdir()
-    (staging(folder) / "adapters").mkdir()
-    seal(folder, 7, {})
-    publish(folder, 7)
-    assert newest_whole(folder).name == "checkpoint-7"

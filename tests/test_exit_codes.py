@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from multirole.experiment.checkpoints import checkpoints, newest_whole
-from multirole.experiment.locks import LOCK
+from multirole.experiment.folders import LOCK
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {

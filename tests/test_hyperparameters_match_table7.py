@@ -87,7 +87,7 @@ def test_what_the_trainer_is_given_is_table_7(workflow, task, scale, tmp_path):
 
 def test_the_translation_to_trl_loses_nothing(tmp_path):
     settings = {"iterations": 7, "learning_rate": 3e-3, "clip_low": 0.1, "clip_high": 0.3, "temperature": 0.9, "dual_clip": 3.0,
-                "n_episodes": 3, "kl_anchor": "aggregator=0.1", "lr_schedule": "constant", "seed": 5}  # fmt: skip
+                "n_episodes": 3, "kl_anchor": {"aggregator": 0.1}, "lr_schedule": "constant", "seed": 5}  # fmt: skip
     args = training_args(Cell("voting", "ip", "code", **settings), str(tmp_path))
     assert (args.epsilon, args.epsilon_high, args.delta) == (0.1, 0.3, 3.0)
     assert args.role_beta == {"generator": 0.0, "aggregator": 0.1}

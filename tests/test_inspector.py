@@ -15,14 +15,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from multirole.core.hooks import Iteration
-from multirole.core.types import Episode, Problem, Reward
 from multirole.experiment.cell import Cell
 from multirole.experiment.run import run_cell
 from multirole.experiment.storage import write_table
 from multirole.inspector import inspect_run, main
 from multirole.inspector.episodes import name_steps, training_groups
-from multirole.inspector.progress import Progress
 from multirole.inspector.reader import PANELS, facts, state, validation
 from multirole.inspector.report import describe, episodes_page, plot_gradients, plot_roles
 from multirole.paper import pack
@@ -104,7 +101,7 @@ def collapsed(tmp_path_factory):
     wanted = {"task": "code", "iterations": 40, "learning_rate": 0.01}
     (name,) = [run for run, text in zip(runs["run"], runs["settings"]) if wanted.items() <= json.loads(text).items()]
     run = pack.unpack(results, name, folder)
-    return run, inspect_run(run, tmp_path_factory.mktemp("pages") / "page.html", index="../index.html")
+    return run, inspect_run(run, tmp_path_factory.mktemp("pages") / "page.html", index=tmp_path_factory.getbasetemp() / "index.html")
 
 
 def test_the_page_needs_nothing_from_elsewhere(collapsed):
@@ -322,7 +319,7 @@ def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(collap
 def test_every_panel_is_a_column_that_a_run_records(tmp_path, capsys):
     """A renamed metric would leave an empty panel, and nobody would miss it."""
     small = {"iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 16, "warmup_iterations": 0}
-    folder = run_cell(Cell("voting", "sp", **small), tmp_path, callbacks=[Progress()])
+    folder = run_cell(Cell("voting", "sp", **small), tmp_path)
     recorded = {name: set(pd.read_parquet(folder / f"{name}.parquet")) for name in ("roles", "metrics")}
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
     lines = capsys.readouterr().out.splitlines()
@@ -338,20 +335,6 @@ def test_settings_are_described_from_their_dictionary_alone():
         "workflow": {"value": "voting", "field ": "seed", "value ": "3"},
         "policy": {"value": "sp", "field ": "", "value ": ""},
     }
-
-
-def test_progress_prints_at_most_a_hundred_iterations(capsys):
-    trainer = SimpleNamespace(state=SimpleNamespace(max_steps=250, global_step=0), is_world_process_zero=lambda: True)
-    problem = Problem("p", "math", "?", None)
-    episodes = [Episode(problem, i, reward=Reward(i / 4, "", i == 3)) for i in range(4)]
-    progress = Progress()
-    progress.on_train_begin(None, trainer.state, None)
-    progress.on_episodes_evaluated(trainer, episodes, {})
-    for number in range(1, 251):
-        progress.on_iteration_end(trainer, Iteration(number, episodes, [], [], {"rollout": 1.0, "update": 2.25}))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "validation at iteration 0   reward 0.375   accuracy 25.0%   4 problems" and len(lines) == 1 + 83
-    assert re.fullmatch(r"iteration 249/250   reward 0\.375   accuracy 25\.0%   3\.2 s   0:00 left", lines[-1])
 
 
 def test_reading_a_run_imports_neither_torch_nor_trl():

@@ -37,7 +37,7 @@ def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
             n_rows = 8 * steps
             n_tokens = sum(len(t.completion_ids) for e in episodes for t in e.turns if t.role in roles)
             expected = {"per_batch": steps, "one": 1, "tokens": min(n_rows, math.ceil(n_tokens / 100))}[updates]
-            assert len(entries) == expected == cell.n_steps(n_rows, n_tokens)
+            assert len(entries) == expected
             assert sum(entry["rows"] for entry in entries) == n_rows
             assert sum(entry["tokens"] for entry in entries) == n_tokens
             assert not any(entry["duplicated_rows"] for entry in entries)

@@ -36,8 +36,6 @@ def test_rows_are_cut_by_tokens_in_their_order(tokens, step_tokens, sizes):
     steps = token_batches(rows, step_tokens)
     assert [row for step, _ in steps for row in step] == rows
     assert [len(step) for step, _ in steps] == [divisor for _, divisor in steps] == sizes
-    cell = Cell("single", "sp", updates="tokens", step_tokens=step_tokens)
-    assert cell.n_steps(len(rows), sum(tokens)) == len(sizes)
 
 
 def plain_logprobs(model, row: Row, temperature: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,16 @@ ROOT = Path(__file__).parents[1]
 
 def papermill(tmp_path, **parameters):
     given = {"results_dir": str(tmp_path / "runs")} | parameters
-    command = [sys.executable, "-m", "papermill", "-k", "python3", str(ROOT / "notebooks" / "train_cell.ipynb")]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "-k",
+        "python3",
+        "--stdout-file",
+        "/dev/stdout",
+        str(ROOT / "notebooks" / "train_cell.ipynb"),
+    ]
     command.append(str(tmp_path / "out.ipynb"))
     for name, value in given.items():
         command += ["-p", name, str(value)]
@@ -47,7 +57,9 @@ def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
     assert out.stat().st_size < 1_000_000
     outputs = [o for cell in json.loads(out.read_text())["cells"] for o in cell.get("outputs", [])]
     assert sum("image/png" in o.get("data", {}) for o in outputs) == 3
-    assert any("validation at iteration" in "".join(o.get("text", "")) for o in outputs)  # the live lines
+    printed = "".join("".join(o.get("text", "")) for o in outputs)
+    assert "is finished" in printed and "iteration 1/2" not in printed  # the live lines are replaced
+    assert "iteration 1/2   reward" in done.stdout and "validation at iteration 2" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -55,10 +67,33 @@ def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
     [
         ({"worklow": "voting", "policy": "sp"}, "`worklow` is not a known parameter"),
         ({"workflow": "voting", "policy": "sp", "iteration": 3}, "`iteration` is not a known parameter"),
-        ({"policy": "sp"}, "`workflow` was not given"),
+        ({"workflow": "votin"}, "'votin'. Did you mean 'voting'?"),
     ],
 )
 def test_a_misspelt_name_never_trains_the_default_cell(tmp_path, parameters, message):
     done = papermill(tmp_path, **parameters)
     assert done.returncode == 1 and message in done.stderr
+    (error,) = [o for c in json.loads((tmp_path / "out.ipynb").read_text())["cells"] for o in c.get("outputs", [])
+                if o["output_type"] == "error"][:1]  # fmt: skip
+    assert len(error["traceback"]) == 1 and message in error["traceback"][0]
     assert not (tmp_path / "runs").exists()
+
+
+def make(*arguments):
+    return subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("given", ["ITERATION=3", "workflow=eval_opt", "RESULT_DIR=x"])
+def test_an_unknown_make_variable_is_refused(given):
+    done = make("cell", given)
+    assert done.returncode == 2 and f"{given.partition('=')[0]}= is not a variable" in done.stderr
+    assert make("cell", "ITERATIONS=3", "OMP_NUM_THREADS=2").returncode == 0
+
+
+def test_make_variables_reach_papermill_as_they_are():
+    wanted = {"WORKFLOW": "x'; touch y", "RESULTS_DIR": 'a b"c', "SEED": "7"}
+    script = make("cell", *(f"{name}={value}" for name, value in wanted.items())).stdout
+    command = script[script.index("$RUN_PAPERMILL") : script.index("< /dev/null")].replace('$RUN_PAPERMILL"', "", 1)
+    words = shlex.split(command.replace("\\\n", ""))
+    given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word in ("-p", "-r")}
+    assert given == {"workflow": wanted["WORKFLOW"], "policy": "sp", "seed": "7", "results_dir": wanted["RESULTS_DIR"]}

@@ -12,8 +12,7 @@ from test_matching_switches import plain_logprobs
 from transformers import TrainerCallback
 
 from multirole.core.rows import Row
-from multirole.diagnostics import alarms as alarms_module
-from multirole.diagnostics.alarm_rules import Reading
+from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.remedies import CoherencePenalty, ProcessReward, ScaledRoles, process_advantages
 from multirole.experiment.cell import Cell
@@ -34,7 +33,7 @@ def adapters(folder, step: int) -> dict[str, bytes]:
 
 def test_neutral_values_are_the_default_run_to_the_last_bit(tmp_path):
     neutral = {
-        "kl_anchor": "generator=0,aggregator=0.0", "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0,
+        "kl_anchor": {"generator": 0.0}, "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0,
         "process_reward": 0.0, "on_alarm": "rollback",
     }  # fmt: skip
     one, other = run_cell(Cell(**SMALL), tmp_path / "default"), run_cell(Cell(**SMALL, **neutral), tmp_path / "neutral")
@@ -82,7 +81,7 @@ def test_the_anchor_adds_the_gradient_of_k3_by_role(make_library_trainer, given,
 
 
 def test_the_cells_anchor_is_the_librarys(make_trainer):
-    trainer = make_trainer(Cell("voting", "sp", kl_anchor="aggregator=20"))
+    trainer = make_trainer(Cell("voting", "sp", kl_anchor={"aggregator": 20.0}))
     assert trainer.betas == {"generator": 0.0, "aggregator": 20.0}
 
 
@@ -251,15 +250,17 @@ class Watch(TrainerCallback):
 
 
 def test_an_alarm_takes_the_run_back_to_its_best_step_also_across_a_kill(tmp_path, monkeypatch):
-    """Alarms at iterations 6 (nothing to return to), 8 and 9; evaluated and saved at 7."""
+    """Alarms at iterations 6 (nothing to return to), 8 and 9; evaluated and saved at 7. With every other remedy at once."""
 
-    def test(name, at):
-        return lambda history: [Reading("generator", "shared", 1.0, 0.0, name)] if history.iterations[-1] == at else []
+    def holding(alarms, measured):
+        about = {"role": "generator", "adapter": "shared", "value": 1.0, "threshold": 0.0, "message": ""}
+        return [{"alarm": f"at_{alarms.last}"} | about] if alarms.last in (6, 8, 9) else []
 
-    monkeypatch.setattr(alarms_module, "TESTS", {f"at_{at}": test(f"at_{at}", at) for at in (6, 8, 9)})
+    monkeypatch.setattr(Alarms, "_holding", holding)
     cell = Cell(
         **SMALL | {"iterations": 10, "eval_every": 7, "save_every": 7}, lr_schedule="constant", on_alarm="rollback",
-        rollback_rate=0.25,
+        rollback_rate=0.25, kl_anchor="generator=0.1", coherence_penalty=0.5, balance_roles=0.5, slot_scaling=0.5,
+        process_reward=0.5, updates="tokens", step_tokens=400,
     )  # fmt: skip
     watch = Watch()
     folder = run_cell(cell, tmp_path / "whole", [watch])
@@ -283,56 +284,13 @@ def test_an_alarm_takes_the_run_back_to_its_best_step_also_across_a_kill(tmp_pat
         assert one.drop(columns=clocks).equals(other.drop(columns=clocks)), name
 
 
-def test_every_remedy_at_once_resumes_to_the_same_weights(tmp_path):
-    """The running means of gradients and the process rewards of a run that was ended at iteration 3 of 4."""
-    cell = Cell(
-        **SMALL | {"iterations": 4}, kl_anchor="generator=0.1", coherence_penalty=0.5, balance_roles=0.5, slot_scaling=0.5,
-        process_reward=0.5, updates="tokens", step_tokens=100,
-    )  # fmt: skip
-    whole = run_cell(cell, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_cell(cell, tmp_path / "broken", [Watch(stop_at=3)])
-    again = run_cell(cell, tmp_path / "broken")
-    assert adapters(whole, 4) == adapters(again, 4) and table(whole, "ledger").equals(table(again, "ledger"))
-    assert adapters(whole, 4) != adapters(run_cell(Cell(**SMALL | {"iterations": 4}), tmp_path / "plain"), 4)
-
-
 def test_sharded_weights_are_not_rolled_back(make_trainer):
     with pytest.raises(ValueError, match="on_alarm='rollback'.*sharding='fsdp2'"):
         make_trainer(Cell("voting", "sp", on_alarm="rollback"), launch=Launch(sharding="fsdp2", n_processes=2))
 
 
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("fields", "given", "instead"),
-    [
-        ({"kl_anchor": "judge=1"}, "'judge=1'", "aggregator=0.01"),
-        ({"kl_anchor": -0.1}, "-0.1", "one per role"),
-        ({"kl_anchor": "generator=much"}, "much", "aggregator=0.01"),
-        ({"kl_anchor": "generator=1,generator=2"}, "generator=1,generator=2", "aggregator=0.01"),
-        ({"updates": "tokens"}, "'tokens'", "step_tokens=4096"),
-        ({"step_tokens": 100}, "100", "updates='tokens'"),
-        (
-            {"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"},
-            "'sequential'",
-            "minibatch_split='even'",
-        ),
-        ({"coherence_penalty": 1.5}, "1.5", "<= 1"),
-        ({"balance_roles": -1.0}, "-1.0", ">= 0"),
-        ({"lora_rank": 0}, "0", "a positive integer"),
-    ],
-)
-def test_impossible_values_are_refused(fields, given, instead):
-    with pytest.raises(ValueError) as error:
-        Cell("voting", "sp", **fields)
-    assert given in str(error.value) and instead in str(error.value)
-
-
 def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():
-    cell = Cell("voting", "sp", kl_anchor="aggregator=0.1, generator=0.01", balance_roles=0.5)
-    assert cell.changed() == {"kl_anchor": "generator=0.01,aggregator=0.1", "balance_roles": 0.5}
+    cell = Cell("voting", "sp", kl_anchor={"aggregator": 0.1}, balance_roles=0.5)
+    assert cell.changed() == {"kl_anchor": {"aggregator": 0.1}, "balance_roles": 0.5}
     assert cell.id not in (Cell("voting", "sp").id, Cell("voting", "sp", balance_roles=0.5).id)
     assert cell.sibling("single", "sp").changed() == {"balance_roles": 0.5}
-    assert Cell("voting", "sp", kl_anchor="aggregator=0.1,generator=0.1").kl_anchor == 0.1

@@ -22,54 +22,38 @@ COMMANDS = {
 
 def train(argv: list[str]) -> int:
     """Train one cell to DONE."""
-    from multirole.experiment.cell import Cell
+    from multirole.experiment.cell import Cell, cell_parameters
     from multirole.experiment.launch import is_launched, parameters_from
+    from multirole.experiment.settings import refusing
 
-    try:
-        cell, launch = Cell.from_parameters(parameters_from("train", argv))
-    except ValueError as error:
-        return _refused(error)
-    from multirole import doctor, plan
+    cell, launch = Cell.from_parameters(parameters_from("train", argv, cell_parameters()))
+    from multirole import doctor, plan  # these import torch
     from multirole.core.distributed import processes
-    from multirole.experiment.run import preflight, run_cell
-    from multirole.inspector.progress import Progress
+    from multirole.experiment.run import run_cell
+    from multirole.inspector import inspect_run
 
-    is_main = processes().is_main_process
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("multirole").setLevel(logging.INFO if is_main else logging.WARNING)
-    try:
-        if not is_launched():
-            preflight(cell)
-            plan.check(cell, launch)
-    except ValueError as error:
-        return _refused(error)
-    folder = run_cell(cell, launch, callbacks=[Progress()], examine=doctor.examiner(cell))
-    if is_main and (is_launched() or launch.n_processes == 1):  # else the first of the started processes has said it
-        sys.stdout.write(f"{folder}\n")
+    if not is_launched():
+        with refusing():
+            launch = plan.check(cell, launch)
+    folder = run_cell(cell, launch, examine=doctor.examiner(cell, launch))
+    if processes().is_main_process and (is_launched() or launch.n_processes == 1):  # else another has said it
+        sys.stdout.write(f"  inspector   {inspect_run(folder)}\n")
     return 0
 
 
 def evaluate(argv: list[str]) -> int:
     """Evaluate a trained cell, the base model, or a transfer."""
-    from multirole.experiment.evaluation import Evaluation, steps_of
+    from multirole.experiment.evaluation import Evaluation, evaluation_parameters, steps_of
     from multirole.experiment.launch import parameters_from
+    from multirole.experiment.settings import refusing
 
-    try:
-        evaluation, launch = Evaluation.from_parameters(parameters_from("evaluate", argv))
+    evaluation, launch = Evaluation.from_parameters(parameters_from("evaluate", argv, evaluation_parameters()))
+    with refusing():
         steps_of(evaluation, launch.results_dir)
-    except ValueError as error:
-        return _refused(error)
     from multirole.experiment.evaluate import run_evaluation
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("multirole").setLevel(logging.INFO)
-    sys.stdout.write(f"{run_evaluation(evaluation, launch)}\n")
+    run_evaluation(evaluation, launch)
     return 0
-
-
-def _refused(error: ValueError) -> int:
-    sys.stderr.write(f"{error}\n")
-    return 2
 
 
 def main() -> int:
@@ -80,11 +64,21 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"multirole {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("command", metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    from multirole.experiment.settings import Refused, did_you_mean
+
+    if given.command not in COMMANDS:
+        known = did_you_mean(given.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
+        parser.error(f"there is no command {given.command!r}.{known}")
     module, _, function = COMMANDS[given.command][0].partition(":")
-    return getattr(importlib.import_module(module), function)(given.arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        return getattr(importlib.import_module(module), function)(given.arguments)
+    except Refused as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ same lines. Imports neither torch nor trl.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,21 +18,25 @@ from multirole.core.policy import parse_policy
 from multirole.core.types import Workflow
 from multirole.experiment.launch import Launch
 from multirole.experiment.own import own_task, own_workflow
-from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, is_tiny
-from multirole.experiment.settings import Parameter, Settings, option, parameters, unknown_name
+from multirole.experiment.presets import LENGTHS, ROUNDS, SCALES, TASKS, is_tiny
+from multirole.experiment.settings import Parameter, Settings, lower_case, option, parameters, refusing, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
 if TYPE_CHECKING:
     from multirole.core.engine import Sampling
 
 LONGEST_ID = 60
+IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
+"""Names that a notebook's globals hold besides parameters."""
 
 
 class Coordinates(Settings):
     """Where a cell stands in the matrix."""
 
-    workflow: Any = option("single, eval_opt, voting, orch_workers, or one of your own as examples/debate.py:Debate")
-    policy: dict[str, str] = option("sp, ip, or a map of roles to adapters, see the README")
+    workflow: Any = option(
+        "single, eval_opt, voting, orch_workers, or one of your own as examples/debate.py:Debate", "voting"
+    )
+    policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
     scale: Literal["tiny-s", "0.6b", "1.7b", "4b"] = option("tiny-s, or on a GPU node 0.6b, 1.7b, 4b", "tiny-s")
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
@@ -43,10 +48,10 @@ class Coordinates(Settings):
 class Training(Settings):
     """How much is trained. An iteration is one batch of rollouts and all optimizer steps taken on it."""
 
-    iterations: int = option("batches of rollouts", 500, tiny=60, ge=1)
-    n_problems: int = option("problems per iteration", 64, tiny=16, ge=1)
-    n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2)
-    learning_rate: float = option("peak", 2e-5, tiny=2e-3, ge=0)
+    iterations: int = option("batches of rollouts", 500, tiny=60, ge=1, le=10**6)
+    n_problems: int = option("problems per iteration", 64, tiny=16, ge=1, le=10**5)
+    n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
+    learning_rate: float = option("peak", 2e-5, tiny=2e-3, ge=0, le=10)
 
 
 class Data(Settings):
@@ -54,24 +59,24 @@ class Data(Settings):
 
     model: str | None = option("a local folder with a model and its tokenizer, in place of the pinned one", None)
     data: str | None = option("a local file or folder of rows, in place of the task's pinned dataset", None)
-    n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1)
-    n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1)
-    max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=512, ge=1)
-    max_response_tokens: int = option("cap of one turn's completion", 5120, tiny=96, ge=1)
-    temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01)
+    n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1, le=10**7)
+    n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1, le=10**7)
+    max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=512, ge=1, le=10**7)
+    max_response_tokens: int = option("cap of one turn's completion", 5120, tiny=96, ge=1, le=10**7)
+    temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01, le=100)
     renderer: Literal["chat_template", "released_code"] = option(
-        "chat_template or released_code", "chat_template", released_code="released_code", tiny="chat_template"
+        "chat_template or released_code", "chat_template", released_code="released_code"
     )
-    eval_every: int = option("iterations between validations", 10, ge=1)
-    save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1)
+    eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
+    save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1, le=10**6)
 
 
 class Caps(Settings):
     """Sizes of the built-in workflows."""
 
-    rounds: int = option("drafts, and as many verdicts, of Eval-Opt", 3, tiny=3, ge=1)
-    n_voters: int = option("generators of Voting", 3, ge=1)
-    n_workers: int = option("strategies, and so workers, of Orch-Workers at most", 3, ge=1)
+    rounds: int = option("drafts, and as many verdicts, of Eval-Opt", 3, tiny=3, ge=1, le=100)
+    n_voters: int = option("generators of Voting", 3, ge=1, le=100)
+    n_workers: int = option("strategies, and so workers, of Orch-Workers at most", 3, ge=1, le=100)
     aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
         "what a selection without a box is, candidate_1 or first_digit", "candidate_1", released_code="first_digit"
     )
@@ -90,28 +95,28 @@ class Rewards(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "what is compared within a problem, episode, role or slot", "episode", released_code="role"
     )
-    process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0)
+    process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0, le=10**6)
     allow_unsafe_code: bool = option("train on code without a sandbox; only in a virtual machine", False)
 
 
 class Optimization(Settings):
     """Adapters, optimizer and schedule."""
 
-    lora_rank: int = option("of every linear layer", 64, tiny=16, ge=1)
-    lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1)
-    warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0)
+    lora_rank: int = option("of every linear layer", 64, tiny=16, ge=1, le=512)
+    lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1, le=10**6)
+    warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0, le=10**6)
     lr_schedule: Literal["cosine", "constant"] = option(
         "after warm-up, cosine or constant", "cosine", released_code="constant"
     )
     lr_clock: Literal["iteration", "update_call"] = option(
         "ticks once per iteration, or per adapter and iteration (update_call)", "iteration", released_code="update_call"
     )
-    weight_decay: float = option("of AdamW (not in Table 7)", 0.01, ge=0)
-    max_grad_norm: float = option("of one optimizer step", 1.0, ge=1e-6)
+    weight_decay: float = option("of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
+    max_grad_norm: float = option("of one optimizer step", 1.0, ge=1e-6, le=1e30)
     updates: Literal["per_batch", "one", "tokens"] = option(
         "an adapter's steps, one per_batch of episodes, one per iteration, or one per step_tokens", "per_batch"
     )
-    step_tokens: int | None = option("completion tokens of a step, where updates is tokens", None, ge=1)
+    step_tokens: int | None = option("completion tokens of a step, where updates is tokens", None, ge=1, le=10**9)
     minibatch_split: Literal["even", "sequential"] = option(
         "even, or sequential with a partial last mini-batch", "even", released_code="sequential"
     )
@@ -123,15 +128,20 @@ class Optimization(Settings):
 class Loss(Settings):
     """The clipped objective."""
 
-    clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0)
-    clip_high: float = option("the upper side", 0.28, ge=0)
-    dual_clip: float | None = option("largest ratio where the advantage is negative", None, released_code=3.0, ge=1)
+    clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
+    clip_high: float = option("the upper side", 0.28, ge=0, le=10**6)
+    dual_clip: float | None = option(
+        "largest ratio where the advantage is negative (the released code's)",
+        3.0,
+        released_code=3.0,
+        tiny=None,
+        ge=1,
+        le=10**6,
+    )
     old_logprobs: Literal["sampled", "recomputed"] = option(
         "of the ratio, as sampled by the engine or recomputed by the trainer", "recomputed", tiny="sampled"
     )
-    kl_anchor: float | str = option(
-        "weight of KL to the base; or, as text, one for each role, written like a policy map", 0.0
-    )
+    kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
 
 class Remedies(Settings):
@@ -152,7 +162,7 @@ class Compute(Settings):
     dtype: Literal["float32", "bfloat16"] = option(
         "of the frozen base, float32 or bfloat16; adapters are float32", "bfloat16", tiny="float32"
     )
-    micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1)
+    micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1, le=10**9)
 
 
 GROUPS = (Coordinates, Training, Data, Caps, Rewards, Optimization, Loss, Remedies, Compute)
@@ -184,12 +194,12 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         preset: str = "paper",
         **settings: object,
     ) -> None:
+        words = {*WORKFLOWS, "sp", "ip", *TASKS, *SCALES, "paper", "released_code"}
+        workflow, policy, task, scale, preset = (lower_case(v, words) for v in (workflow, policy, task, scale, preset))
         found = {"workflow": own_workflow(workflow, WORKFLOWS), "task": own_task(task, TASKS)}
         own = {name: one[0] for name, one in found.items() if one is not None}
         roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), Voting)()).roles)
         given = {name: value for name, value in settings.items() if value is not None}
-        if isinstance(given.get("kl_anchor"), str):
-            given["kl_anchor"] = _one_spelling(parse_anchors(str(given["kl_anchor"]), roles))
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset) | given,
@@ -201,28 +211,20 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
 
     def _problems(self) -> Iterator[str]:
         """Values that are good alone and impossible together, and paths that do not exist."""
-        if isinstance(self.kl_anchor, float) and self.kl_anchor < 0:
-            yield f"`kl_anchor` must be a non-negative number or one per role, got {self.kl_anchor}."
+        if set(self.anchors) != set(self.policy) or min(self.anchors.values()) < 0:
+            yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
+        ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock == "update_call" else 1)
+        if self.warmup_iterations > ticks and "warmup_iterations" in self._options():  # the preset's may exceed a trial
+            yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
-            yield (
-                f"`updates='tokens'` and `step_tokens` belong together, got updates={self.updates!r} and "
-                f"step_tokens={self.step_tokens}. Write both, such as updates='tokens', step_tokens=4096, or neither."
-            )
+            yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
         if self.updates == "tokens" and self.minibatch_split == "sequential":
-            yield (
-                "`minibatch_split='sequential'` divides a partial step by the rows of a full one, and the steps of "
-                "`updates='tokens'` have no fixed number of rows. Write minibatch_split='even'."
-            )
-        if is_tiny(self.scale) and self.renderer != "chat_template":
-            yield f"`renderer` must be 'chat_template' at scale={self.scale!r}, got {self.renderer!r}."
+            yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
         for name, path in (("model", self.model), ("data", self.data)):
             if path is not None and is_tiny(self.scale):
-                yield (
-                    f"`{name}` cannot be set at scale={self.scale!r}, whose model and tasks are embedded, got {path!r}. Write "
-                    "scale='0.6b', or a task of your own."
-                )
+                yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
                 yield f"`{name}` must be an existing local path, got {path!r}. Leave it out for the pinned download."
         if self._task is not None and self.data is not None:
@@ -284,15 +286,9 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
     @property
     def anchors(self) -> dict[str, float]:
         """role -> weight of its KL penalty."""
-        if isinstance(self.kl_anchor, str):
-            return parse_anchors(self.kl_anchor, list(self.policy))
+        if isinstance(self.kl_anchor, dict):
+            return dict.fromkeys(self.policy, 0.0) | self.kl_anchor
         return dict.fromkeys(self.policy, self.kl_anchor)
-
-    def n_steps(self, n_rows: int, n_tokens: int) -> int:
-        """Optimizer steps of an adapter that owns so many rows, with so many completion tokens, of an iteration."""
-        if self.step_tokens is not None:
-            return min(n_rows, -(-n_tokens // self.step_tokens))
-        return min(1, n_rows) if self.updates == "one" else -(-n_rows // (self.n_problems * self.n_episodes))
 
     # ---- names and records
 
@@ -328,9 +324,7 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """The cell of another workflow and policy with the same options but role maps; all else takes that workflow's preset."""
-        options = self._options()
-        if isinstance(options.get("kl_anchor"), str):  # it names this workflow's roles
-            del options["kl_anchor"]
+        options = {name: value for name, value in self._options().items() if not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
     def parameters(self) -> dict[str, object]:
@@ -344,6 +338,7 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         return dict(self)
 
     @classmethod
+    @refusing()
     def from_parameters(cls, given: dict[str, Any]) -> "tuple[Cell, Launch]":
         """A cell and its launch options from a notebook's `globals()`.
 
@@ -351,19 +346,12 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         None means "not given".
         """
         plain = (str, int, float, bool, dict, list, tuple, type(None))
-        given = {
-            name: value
-            for name, value in given.items()
-            if not name.startswith("_") and isinstance(value, plain) and name not in ("In", "Out")
-        }
+        given = {name: v for name, v in given.items() if isinstance(v, plain) and not IPYTHONS_OWN.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
         for name in given:
             if name not in known:
                 raise ValueError(unknown_name(name, known))
-        given = {name: value for name, value in given.items() if value is not None}
-        for name, words in (("workflow", sorted(WORKFLOWS)), ("policy", ["sp", "ip", "role=adapter,..."])):
-            if given.get(name, "") == "":
-                raise ValueError(f"`{name}` was not given. Write -p {name} with one of {', '.join(words)}.")
+        given = {"workflow": "voting", "policy": "sp"} | {name: v for name, v in given.items() if v is not None}
         launch = Launch(**{name: given.pop(name) for name in Launch.model_fields if name in given})
         return cls(**given), launch
 
@@ -385,8 +373,9 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     for name, field in Cell.model_fields.items():
         if name not in Coordinates.model_fields:
             special = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            values[name] = special.get("released_code", field.default) if preset == "released_code" else field.default
-            values[name] = special.get("tiny", values[name]) if is_tiny(scale) else values[name]
+            values[name] = special.get("tiny", field.default) if is_tiny(scale) else field.default
+            if preset == "released_code" and not (is_tiny(scale) and name == "renderer"):
+                values[name] = special.get("released_code", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
     values["rounds"] = ROUNDS[kind]
@@ -398,25 +387,3 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     if preset == "released_code" and (workflow, task) == ("voting", "math"):
         values["advantage_group"] = "slot"
     return values
-
-
-def parse_anchors(text: str, roles: list[str]) -> dict[str, float]:
-    """A weight for every role from a text such as "generator=0.01,aggregator=0.1"; 0 for roles that it does not name."""
-    pairs = [tuple(part.strip() for part in item.partition("=")[::2]) for item in text.split(",")]
-    try:
-        weights = {role: float(number) for role, number in pairs}
-    except ValueError:
-        weights = {}
-    if set(weights) - set(roles) or len(weights) < len(pairs) or not all(0 <= w < 1e300 for w in weights.values()):
-        raise ValueError(
-            f"`kl_anchor` must be a non-negative number, or one per role of {', '.join(roles)} such as "
-            f"'{roles[-1]}=0.01', got {text!r}."
-        )
-    return dict.fromkeys(roles, 0.0) | weights
-
-
-def _one_spelling(anchors: dict[str, float]) -> float | str:
-    """A number where all roles have the same, else the role map without zeros."""
-    if len(set(anchors.values())) == 1:
-        return next(iter(anchors.values()))
-    return ",".join(f"{role}={weight}" for role, weight in anchors.items() if weight)

@@ -1,9 +1,9 @@
 """Checkpoints that are whole or absent, and which one a run continues from.
 
     checkpoints/staging/            where the trainer writes the next one; nothing reads it
-    checkpoints/checkpoint-N/       everything of iteration N; manifest.json, written last, names each file with its
-                                    sha256, the cell's configuration, the rows of each table and the sha256 of each `turns` file
-    adapters/step_N/                the adapters alone; they stay when the checkpoint goes
+    checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; manifest.json, written
+                                    last, has the sha256 of each file and of the adapters so far, and the cell's configuration
+    adapters/step_N/                the adapters of each evaluation and each checkpoint; they stay when the checkpoint goes
 
 A checkpoint is staged, hashed, synced and renamed. The newest two stay, so that a damaged one has another behind it.
 """
@@ -12,23 +12,15 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from multirole.core.distributed import gather_objects, processes
-from multirole.experiment.storage import AGAIN, move, remove, sha256, sync_tree, write_text
+from multirole.experiment.storage import move, remove, sha256, sums_of, sync, write_table, write_text
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+RECORD = "record"
 KEPT = 2
-PATIENCE = 3  # failures in a row
-
-
-class NotSaved(OSError):
-    """Checkpoints cannot be saved any more; the newest one is whole."""
 
 
 def staging(folder: Path) -> Path:
@@ -47,77 +39,27 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(named, key=step_of, reverse=True)
 
 
-class Saving:
-    """Tries to write a checkpoint. A full disk costs that checkpoint only, until `PATIENCE` have failed in a row."""
-
-    def __init__(self, staged: Path) -> None:
-        self.staged, self.failures = staged, 0
-
-    def attempt(self, step: int, phases: list[Callable[[], object]]) -> bool:
-        """Run the phases on every process, each once all are through the one before; whether all went well everywhere."""
-        for phase in phases:
-            error = None
-            try:
-                phase()
-            except (OSError, RuntimeError, SafetensorError) as caught:  # torch and safetensors wrap the system's errors
-                error = caught
-            if problems := [one for one in gather_objects(error and f"{type(error).__name__}: {error}") if one]:
-                self._failed(step, problems[0].splitlines()[0], error)
-                return False
-        self.failures = 0
-        return True
-
-    def require(self) -> None:
-        """Refuse to end a run whose last checkpoint was not saved (`NotSaved`)."""
-        if self.failures:
-            raise NotSaved(
-                f"The last checkpoint could not be saved in {self.staged.parent}, so the run is not finished. {AGAIN}: it "
-                "continues from the newest checkpoint, which is whole."
-            )
-
-    def _failed(self, step: int, problem: str, error: Exception | None) -> None:
-        self.failures += 1
-        free = shutil.disk_usage(self.staged.parent).free // 2**20  # torch's own error does not name a full disk
-        if processes().is_main_process:
-            remove(self.staged / f"checkpoint-{step}")
-            remove(self.staged / "adapters")
-        what = (
-            f"The checkpoint of iteration {step} could not be saved in {self.staged.parent} ({problem}; {free} MB free)"
-        )
-        if self.failures == PATIENCE:
-            raise NotSaved(
-                f"{what}, nor could the {PATIENCE - 1} before it, so the run stops. {AGAIN}: it continues from the newest "
-                "checkpoint, which is whole."
-            ) from error
-        logger.warning("%s. Training continues without it. The run stops after %d failures in a row.", what, PATIENCE)
-
-
-def seal(folder: Path, step: int, rows: dict[str, int]) -> None:
-    """Sync the staged files, then write the manifest of what they are."""
-    staged = staging(folder) / f"checkpoint-{step}"
-    sync_tree(staging(folder))
-    files = {str(path.relative_to(staged)): path for path in sorted(staged.rglob("*")) if path.is_file()}
+def publish(folder: Path, step: int, tables: dict[str, list[dict]]) -> Path:
+    """Complete the staged checkpoint with the record and a manifest, give it its name, then remove the oldest."""
+    target = folder / "checkpoints" / f"checkpoint-{step}"
+    staged = staging(folder) / target.name
+    shutil.copytree(folder / "turns", staged / RECORD / "turns", ignore=shutil.ignore_patterns("*.tmp"))
+    for name, rows in tables.items():
+        if rows:
+            write_table(staged / RECORD / f"{name}.parquet", rows)
+    for path in [*sorted(staged.rglob("*")), staged]:
+        sync(path)
     manifest = {
-        "step": step,
         "config": json.loads((folder / "config.json").read_text()),
-        "rows": rows,
-        "turns": {path.name: sha256(path) for path in sorted(folder.glob("turns/step_*.parquet"))},
-        "files": {name: sha256(path) for name, path in files.items()},
+        "files": sums_of(staged, "**/*"),
+        "adapters": sums_of(folder, "adapters/step_*/**/*"),
     }
     write_text(staged / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
-
-
-def publish(folder: Path, step: int) -> None:
-    """Give a sealed checkpoint and its adapters their names, then remove the oldest."""
-    (folder / "adapters").mkdir(exist_ok=True)
-    for source, target in (
-        (staging(folder) / "adapters", folder / "adapters" / f"step_{step:05d}"),
-        (staging(folder) / f"checkpoint-{step}", folder / "checkpoints" / f"checkpoint-{step}"),
-    ):
-        if target.exists():
-            remove(target)
-        move(source, target)
+    if target.exists():
+        remove(target)
+    move(staged, target)
     prune(folder)
+    return target
 
 
 def prune(folder: Path) -> None:
@@ -126,35 +68,44 @@ def prune(folder: Path) -> None:
         remove(old)
 
 
-def read_manifest(checkpoint: Path) -> dict:
-    """What `seal` wrote; ValueError or OSError where it is something else."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
-    if manifest.pop("sha256", None) != _digest(manifest):
-        raise ValueError("it is not what was written")
-    return manifest
-
-
 def _digest(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def damage(checkpoint: Path, config: dict[str, object]) -> str | None:
-    """What makes a checkpoint unfit for this configuration: the first file that is not as it was written; None if it is fit."""
+    """What makes a checkpoint unfit for this configuration: the first file that is not as it was written; None if it is fit.
+
+    An adapter that is missing or damaged is copied from the checkpoint of its own step, where that is there.
+    """
+    folder = checkpoint.parents[1]
     try:
-        manifest = read_manifest(checkpoint)
-    except (OSError, ValueError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
-    held = manifest["config"]
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        if manifest.pop("sha256") != _digest(manifest):
+            raise ValueError("it is not what was written")
+        held, files, adapters = manifest["config"], manifest["files"], manifest["adapters"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {error!r}"
     # an option that came after this checkpoint has its default there
     if others := [f"{name}={held[name]!r}" for name in held if held[name] != config.get(name)]:
         return f"it is of another configuration, with {', '.join(others)}"
-    for name, digest in manifest["files"].items():
-        path = checkpoint / name
-        if not path.exists():
-            return f"{name} is missing"
-        if sha256(path) != digest:
-            return f"{name} is not as it was written ({path.stat().st_size} bytes)"
+    for name, digest in adapters.items():
+        _, step, file = name.split("/", 2)
+        copy = checkpoint.with_name(f"checkpoint-{step_of(Path(step))}") / file
+        if _problem(folder / name, digest) and not _problem(copy, digest):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(copy, folder / name)
+            logger.warning("%s was damaged or missing. It was copied from %s.", folder / name, copy.parent)
+    for top, sums in ((checkpoint, files), (folder, adapters)):
+        for name, digest in sums.items():
+            if problem := _problem(top / name, digest):
+                return f"{name} is {problem}"
     return None
+
+
+def _problem(path: Path, digest: str) -> str:
+    if not path.is_file():
+        return "missing"
+    return "" if sha256(path) == digest else f"not as it was written ({path.stat().st_size} bytes)"
 
 
 def newest_whole(folder: Path) -> Path | None:

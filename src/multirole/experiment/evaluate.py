@@ -14,25 +14,23 @@ run recorded, token for token.
 """
 
 import json
-import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import Rollout
 from multirole.core.types import Answer, Episode
-from multirole.diagnostics.judging import Scorer, grade
-from multirole.experiment.adapters import load_adapters
+from multirole.diagnostics.judging import grade
 from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
-from multirole.experiment.folders import folder_of, is_done, make_folder, make_writable, write_done
+from multirole.experiment.folders import claim, folder_of, is_done, make_writable, write_config, write_done
 from multirole.experiment.launch import ONE_PROCESS, Launch
-from multirole.experiment.locks import claim
+from multirole.experiment.progress import interval, say
 from multirole.experiment.provenance import provenance
 from multirole.experiment.record import outcome_row, turn_row
-from multirole.experiment.run import load_model, make_engine, preflight
-from multirole.experiment.storage import sha256, write_table, write_text
-
-logger = logging.getLogger(__name__)
+from multirole.experiment.run import TaskReward, load_adapters, load_model, make_engine, preflight
+from multirole.experiment.settings import refusing
+from multirole.experiment.storage import sums_of, write_table, write_text
 
 N_READ = 100  # problems per checkpoint whose turns are kept (paper A.3)
 
@@ -44,23 +42,30 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder = evaluation.folder(launch.results_dir)
-    make_writable(folder, launch.results_dir)
-    with claim(folder):
-        config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
-        make_folder(folder, launch.results_dir, config)
-        if is_done(folder):
-            logger.info("%s is done already", folder)
-        else:
-            _play(evaluation, launch, folder)
+    with ExitStack() as held:
+        with refusing():
+            make_writable(folder, launch.results_dir)
+            held.enter_context(claim(folder))
+            config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
+            write_config(folder, config)
+            is_finished = is_done(folder)
+            steps = [] if is_finished else steps_of(evaluation, launch.results_dir)
+            if not is_finished:
+                preflight(evaluation.cell)
+        if not is_finished:
+            _play(evaluation, launch, folder, steps)
+        say(f"{folder} {'was finished before' if is_finished else 'is finished'}.")
     return folder
 
 
-def _play(evaluation: Evaluation, launch: Launch, folder: Path) -> None:
+def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]) -> None:
     """Play every checkpoint and write the results."""
     cell, source, task = evaluation.cell, evaluation.source, evaluation.cell.make_task()
-    steps = steps_of(evaluation, launch.results_dir)
-    preflight(cell)
     problems = task.problems("validation", cell.n_validation)
+    reward = TaskReward(task, problems)
+    say(
+        f"{cell.id}\n  adapters    {evaluation.adapters}, at iterations {', '.join(map(str, steps))}\n  folder      {folder}"
+    )
     attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
     model, tokenizer = load_model(cell)
     engine = make_engine(cell, tokenizer, launch)
@@ -72,17 +77,19 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path) -> None:
             if step and source is not None:
                 at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
                 load_adapters(model, at)
-                sums |= {str(path.relative_to(at.parent)): sha256(path) for path in sorted(at.glob("**/*.safetensors"))}
+                sums |= sums_of(at.parent, f"{at.name}/**/*.safetensors")
             engine.publish(model, version)
             rollout = Rollout(
                 cell.make_workflow(), engine, tokenizer, evaluation.policy() if step else dict.fromkeys(cell.policy),
                 lambda text: task.extract(text) is not None, cell.seed, cell.max_prompt_tokens, RENDERERS[cell.renderer],
             )  # fmt: skip
             episodes = rollout.run(attempts, -1, cell.sampling())
-            score(episodes, task)
-            grade(episodes, [solver_of(cell)], task)
+            score(episodes, reward)
+            grade(episodes, [solver_of(cell)], reward)
             rows = [_row(step, episode) for episode in episodes]
-            logger.info("step %d: accuracy %.3f", step, sum(bool(row["correct"]) for row in rows) / len(rows))
+            say(
+                f"evaluation at iteration {step}   accuracy {interval(sum(bool(row['correct']) for row in rows), len(rows))}"
+            )
             read = {problem.id for problem in problems[:N_READ]}
             outcomes += rows
             turns += [
@@ -100,12 +107,12 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path) -> None:
     write_done(folder)
 
 
-def score(episodes: list[Episode], task: Scorer) -> None:
+def score(episodes: list[Episode], reward: TaskReward) -> None:
     """Set the outcome reward of each episode (paper A.7)."""
     answers = [episode.answer or Answer("") for episode in episodes]
-    rewards = task.score([e.problem for e in episodes], [answer.text for answer in answers])
-    for episode, answer, reward in zip(episodes, answers, rewards, strict=True):
-        episode.reward = reward if answer.reason is None else replace(reward, reason=answer.reason)
+    rewards = reward.score([e.problem for e in episodes], [answer.text for answer in answers])
+    for episode, answer, scored in zip(episodes, answers, rewards, strict=True):
+        episode.reward = scored if answer.reason is None else replace(scored, reason=answer.reason)
 
 
 def _row(step: int, episode: Episode) -> dict[str, object]:

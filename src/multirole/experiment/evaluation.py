@@ -9,7 +9,7 @@ from multirole.core.policy import adapter_names
 from multirole.experiment.cell import GROUPS, Cell
 from multirole.experiment.folders import folder_of, is_done
 from multirole.experiment.launch import Launch
-from multirole.experiment.settings import Parameter, Settings, option, parameters
+from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing
 
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
@@ -63,6 +63,7 @@ class Evaluation(Choice):
             )
 
     @classmethod
+    @refusing()
     def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
         own = {name: given[name] for name in Choice.model_fields if name in given}
@@ -107,7 +108,7 @@ class Evaluation(Choice):
 
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
-    training_only = ("n_processes", "sharding")
+    training_only = ("n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
     return [one for one in parameters(Choice, *GROUPS, Launch) if one.name not in training_only]
 
 
@@ -120,7 +121,7 @@ def solver_of(cell: Cell) -> str:
 
 def named_steps(accuracy: pd.Series) -> dict[str, int]:
     """early, best and terminal among the evaluated steps that index a run's validation accuracy."""
-    steps = [step for step in accuracy.index if step > 0]
+    steps = [step for step in accuracy.index if step > 0] or [0]  # a run that diverged before its first evaluation
     best = max(steps, key=lambda step: (accuracy[step], -step))
     middle = (steps[0] + best) / 2
     return {"early": min(steps, key=lambda step: abs(step - middle)), "best": best, "terminal": steps[-1]}
@@ -132,10 +133,9 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
         return [0]
     run = folder_of(evaluation.source, results_dir)
     saved = sorted(int(path.name.split("_")[1]) for path in run.glob("adapters/step_*"))
-    if not is_done(run) or not saved:
-        state = "has no adapters left" if is_done(run) else "is not finished"
+    if not is_done(run):
         raise ValueError(
-            f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which {state}. Train it first: "
+            f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which is not finished. Train it first: "
             "notebooks/train_cell.ipynb with the same parameters."
         )
     if evaluation.checkpoints == "all":

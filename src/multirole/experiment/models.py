@@ -1,4 +1,4 @@
-"""Where a cell's base model is: in this package, in a local folder, or on the Hub at a pinned revision.
+"""Where a cell's base model is (in this package, a local folder, or on the Hub at a pinned revision), and its shape.
 
 Nothing is downloaded before it is asked for, and a missing model is reported within seconds.
 """
@@ -16,10 +16,6 @@ from multirole.experiment.presets import MODELS, Shape, is_tiny
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 NEEDED = ("config.json", "tokenizer_config.json")
 HUB_SECONDS = 5.0
-
-
-class MissingModel(ValueError):
-    """The base model is not on this machine and cannot be fetched."""
 
 
 def local_folder(cell: Cell) -> Path | None:
@@ -58,26 +54,19 @@ def _complete(folder: Path) -> Path:
 
 
 def locate(cell: Cell, may_download: bool = True) -> Path:
-    """The folder to load the base model and its tokenizer from; MissingModel says how to get it."""
+    """The folder to load the base model and its tokenizer from; ValueError says how to get it."""
     folder = local_folder(cell)
     if folder is not None:
         return _complete(folder)
-    pinned = MODELS[cell.scale]
-    try:
-        return Path(
-            snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES, local_files_only=True)
-        )
-    except LocalEntryNotFoundError:
-        why = "and downloads were not asked for"
-    if may_download:
+    pinned, why = MODELS[cell.scale], ""
+    for is_local in (True, False) if may_download else (True,):
         try:
-            return Path(
-                snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES, etag_timeout=HUB_SECONDS)
-            )
+            return Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
+                                          local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
         except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-            why = f"and the Hub cannot be reached ({type(error).__name__})"
-    raise MissingModel(
-        f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache, {why}. "
+            why = "" if is_local else f", and the Hub cannot be reached ({type(error).__name__})"
+    raise ValueError(
+        f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache{why}. "
         f"Where there is a network, run `hf download {pinned.repo} --revision {pinned.revision}` and set HF_HOME to that cache "
         "here; or pass model=FOLDER with a local copy; or use scale='tiny-s', whose model is in this package."
     )

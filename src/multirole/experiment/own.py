@@ -1,17 +1,27 @@
-"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest."""
+"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, tried, and told apart by a digest."""
 
+import asyncio
 import hashlib
 import importlib.util
+import inspect
+import itertools
+import logging
 import re
 import sys
+import threading
+import traceback
 from collections.abc import Collection
-from inspect import getattr_static
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
-from multirole.core.types import check_workflow
+from multirole.core.types import Answer, Message, Problem, Turn, Workflow, check_workflow
 from multirole.experiment.settings import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+DRY_SECONDS = 30.0
+MAX_TURNS = 256  # `MultiRoleGRPOConfig.max_turns`
+REPLIES = ("", "\\boxed{1}")
 
 
 def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
@@ -21,7 +31,7 @@ def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | N
     workflow = _object("workflow", given, builtin)
     check_workflow(workflow)
     _check_name("workflow", workflow, builtin)
-    return workflow, _digest(given, f"{workflow.roles} {_source(type(workflow).run)}")
+    return workflow, _digest(given, f"{workflow.roles} {inspect.getsource(type(workflow))}")
 
 
 def own_task(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
@@ -30,13 +40,14 @@ def own_task(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
         return None
     task = _object("task", given, builtin)
     for name in ("problems", "extract", "score", "describe"):
-        if getattr_static(task, name, None) is None:
+        if inspect.getattr_static(task, name, None) is None:
             raise ValueError(
                 f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
             )
     _check_name("task", task, builtin)
-    members = [*vars(type(task)).values(), *vars(task).values()]
-    return task, _digest(given, f"{task.describe()} {[_source(member) for member in members]}")
+    members: list[Any] = [type(task), *(one for one in vars(task).values() if inspect.isfunction(one))]
+    functions = [inspect.getsource(one) for one in members]
+    return task, _digest(given, f"{task.describe()} {functions}")
 
 
 def _object(kind: str, given: object, builtin: Collection[str]) -> Any:
@@ -64,9 +75,10 @@ def load(spec: str, kind: str) -> Any:
         sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
         try:
             module_spec.loader.exec_module(module)
-        except BaseException:
+        except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
-            raise
+            where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
+            raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}\n{where}") from error
     members = vars(sys.modules[module_name])
     if name not in members:
         raise ValueError(f"{path} defines no {name!r}, got `{kind}`={spec!r}." + did_you_mean(name, members))
@@ -75,12 +87,10 @@ def load(spec: str, kind: str) -> Any:
 
 def _check_name(kind: str, own: Any, builtin: Collection[str]) -> None:
     """Refuse a name that cannot be part of a folder's name, or that a built-in has."""
-    name = getattr_static(own, "name", None) and own.name
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise ValueError(f"The name of a {kind} must be a plain identifier such as 'debate', got {name!r}.")
-    if name in builtin:
+    name = inspect.getattr_static(own, "name", None) and own.name
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
         raise ValueError(
-            f"{name!r} is the name of a built-in {kind}, whose results it would be mixed with. Rename yours."
+            f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
 
 
@@ -90,15 +100,52 @@ def _digest(given: object, code: str) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _source(value: object) -> str:
-    """What a function does, wherever its lines stand: bytecode, names and constants, of nested functions too."""
-    code = value.__code__ if isinstance(value, FunctionType) else value
-    if not isinstance(code, CodeType):
-        return ""
-    constants = [
-        _source(one)
-        if isinstance(one, CodeType)
-        else repr(sorted(one, key=repr) if isinstance(one, frozenset) else one)
-        for one in code.co_consts
-    ]
-    return " ".join([code.co_code.hex(), *code.co_names, *constants])
+def dry_run(workflow: Workflow, problem: Problem) -> None:
+    """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
+
+    Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
+    """
+    called: set[str] = set()
+    for reply in REPLIES:
+        errors: list[BaseException] = []
+        thread = threading.Thread(target=_play, args=(workflow, problem, reply, called, errors), daemon=True)
+        thread.start()
+        thread.join(DRY_SECONDS)
+        if thread.is_alive():
+            stack = traceback.extract_stack(sys._current_frames().get(thread.ident or 0))
+            trouble = f"was still running after {DRY_SECONDS:g} s, here"
+        elif errors:
+            stack = traceback.extract_tb(errors[0].__traceback__)
+            trouble = f"failed: {type(errors[0]).__name__}: {errors[0]}"
+        else:
+            continue
+        own = [frame for frame in stack if frame.filename not in (__file__, threading.__file__)] or stack
+        raise ValueError(
+            f"The workflow {workflow.name!r} cannot be trained. Tried without a model on problem {problem.id!r}, where every reply "
+            f"was {reply!r}, it {trouble}\n{''.join(traceback.format_list(own)).rstrip()}"
+        )
+    if missing := [role for role in workflow.roles if role not in called]:
+        logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
+                       workflow.name, ", ".join(missing))  # fmt: skip
+
+
+def _play(workflow: Workflow, problem: Problem, reply: str, called: set[str], errors: list[BaseException]) -> None:
+    count = itertools.count(1)
+
+    async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+        if role not in workflow.roles or slot not in range(workflow.roles[role]):
+            raise ValueError(
+                f"`call({role!r}, slot={slot})`: the roles and their numbers of slots are {workflow.roles}."
+            )
+        if next(count) > MAX_TURNS:
+            raise ValueError(f"an episode may make at most {MAX_TURNS} calls.")
+        called.add(role)
+        await asyncio.sleep(0)
+        return Turn(role, slot, round, [0], [0], [0.0], reply, "stop")
+
+    try:
+        answer: object = asyncio.run(workflow.run(problem, call))  # type: ignore[arg-type]
+        if not isinstance(answer, Answer):
+            raise TypeError(f"`run` must return an `Answer`, got {answer!r}.")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
+        errors.append(error)

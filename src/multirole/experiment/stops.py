@@ -27,19 +27,18 @@ RESUMABLE = 75  # EX_TEMPFAIL: the same command continues from the checkpoint
 TERMINAL = (signal.SIGINT, signal.SIGHUP)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, *TERMINAL)
 ECHO = 2.0  # seconds: a scheduler and a launcher may both pass on one signal
+STOPPED = "The run was told to stop and is not finished. The same command continues from its newest checkpoint."
 
 
 class Stopped(SystemExit):
     """The run was told to stop; the process exits with `RESUMABLE`."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "The run was told to stop and is not finished. The same command continues from its newest checkpoint."
-        )
+        super().__init__(STOPPED)
         self.code = RESUMABLE
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return STOPPED
 
 
 class Stop(TrainerCallback):
@@ -51,13 +50,13 @@ class Stop(TrainerCallback):
 
     def ask(self, signum: int, _: FrameType | None) -> None:
         """Handle a signal."""
+        name = signal.Signals(signum).name
         if self.is_asked:
             if time.monotonic() - self.since > ECHO:
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)
             return
         self.is_asked, self.since = True, time.monotonic()
-        name = signal.Signals(signum).name
         if self.launcher is not None:
             logger.warning("%s: passed on to the processes of this run", name)
             for worker in psutil.Process(self.launcher.pid).children():
@@ -72,7 +71,7 @@ class Stop(TrainerCallback):
     def end(self) -> None:
         """Raise `Stopped` if the run was told to stop."""
         if self.is_asked:
-            logger.warning("%s", Stopped())
+            logger.warning(STOPPED)
             raise Stopped
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -103,11 +102,9 @@ class Stop(TrainerCallback):
 @contextmanager
 def _handled(handlers: dict) -> Iterator[None]:
     """Handle signals this way for a while, but not those that nohup or a shell's `&` ignores. Threads handle none."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = {signum: signal.getsignal(signum) for signum in handlers}
-    heard = [signum for signum in handlers if signum not in TERMINAL or former[signum] is not signal.SIG_IGN]
+    is_main = threading.current_thread() is threading.main_thread()
+    former = {signum: signal.getsignal(signum) for signum in handlers if is_main}
+    heard = [signum for signum in former if signum not in TERMINAL or former[signum] is not signal.SIG_IGN]
     for signum in heard:
         signal.signal(signum, handlers[signum])
     try:

@@ -6,15 +6,15 @@ A rename is atomic; a file's content and a folder's names last through a power c
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 
 SCHEMA_VERSION = "1"
-AGAIN = "Free some space, or make the disk writable, and start the same command again"
 
 
 class NotWritten(OSError):
@@ -27,47 +27,52 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sums_of(folder: Path, *patterns: str) -> dict[str, str]:
+    """Relative name -> sha256 of the files of a folder that match."""
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(found)}
+
+
 def write_text(path: Path, text: str) -> None:
     """A reader sees the old file or the new one."""
-    _replace(path, lambda file: file.write(text.encode()))
+    with writing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def write_table(path: Path, rows: list[dict]) -> None:
     """Rows (dicts with the same keys) as Parquet with checksums, and with the schema's version in its metadata."""
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
-    _replace(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
+    with writing(path) as aside:
+        pq.write_table(table, aside, write_page_checksum=True)
 
 
-def read_table(path: Path) -> list[dict]:
-    """The rows of a Parquet file; OSError (pyarrow's errors too) where a byte of it is not as it was written.
-
-    Raises ValueError where it was written with another version of the schema.
-    """
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-    except pa.ArrowException as error:
-        raise OSError(str(error)) from error
-    held = (table.schema.metadata or {}).get(b"multirole_schema", b"none").decode()
-    if held != SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema version {held}, and this version of multirole continues tables of version {SCHEMA_VERSION} "
-            "only. Use the version that wrote it (git_sha in provenance.json), or move that folder away to start afresh."
-        )
-    return table.to_pylist()
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Where to write a file or a folder, which then gets its name at once; `NotWritten` where that fails."""
     aside = path.with_name(f"{path.name}.tmp")
+    with reporting(path):
+        try:
+            yield aside
+            for one in [*sorted(aside.rglob("*")), aside]:
+                sync(one)
+            move(aside, path)
+        except BaseException:
+            remove(aside)
+            raise
+
+
+@contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """Say which file could not be written, and what to do."""
     try:
-        with aside.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        move(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
+        yield
+    except NotWritten:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap the system's errors
+        free = shutil.disk_usage(path.parent).free // 2**20  # torch's own error does not name a full disk
         raise NotWritten(
-            f"{path} could not be written: {error}. What was there before is whole. {AGAIN}: it continues from there."
+            f"{path} could not be written ({error}; {free} MB free), so the run stops. Free some space, or make the disk writable, "
+            "and start the same command again: it continues from the newest checkpoint."
         ) from error
 
 
@@ -75,19 +80,13 @@ def move(source: Path, target: Path) -> None:
     """Rename, for good: both folders' names are synced."""
     os.replace(source, target)
     for folder in {target.parent, source.parent}:
-        _sync(folder)
-
-
-def sync_tree(folder: Path) -> None:
-    """Sync everything in a folder to the disk."""
-    for path in [*sorted(folder.rglob("*")), folder]:
-        _sync(path)
+        sync(folder)
 
 
 def remove(path: Path) -> None:
     """Delete a file or a folder; a folder loses its name first, so that it is never half there under it."""
     if path.is_dir():
-        nameless = path.with_suffix(".tmp")
+        nameless = path.with_suffix(".tmp")  # which nothing reads
         if path != nameless:
             shutil.rmtree(nameless, ignore_errors=True)
             os.replace(path, nameless)
@@ -96,7 +95,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

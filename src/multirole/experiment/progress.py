@@ -1,0 +1,105 @@
+"""What a run says: what it is about to do, a line per iteration and per evaluation, and a closing block.
+
+The lines go to standard output, so that a terminal, papermill (`--log-output` or `--stdout-file`) and a notebook show them as
+they come. In a stored notebook only the closing block stays.
+"""
+
+import math
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
+from multirole.core.types import Episode
+from multirole.experiment.cell import Cell
+from multirole.experiment.machine import engine_of
+from multirole.experiment.models import shape_of
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def interval(right: int, n: int) -> str:
+    """Accuracy with its 95 % Wilson interval, such as "43.0 % (37.1 to 49.1)"."""
+    z, p = 1.959964, right / n
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    return f"{100 * p:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int], checkpoint: Path | None) -> None:
+    """Say what is about to be trained, and where it goes."""
+    slots = cell.make_workflow().roles
+    roles = ", ".join(f"{role}{f' x{slots[role]}' * (slots[role] > 1)} -> {cell.policy[role]}" for role in slots)
+    overlong = f" ({counts['train_overlong']} over the prompt cap left out)" * (counts["train_overlong"] > 0)
+    say(
+        f"{cell.id}\n"
+        f"  workflow    {cell.workflow_name}, {roles}\n"
+        f"  task        {cell.task_label}, {counts['train']} training{overlong} and {counts['validation']} validation problems\n"
+        f"  model       {Path(cell.model).name if cell.model else cell.scale}, {shape_of(cell).parameters / 1e6:.2f}M parameters, "
+        f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}\n"
+        f"  training    {cell.iterations} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, "
+        f"validation every {cell.eval_every}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
+        f"  folder      {folder}"
+    )
+
+
+class Progress(MultiRoleCallback):
+    """Prints one line per iteration and per evaluation. Pass it last: it reads what others have measured.
+
+    The time left is that of the iterations done in this session, evaluations included.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Note the time and the iteration that training starts from."""
+        self.started, self.first = time.monotonic(), state.global_step
+
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
+        """Print reward, accuracy, seconds, time left, the mean tokens of each role's turns, and new alarms."""
+        number, planned = iteration.number, trainer.state.max_steps
+        left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
+        tokens = [f"{role} {values['tokens'] / values['rows']:.0f}" for role, values in iteration.roles.items()]
+        alarms = [f"{alarm['alarm']} ({alarm['role'] or alarm['adapter']})" for alarm in trainer.alarms.new]
+        say(
+            f"iteration {number:>{len(str(planned))}}/{planned}   {scores(iteration.episodes)}   "
+            f"{sum(iteration.seconds.values()):.1f} s, {left // 60}:{left % 60:02} left   tokens {', '.join(tokens)}"
+            + "   ALARM " * bool(alarms) + ", ".join(alarms)
+        )  # fmt: skip
+
+    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+        """Print the scores of the validation problems."""
+        say(f"validation at iteration {trainer.state.global_step}   {scores(episodes)}   {len(episodes)} problems")
+
+
+def scores(episodes: list[Episode]) -> str:
+    """The mean reward and, where the rewards say what is correct, the accuracy."""
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    right = [reward.is_correct for reward in rewards if reward.is_correct is not None]
+    shown = f"reward {fmean(reward.value for reward in rewards):.3f}" if rewards else "no rewards"
+    return shown + (f"   accuracy {100 * fmean(right):.1f} %" if right else "")
+
+
+def conclude(folder: Path, how: str) -> None:
+    """Say how a run ended, the accuracy before and after, and where to look. In a notebook this replaces the lines before."""
+    if "ipykernel.kernelapp" in sys.modules:
+        from IPython.display import clear_output
+
+        clear_output(wait=True)
+    lines, table = [f"{folder.name} {how}"], pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"])
+    if table["correct"].notna().all():
+        found = table.groupby("step")["correct"].agg(["sum", "count", "mean"])
+        for name, step in (("before", found.index[0]), ("best", found["mean"].idxmax()), ("after", found.index[-1])):
+            right, n = int(found.loc[step, "sum"]), int(found.loc[step, "count"])
+            lines.append(
+                f"  {name:<11} accuracy {interval(right, n)} at iteration {step}, 95 % interval over {n} problems"
+            )
+    say("\n".join([*lines, f"  folder      {folder}", f"  to see it   multirole inspect {folder}"]))
