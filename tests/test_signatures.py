@@ -16,7 +16,6 @@ from multirole.diagnostics.signatures import (
     signatures,
     signatures_of_frame,
     turn_signature,
-    turn_signatures_of_frame,
 )
 
 PROGRAM = "```python\ndef f(xs):\n    xs = xs[:4]\n    return len(xs)\n```"
@@ -74,7 +73,6 @@ def test_forms(text, n_tokens, expected):
 
 def test_boxes_and_terse_turns():
     assert turn_signature("\\boxed{2}", 30).is_terse and not turn_signature("\\boxed{2}", 31).is_terse
-    assert turn_signature("\\boxed{2}", 31, terse_tokens=31).is_terse
     assert not turn_signature("\\boxed{ ok. \\boxed{", 3).is_boxed  # the braces never close
     assert not turn_signature("\\boxed{ }", 3).is_boxed
     assert not turn_signature("2", 1).is_terse  # terse, but nothing is selected
@@ -88,8 +86,7 @@ def test_jaccard_by_hand():
     assert jaccard(a, a) == 1.0
     assert grams("A b c") != grams("a b c")  # cases differ
     assert len(grams("a a a a a")) == 1  # a set, not a count
-    assert jaccard(grams("a b"), grams("c"), empty=1.0) == 1.0 and jaccard(grams("a b"), grams("c"), empty=0.0) == 0.0
-    assert jaccard(grams("a b"), a, empty=1.0) == 0.0
+    assert jaccard(grams("a b"), grams("c")) == 1.0 and jaccard(grams("a b"), a) == 0.0
 
 
 def test_openers():
@@ -187,7 +184,6 @@ def test_recorded_turns_give_the_same_numbers():
     for step, episodes in ((0, early), (10, late)):
         for role, values in signatures(episodes).items():
             assert table.loc[(step, role)].to_dict() == values
-    assert turn_signatures_of_frame(frame(late, 10))["is_hedging"].tolist() == [False, False, False, True]
     assert list(signatures_of_frame(turns.iloc[:0]).columns) == ["step", "role", *SIGNATURES]
 
 

@@ -1,80 +1,144 @@
-"""Training alarms: which role is breaking, and by which mechanism, before validation falls (paper sec 5 and A.6.2).
+"""Alarms: what has happened to a role or to the reward, said once, as soon as the training episodes show it.
 
-`Alarms` is given every iteration's rows of `roles.parquet`, with the signatures and the gradient metrics where a run has
-them, and announces the conditions of `alarm_rules`; `AlarmCallback` acts on what is new. An alarm rings once per episode of
-trouble: it is announced again only after `REARM` iterations in a row without its condition. One whose metrics are missing is
-silent, and `not_evaluated` says so.
+Every rule compares a metric's *level*, the median of its last `SMOOTH` iterations, with where it stood before. None is a
+forecast: rules that were meant to announce falls (chi2, clip fraction, gradient norm, coherence, entropy) did not tell runs that
+fall from runs that do not better than their number of optimizer steps does, on seeds that had set no threshold
+(`benchmarks/alarms.py`, results/bench/alarms.json), and were removed.
+
+Not covered: trouble within the first `BASELINE` iterations, which becomes the baseline, and a role that is bad from the start.
 """
 
 import logging
-from collections.abc import Iterable
+import math
+import statistics
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from multirole.core.hooks import Iteration, MultiRoleCallback
-from multirole.diagnostics.alarm_rules import BASELINE, NEEDS, READ, TESTS, History
 
 if TYPE_CHECKING:
     from multirole.core.trainer import MultiRoleGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
+BASELINE, SMOOTH = 5, 3  # iterations
 REARM = 3  # iterations
 ACTIONS = ("log", "checkpoint", "stop")
+WORKFLOW = "workflow"
+"""The role of an alarm that is about all of them."""
+
+
+class Rule(NamedTuple):
+    """An alarm rings where `change(metric)` of a role is at least `threshold`; its baseline must lie in `within`."""
+
+    alarm: str
+    metric: str
+    change: str
+    threshold: float
+    within: tuple[float, float] = (-math.inf, math.inf)
+
+
+RULES = (
+    Rule("reward_fall", "reward", "below best", 0.08),
+    Rule("policy_drift", "max_logprob_gap", "level", 3.1),
+    Rule("one_verdict", "correct_verdict_rate", "share lost", 0.9, (0.1, 1.0)),
+    Rule("format_loss", "unparsed_rate", "rise", 0.1),
+    Rule("format_loss", "boxed_rate", "fall", 0.2, (0.5, 1.0)),
+    Rule("format_loss", "verdict_rate", "fall", 0.2, (0.5, 1.0)),
+    Rule("length_inflation", "length_mean", "ratio", 2.5),
+    Rule("length_inflation", "truncated_rate", "rise", 0.1),
+)
+READ = tuple(dict.fromkeys(rule.metric for rule in RULES))
+"""The metrics that the rules read."""
+ADVICE = {
+    "reward_fall": "Go back to an earlier checkpoint with a lower learning_rate, or take one step per iteration (updates='one').",
+    "policy_drift": "A token's log-probability moved that far within one batch of rollouts: lower learning_rate, or take fewer steps.",
+    "one_verdict": "The evaluator no longer judges, and its loop runs to the last round: give it an outcome of its own (process_reward).",
+    "format_loss": "Read the role's turns; what cannot be parsed is replaced by a default, so the accuracy need not show it.",
+    "length_inflation": "Read the role's turns; if the length earns nothing, lower learning_rate or max_response_tokens.",
+}
+
+
+def change_of(change: str, values: list[float]) -> float | None:
+    """How far the level of a series stands from where it stood before; None before there is a baseline and a level."""
+    if len(values) <= BASELINE:
+        return None
+    if change == "level":  # a mean: single large values count
+        return statistics.fmean(values[-SMOOTH:])
+    level, baseline = statistics.median(values[-SMOOTH:]), statistics.median(values[:BASELINE])
+    if change == "below best":
+        best = max(statistics.median(values[i : i + SMOOTH]) for i in range(len(values) - SMOOTH + 1))
+        return best - level
+    if change in ("ratio", "share lost"):
+        ratio = level / baseline if baseline > 0 else 0.0
+        return ratio if change == "ratio" else 1.0 - ratio
+    return level - baseline if change == "rise" else baseline - level
 
 
 class Alarms:
     """Every alarm of a run. `new` holds those of the last update, `log` all of them, as rows.
 
-    A row has iteration, alarm, role, adapter, value, threshold and message. `policy` maps roles to adapters, `slots` to the
-    number of slots in one stage (`Workflow.roles`).
+    A row has iteration, alarm, role, adapter, value, threshold and message. `policy` maps roles to adapters. An alarm rings once
+    per episode of trouble: again only after `REARM` iterations in a row without its condition.
     """
 
-    def __init__(self, policy: dict[str, str], slots: dict[str, int]) -> None:
-        self.history = History(policy, slots)
+    def __init__(self, policy: dict[str, str], rules: Iterable[Rule] = RULES) -> None:
+        self.policy, self.rules = policy, tuple(rules)
+        self.last = 0
+        self.values: dict[tuple[str, str], list[float]] = {}
+        """(role, metric) -> its values so far, where it was measured."""
         self.new: list[dict] = []
         self.log: list[dict] = []
-        self._quiet: dict[str, int] = {}  # ringing "alarm:role" -> iterations since its condition last held
+        self._quiet: dict[
+            tuple[str, str], int
+        ] = {}  # ringing (alarm, role) -> iterations since its condition last held
 
     def update(self, iteration: int, roles: dict[str, dict[str, float]]) -> list[dict]:
         """Add one iteration (role -> metrics) and return what it announces. Iterations must ascend."""
-        done = self.history.iterations
-        if done and iteration <= done[-1]:
+        if iteration <= self.last:
             raise ValueError(
-                f"Iterations must ascend, got {iteration} after {done[-1]}. After a resume, call `replay` with the record's rows first."
+                f"Iterations must ascend, got {iteration} after {self.last}. After a resume, call `replay` with the record's rows first."
             )
-        self.history.add(iteration, roles)
-        held = {}
-        if len(done) > BASELINE:
-            held = {f"{name}:{r.role}": (name, r) for name, test in TESTS.items() for r in test(self.history)}
-        self.new = [
-            {"iteration": iteration, "alarm": name, **reading._asdict()}
-            for key, (name, reading) in held.items()
-            if key not in self._quiet
-        ]
+        self.last = iteration
+        measured = {
+            (role, metric): float(row[metric])
+            for role, row in roles.items()
+            for metric in READ
+            if row.get(metric) is not None and math.isfinite(row[metric])
+        }
+        for key, value in measured.items():
+            self.values.setdefault(key, []).append(value)
+        held = {(row["alarm"], row["role"]): row for row in self._holding(measured)}
+        self.new = [{"iteration": iteration} | row for key, row in held.items() if key not in self._quiet]
         quiet = {key: 0 if key in held else n + 1 for key, n in self._quiet.items()}
         self._quiet = {key: n for key, n in quiet.items() if n < REARM} | dict.fromkeys(held, 0)
         self.log += self.new
         return self.new
 
+    def _holding(self, measured: Iterable[tuple[str, str]]) -> Iterator[dict]:
+        """The rules that hold now, of the metrics that this iteration measured."""
+        for role, metric in measured:
+            values = self.values[role, metric]
+            for rule in self.rules:
+                change = change_of(rule.change, values) if rule.metric == metric else None
+                baseline = statistics.median(values[:BASELINE])
+                if change is None or change < rule.threshold or not rule.within[0] <= baseline <= rule.within[1]:
+                    continue
+                who, adapter = (WORKFLOW, "") if metric == "reward" else (role, self.policy[role])
+                level = statistics.median(values[-SMOOTH:])
+                words = f"{metric} of the {who} went from {baseline:.3g} to {level:.3g}"
+                yield {
+                    "alarm": rule.alarm, "role": who, "adapter": adapter, "value": change, "threshold": rule.threshold,
+                    "message": f"{words} ({rule.change} {change:.2g}). {ADVICE[rule.alarm]}",
+                }  # fmt: skip
+
     def replay(self, rows: Iterable[dict]) -> None:
         """Update with rows of `roles.parquet` in order of iteration: a resumed run's alarms from its own record."""
         for iteration, group in groupby(rows, key=lambda row: row["iteration"]):
-            self.update(iteration, {row["role"]: {k: row[k] for k in row if k in READ} for row in group})
-
-    def not_evaluated(self) -> dict[str, str]:
-        """alarm -> why it could not ring so far."""
-        history, reasons = self.history, {}
-        for name, sets in NEEDS.items():
-            if name.startswith("sp_role_capture") and not list(history.shared()):
-                reasons[name] = "no adapter serves several roles"
-            elif name in ("gradient_amplification", "sp_role_capture_frequency") and max(history.slots.values()) < 2:
-                reasons[name] = "no role has several slots"
-            elif not any(history.has(metrics) for metrics in sets):
-                reasons[name] = "no " + ", nor ".join(" with ".join(metrics) for metrics in sets)
-        return reasons
+            self.update(iteration, {row["role"]: row for row in group})
 
 
 class AlarmCallback(MultiRoleCallback):

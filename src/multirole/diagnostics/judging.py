@@ -28,7 +28,7 @@ def verdict_is_right(verdict: str | None, is_correct: bool) -> bool:
 def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
     """Set `is_right` of these roles' turns by the task's own scoring, all of them at once."""
     turns = [(e.problem, turn) for e in episodes for turn in e.turns if turn.role in roles]
-    rewards = task.score([problem for problem, _ in turns], [turn.text for _, turn in turns])
+    rewards = task.score([problem for problem, _ in turns], [turn.text for _, turn in turns]) if turns else []
     for (_, turn), reward in zip(turns, rewards, strict=True):
         turn.is_right = reward.is_correct
 

@@ -21,10 +21,13 @@ SPARE_COLOURS = ("#56b4e9", "#949494", "#fbafe4", "#ece133")
 """For the roles of a user's own workflow, in their order."""
 POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
 """The colour of "sp" is also that of its one shared adapter."""
-TASK_COLOURS = {"math": "#30343f", "code": "#e3c15a"}
+POLICY_STYLES = {"ip": "-", "sp": "--"}
+TASK_COLOURS = {"math": "#30343f", "code": "#c99700"}
+TASK_STYLES = {"math": "-", "code": "--"}
 WORKFLOW_MARKERS = {"single": "D", "eval_opt": "o", "voting": "s", "orch_workers": "^"}
 SETUP_COLOURS = ("#8a8a8a", "#0173b2")
 """The grid's own setup, and a variant of it."""
+SETUP_STYLES = ("--", "-")
 
 
 def colours_of(roles: list[str]) -> dict[str, str]:

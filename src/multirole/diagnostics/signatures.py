@@ -8,8 +8,7 @@ of validation episodes (`signatures_of_frame`). Nothing needs the model. Where t
 - *hedging*: one of the phrases of `HEDGES`, in any case, not inside a longer word ("await" is no "wait"), with single
   spaces as written. The paper states neither case nor boundaries.
 - *3-gram Jaccard*: sets of three successive whitespace-separated words, case-sensitive. Two texts of fewer than three words
-  have no 3-gram at all: they count as `empty`, by default 1.0 (as alike as can be, whatever their words); the other
-  convention, 0.0, is the parameter. One empty set beside a full one is 0.0 under both.
+  have no 3-gram at all and count as 1.0 (as alike as can be, whatever their words). One empty set beside a full one is 0.0.
 - *forms* (Table 5, panel A1): a Python fence comes first, then the bare stamp, then all else; the three rates add up to 1.
   A fence that is never closed counts: a truncated program is a program. A fence without `python` does not.
 - *retention*: the share of first turns (lowest round of the role's slot in the episode) that are boxed. It is a level, not a
@@ -98,11 +97,11 @@ def opener(text: str) -> str:
     return " ".join(text.split(None, 3)[:3])
 
 
-def turn_signature(text: str, n_tokens: int, terse_tokens: int = TERSE_TOKENS) -> TurnSignature:
+def turn_signature(text: str, n_tokens: int) -> TurnSignature:
     """The signature of one text of `n_tokens` tokens."""
     is_boxed = "\\boxed" in text and bool(extract_boxed(text))
     verdict = parse_verdict(text) if "\\boxed" in text else "unparsed"
-    is_terse = is_boxed and n_tokens <= terse_tokens
+    is_terse = is_boxed and n_tokens <= TERSE_TOKENS
     return TurnSignature(is_boxed, verdict, is_hedging(text), is_terse, form(text, n_tokens, verdict), opener(text))
 
 
@@ -112,15 +111,15 @@ def grams(text: str) -> set[tuple[str, str, str]]:
     return set(zip(words, words[1:], words[2:], strict=False))
 
 
-def jaccard(a: set, b: set, empty: float = 1.0) -> float:
-    """Shared over distinct elements; `empty` where neither set has any."""
+def jaccard(a: set, b: set) -> float:
+    """Shared over distinct elements; 1.0 where neither set has any."""
     if not a and not b:
-        return empty
+        return 1.0
     shared = len(a & b)
     return shared / (len(a) + len(b) - shared)
 
 
-def slot_jaccard(replies: Iterable[Reply], empty: float = 1.0) -> tuple[float, int]:
+def slot_jaccard(replies: Iterable[Reply]) -> tuple[float, int]:
     """3-gram Jaccard between the slots of one role's stages, and the number of pairs behind it.
 
     Pairs are turns of the same episode and round in different slots. Their mean is taken within each episode, then over
@@ -132,16 +131,16 @@ def slot_jaccard(replies: Iterable[Reply], empty: float = 1.0) -> tuple[float, i
     means, n_pairs = [], 0
     for rounds in stages.values():
         seen = {text: grams(text) for texts in rounds.values() if len(texts) > 1 for text in texts}
-        values = [jaccard(seen[a], seen[b], empty) for texts in rounds.values() for a, b in combinations(texts, 2)]
+        values = [jaccard(seen[a], seen[b]) for texts in rounds.values() for a, b in combinations(texts, 2)]
         n_pairs += len(values)
         if values:
             means.append(sum(values) / len(values))
     return (sum(means) / len(means) if means else 0.0), n_pairs
 
 
-def of_role(replies: Sequence[Reply], terse_tokens: int = TERSE_TOKENS, empty: float = 1.0) -> dict[str, float]:
+def of_role(replies: Sequence[Reply]) -> dict[str, float]:
     """`SIGNATURES` of one role's turns, at least one. Rates and shares are fractions of its turns, lengths per turn."""
-    turns = [turn_signature(reply.text, reply.n_tokens, terse_tokens) for reply in replies]
+    turns = [turn_signature(reply.text, reply.n_tokens) for reply in replies]
     n = len(turns)
     first: dict[tuple[Hashable, int], tuple[int, bool]] = {}  # (episode, slot) -> its lowest round, boxed there
     for reply, turn in zip(replies, turns, strict=True):
@@ -150,7 +149,7 @@ def of_role(replies: Sequence[Reply], terse_tokens: int = TERSE_TOKENS, empty: f
             first[key] = (reply.round, turn.is_boxed)
     tokens, characters = [reply.n_tokens for reply in replies], [len(reply.text) for reply in replies]
     openers = len({turn.opener for turn in turns})
-    alike, n_pairs = slot_jaccard(replies, empty)
+    alike, n_pairs = slot_jaccard(replies)
     values: dict[str, Any] = {
         "truncated_rate": sum(reply.finish_reason == "length" for reply in replies) / n,
         "length_mean": sum(tokens) / n,
@@ -173,38 +172,27 @@ def of_role(replies: Sequence[Reply], terse_tokens: int = TERSE_TOKENS, empty: f
     return {name: float(values[name]) for name in SIGNATURES}
 
 
-def by_role(
-    replies: Iterable[Reply], terse_tokens: int = TERSE_TOKENS, empty: float = 1.0
-) -> dict[str, dict[str, float]]:
+def by_role(replies: Iterable[Reply]) -> dict[str, dict[str, float]]:
     """role -> `SIGNATURES`, roles in order of appearance."""
     roles: dict[str, list[Reply]] = defaultdict(list)
     for reply in replies:
         roles[reply.role].append(reply)
-    return {role: of_role(said, terse_tokens, empty) for role, said in roles.items()}
+    return {role: of_role(said) for role, said in roles.items()}
 
 
-def signatures(
-    episodes: Sequence[Episode], terse_tokens: int = TERSE_TOKENS, empty: float = 1.0
-) -> dict[str, dict[str, float]]:
-    """role -> `SIGNATURES` over the episodes of one iteration.
-
-    `terse_tokens` is the terse rate's limit, `empty` the Jaccard of two texts without 3-grams.
-    """
+def signatures(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
+    """role -> `SIGNATURES` over the episodes of one iteration."""
     return by_role(
-        (
-            Reply(i, t.role, t.slot, t.round, len(t.completion_ids), t.finish_reason, t.text)
-            for i, episode in enumerate(episodes)
-            for t in episode.turns
-        ),
-        terse_tokens,
-        empty,
+        Reply(i, t.role, t.slot, t.round, len(t.completion_ids), t.finish_reason, t.text)
+        for i, episode in enumerate(episodes)
+        for t in episode.turns
     )
 
 
-def replies_of_frame(turns: pd.DataFrame) -> list[Reply]:
-    """The rows of one or more `turns/step_*.parquet`. An episode is a problem at a step: validation attempts each once.
+def signatures_of_frame(turns: pd.DataFrame) -> pd.DataFrame:
+    """One row per step and role of `turns/step_*.parquet` with `SIGNATURES` as columns (Tables 4-6).
 
-    Raises ValueError where a turn occurs twice, since its episodes cannot be told apart.
+    Filter the frame first, e.g. `round == 0`. Raises ValueError where a turn occurs twice, since its episodes cannot be told apart.
     """
     keys = ["step", "problem", "role", "slot", "round"]
     twice = turns.duplicated(keys)
@@ -214,23 +202,8 @@ def replies_of_frame(turns: pd.DataFrame) -> list[Reply]:
             f"{tuple(turns.loc[twice, keys].iloc[0])}: these episodes cannot be told apart. Pass the turns of one run, "
             "with one episode per problem and step."
         )
-    columns = ("role", "slot", "round", "completion_tokens", "finish_reason", "text")
-    episodes = zip(turns["step"], turns["problem"], strict=True)
-    return [Reply(*row) for row in zip(episodes, *(turns[name] for name in columns), strict=True)]
-
-
-def signatures_of_frame(turns: pd.DataFrame, terse_tokens: int = TERSE_TOKENS, empty: float = 1.0) -> pd.DataFrame:
-    """One row per step and role with `SIGNATURES` as columns (Tables 4-6). Filter the frame first, e.g. `round == 0`."""
-    rows = [
-        {"step": step, "role": role} | values
-        for step, part in turns.groupby("step", sort=True)
-        for role, values in by_role(replies_of_frame(part), terse_tokens, empty).items()
-    ]
+    columns, rows = ["problem", "role", "slot", "round", "completion_tokens", "finish_reason", "text"], []
+    for step, part in turns.groupby("step", sort=True):
+        found = by_role(Reply(*row) for row in part[columns].itertuples(index=False))
+        rows += [{"step": step, "role": role} | values for role, values in found.items()]
     return pd.DataFrame(rows, columns=["step", "role", *SIGNATURES])
-
-
-def turn_signatures_of_frame(turns: pd.DataFrame, terse_tokens: int = TERSE_TOKENS) -> pd.DataFrame:
-    """`TurnSignature` of every row, with the frame's index."""
-    pairs = zip(turns["text"], turns["completion_tokens"], strict=True)
-    rows = [turn_signature(text, n_tokens, terse_tokens) for text, n_tokens in pairs]
-    return pd.DataFrame(rows, columns=TurnSignature._fields, index=turns.index)
