@@ -3,17 +3,21 @@
 import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the numbers here are a CPU's
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import signal
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from filelock import FileLock
 from peft import LoraConfig, PeftModel
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from toy_qwen3 import toy_model
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
@@ -35,20 +39,23 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start: their sums must round as ours do
 
 
+def slow_but(always: Iterable, cases: Iterable) -> list:
+    """The cases of a parametrized test, of which the quick suite runs some."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=() if case in always else pytest.mark.slow)
+        for case in cases
+    ]
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(locate(Cell("single", "sp")))
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed: int = 0) -> PeftModel:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16,
-        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=1024,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
     lora = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = add_adapters(Qwen3ForCausalLM(config), lora, adapter_names(policy))
+    base = toy_model(tokenizer, seed, head_dim=16, max_position_embeddings=1024)
+    model = add_adapters(base, lora, adapter_names(policy))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.manual_seed(seed + 1)  # every adapter gets the same B: policies can be compared
@@ -57,6 +64,30 @@ def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed
             torch.manual_seed(seed + 2)
             parameter.data = torch.randn_like(parameter) * 0.1
     return model
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """shared(name, make) -> what `make(folder)` returns, a path: made once, by the first of xdist's workers that asks for it."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def get(name: str, make: Callable[[Path], Path]) -> Path:
+        note = folder / f"{name}.path"
+        with FileLock(f"{note}.lock"):
+            if not note.exists():
+                note.write_text(str(make(folder / name)))
+        return Path(note.read_text())
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def grid_results(shared) -> Path:
+    """The made-up results of a finished grid; to be read only."""
+    from paper_results import make_results
+
+    return shared("grid", make_results)
 
 
 @pytest.fixture

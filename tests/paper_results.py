@@ -1,12 +1,14 @@
 """A finished grid in miniature, made up from a fixed seed: the files of `record` and `evaluate`, none of it trained.
 
-`make_results(folder)` returns `<folder>/tiny-s`, with the folders of the runs beside their packed tables. Voting, isolated, on math rises until step 10 and then collapses: its
-generator's chi2 climbs, its texts lose their box. Every other cell rises and stays. No number here says anything about
+`make_results(folder)` returns `<folder>/tiny-s`, with the folders of the runs beside their packed tables. It takes seconds: the
+fixture `grid_results` makes it once for all tests. Voting, isolated, on math rises until step 10 and then collapses: its generator's chi2 climbs, its texts lose their box. Every other cell rises and stays. No number here says anything about
 a model.
 """
 
 import json
+import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,15 @@ import numpy as np
 from multirole.core.policy import adapter_names
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
 from multirole.diagnostics.signatures import Reply, of_role
+from multirole.diagnostics.skills import frame_of, role_skills
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
 from multirole.experiment.folders import folder_of, write_done
 from multirole.experiment.record import turn_row
 from multirole.experiment.storage import write_table, write_text
+from multirole.paper import pack as packed
 from multirole.paper.grid import Grid
-from multirole.paper.pack import pack
-from multirole.paper.results import Key, key_of
+from multirole.paper.results import Key
 
 ITERATIONS, EVAL_EVERY, N_PROBLEMS, N_EPISODES = 20, 5, 16, 8
 COLLAPSING = ("voting", "generator", "aggregator", "math")
@@ -30,25 +33,33 @@ GAIN = {"eval_opt": 0.2, "voting": 0.3, "orch_workers": 0.25, "single": 0.15}
 ANSWER = {"math": "=7+4-2\n=11-2\n\\boxed{9}", "code": "```python\ndef f(x):\n    y = x + 1\n    return y\n```"}
 
 
-def make_results(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), without: tuple[Key, ...] = ()) -> Path:
-    """Runs and evaluations of every cell but those of `without`, with DONE, and packed; the same files on every call."""
+def make_results(folder: Path) -> Path:
+    """Runs and evaluations of every cell and three seeds, with DONE, and packed; the same files on every call."""
     parameters = {
         "iterations": ITERATIONS,
         "eval_every": EVAL_EVERY,
         "save_every": EVAL_EVERY,
         "n_validation": N_PROBLEMS,
     }
-    grid = Grid("tiny-s", list(seeds), parameters, base_rollouts=2)
+    grid = Grid("tiny-s", [0, 1, 2], parameters, base_rollouts=2)
     grid.write(folder)
     for cell in grid.cells():
         make_run(cell, folder)
     for evaluation in grid.evaluations():
         make_evaluation(evaluation, folder)
-    for cell in grid.cells():
-        if key_of(cell) in without:
-            (folder_of(cell, folder) / "DONE").unlink()
-    pack(Path(folder) / "tiny-s")
-    return Path(folder) / "tiny-s"
+    packed.pack(folder / "tiny-s")
+    return folder / "tiny-s"
+
+
+def without(results: Path, keys: list[Key], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
+    """The packed tables of a grid of these seeds, of which some runs are not finished."""
+    grid = replace(Grid.read(results), seeds=list(seeds))
+    grid.write(folder)
+    for path in results.glob("*.parquet"):
+        shutil.copy(path, folder / "tiny-s")
+    runs = packed.index(results)
+    runs[~runs["run"].isin([grid.cell(*key).id for key in keys])].to_parquet(folder / "tiny-s" / "runs.parquet")
+    return folder / "tiny-s"
 
 
 def coordinates(cell: Cell) -> tuple[str, ...]:
@@ -224,6 +235,10 @@ def make_run(cell: Cell, results_dir: Path) -> Path:
             for e in played[:4] for t in e.turns
         ]  # fmt: skip
         write_table(folder / "turns" / f"step_{step:05d}.parquet", turns)
+        for e in played:
+            for t in e.turns:
+                t.is_right = e.reward.is_correct and t.slot != 1
+        tables.setdefault("skills", []).extend({"step": step} | row for row in role_skills(frame_of(played)))
     for name, rows in tables.items():
         if rows:
             write_table(folder / f"{name}.parquet", rows)

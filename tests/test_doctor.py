@@ -1,13 +1,14 @@
 """The doctor passes sound trainers, sees every injected fault by the right check, and leaves no trace."""
 
 import random
+from itertools import product
 
 import pytest
 import torch
+from conftest import slow_but
 from faults import FAULTS
 from peft import LoraConfig
-from toy_qwen3 import toy_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from toy_qwen3 import toy_model, toy_tokenizer
 
 from multirole import doctor
 from multirole.core.config import MultiRoleGRPOConfig
@@ -30,24 +31,36 @@ def failed(cell: Cell, folder) -> dict[str, str]:
     return {finding.check: finding.measured for finding in findings if not finding.holds}
 
 
-@pytest.mark.parametrize("task", ["math", "code"])
-@pytest.mark.parametrize("policy", ["sp", "ip"])
-@pytest.mark.parametrize("workflow", sorted(WORKFLOWS))
+ALWAYS = [
+    ("single", "sp", "math"),
+    ("voting", "ip", "math"),
+    ("eval_opt", "sp", "code"),
+    ("orch_workers", "ip", "math"),
+]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "policy", "task"), slow_but(ALWAYS, product(sorted(WORKFLOWS), ["sp", "ip"], ["math", "code"]))
+)
 def test_every_cell_passes(workflow, policy, task, tmp_path):
     assert failed(Cell(workflow, policy, task, **SMALL), tmp_path) == {}
 
 
-@pytest.mark.parametrize("changes", [
+REMEDIES = {"on_alarm": "stop", "kl_anchor": 0.1, "coherence_penalty": 0.5, "balance_roles": 1.0, "process_reward": 0.5}
+OPTIONS = [
     {"preset": "released_code"},
     {"dtype": "bfloat16", "temperature": 0.7},
     {"updates": "tokens", "step_tokens": 200, "old_logprobs": "recomputed"},
-    {"on_alarm": "stop", "kl_anchor": 0.1, "coherence_penalty": 0.5, "balance_roles": 1.0, "process_reward": 0.5},
-])  # fmt: skip
+    REMEDIES,
+]
+
+
+@pytest.mark.parametrize("changes", slow_but([REMEDIES], OPTIONS))
 def test_other_options_pass(changes, tmp_path):
     assert failed(Cell("eval_opt", "ip", **SMALL | changes), tmp_path) == {}
 
 
-@pytest.mark.parametrize("name", list(FAULTS))
+@pytest.mark.parametrize("name", slow_but({check: name for name, (check, _) in FAULTS.items()}.values(), FAULTS))
 def test_a_fault_is_seen_by_its_check(name, monkeypatch, tmp_path):
     check, fault = FAULTS[name]
     monkeypatch.setattr(doctor, "CHECKS", {check: CHECKS[check]})
@@ -77,14 +90,8 @@ def test_training_is_the_same_after_an_examination(tmp_path):
 def test_a_trainer_in_bfloat16_passes_and_is_left_as_it_was(tmp_path):
     """A stock trainer without a cell, at half precision with gradient checkpointing."""
     tokenizer = toy_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=32,
-        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=40960,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        model=Qwen3ForCausalLM(config).to(torch.bfloat16),
+        model=toy_model(tokenizer).to(torch.bfloat16),
         workflow=Voting(2),
         reward_funcs=lambda prompts, completions, **_: [float(len(text)) for text in completions],
         args=MultiRoleGRPOConfig(

@@ -12,7 +12,8 @@ import pytest
 import torch
 from engine_checks import ADAPTERS, POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from toy_qwen3 import toy_model
+from transformers import AutoModelForCausalLM
 
 from multirole.core.engine import Request
 from multirole.engines.transformers_engine import TransformersEngine
@@ -22,14 +23,9 @@ from multirole.engines.vllm_engine import SHARED_MEMORY, VLLMEngine
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory, tokenizer) -> str:
     """A folder with a random base of the tiny-s shape and the tokenizer."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=256, num_hidden_layers=3, head_dim=32,
-        num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
     folder = tmp_path_factory.mktemp("base")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
+    toy_model(tokenizer, **shape, max_position_embeddings=512).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -1,10 +1,10 @@
 """All of 4 workflows x {sp, ip, a custom map} x 2 tasks run to DONE, with both engines.
 
-The whole matrix takes a quarter of an hour and runs with `pytest -m slow`; a part of it runs always.
+The whole matrix takes a quarter of an hour; `make test` runs two of its cells, `make test-all` all.
 """
 
 import pytest
-from conftest import table
+from conftest import slow_but, table
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
@@ -20,23 +20,11 @@ SMALL = {
     "warmup_iterations": 1, "save_every": 2,
 }  # fmt: skip
 CELLS = [(w, p, t) for w in WORKFLOWS for p in ("sp", "ip", "map") for t in ("math", "code")]
-ALWAYS = {
-    "transformers": [
-        ("single", "ip", "code"),
-        ("voting", "sp", "math"),
-        ("eval_opt", "map", "math"),
-        ("orch_workers", "map", "code"),
-    ],
-    "vllm": [("voting", "map", "code"), ("eval_opt", "ip", "math")],
-}
-MATRIX = [
-    pytest.param(engine, *cell, marks=() if cell in ALWAYS[engine] else pytest.mark.slow)
-    for engine in ALWAYS
-    for cell in CELLS
-]
+MATRIX = [(engine, *cell) for engine in ("transformers", "vllm") for cell in CELLS]
+ALWAYS = [("transformers", "eval_opt", "map", "math"), ("transformers", "orch_workers", "map", "code")]
 
 
-@pytest.mark.parametrize(("engine", "workflow", "policy", "task"), MATRIX)
+@pytest.mark.parametrize(("engine", "workflow", "policy", "task"), slow_but(ALWAYS, MATRIX))
 def test_the_cell_runs_to_done(engine, workflow, policy, task, tmp_path):
     cell = Cell(workflow, CUSTOM[workflow] if policy == "map" else policy, task, engine=engine, **SMALL)
     folder = run_cell(cell, tmp_path)

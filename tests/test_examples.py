@@ -2,24 +2,28 @@
 
 import difflib
 import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
+import processes
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def script(name: str, folder: Path) -> None:
+    os.chdir(folder)
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
 def run(name: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], cwd=folder, capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    code = processes.run(folder / "log", script, name, folder)
+    printed = (folder / "log").read_text()
+    assert code == 0, printed[-3000:]
+    return printed
 
 
+@pytest.mark.slow
 def test_own_workflow_rows_and_reward(tmp_path):
     assert len((EXAMPLES / "debate.py").read_text().splitlines()) <= 60
     output = run("debate.py", tmp_path)

@@ -5,16 +5,14 @@ import shutil
 import signal
 from pathlib import Path
 
-import pandas as pd
 import processes
 import pytest
 from conftest import table
-from safetensors.torch import load_file
+from kill_run import same
 from transformers import TrainerCallback
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
-from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
 
 FIELDS = {
@@ -33,20 +31,6 @@ def killed(results_dir: Path) -> None:
     run_cell(Cell(**FIELDS), results_dir, callbacks=[Kill()])
 
 
-def compare(one, other):
-    for name in [name for name in TABLES if (one / f"{name}.parquet").exists()]:
-        a, b = table(one, name), table(other, name)
-        pd.testing.assert_frame_equal(
-            a.drop(columns=[c for c in a if c.endswith("seconds")]),
-            b.drop(columns=[c for c in b if c.endswith("seconds")]),
-        )
-    names = sorted(path.relative_to(one) for path in one.glob("adapters/step_00005/*/*.safetensors"))
-    assert len(names) == 2
-    for name in names:
-        mine, theirs = load_file(one / name), load_file(other / name)
-        assert all(mine[key].equal(theirs[key]) for key in mine) and mine.keys() == theirs.keys()
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("unbroken"))
@@ -57,7 +41,7 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path
     folder = tmp_path / "tiny-s" / unbroken.name
     assert not is_done(folder) and (folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists()
     assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
-    compare(unbroken, folder)
+    assert same(unbroken, folder) == ""
 
 
 def test_another_seed_gives_another_run(unbroken, tmp_path):
@@ -77,7 +61,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_done_only_finishes(unbroke
     folder = tmp_path / "tiny-s" / unbroken.name
     (folder / "DONE").unlink()
     assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
-    compare(unbroken, folder)
+    assert same(unbroken, folder) == ""
 
 
 def test_an_altered_table_is_not_done(unbroken, tmp_path):

@@ -1,7 +1,8 @@
-"""A tokenizer with the special tokens and the chat format of Qwen3, over bytes: what tests of the paper's scales need."""
+"""Random Qwen3 models of a toy shape, and a tokenizer over bytes with the special tokens and the chat format of Qwen3."""
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 QWEN3_CHAT = (  # the structure of Qwen3's own template: thinking off writes an empty think block in front of the reply
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -21,3 +22,14 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = QWEN3_CHAT
     return tokenizer
+
+
+def toy_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0, **shape: object) -> Qwen3ForCausalLM:
+    """The smallest useful Qwen3 with random weights; the same seed gives the same."""
+    usual = {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True, "max_position_embeddings": 40960,
+        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**usual | shape))
