@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from multirole.core.engine import Request
-from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
 from multirole.experiment.cell import Cell
@@ -31,17 +30,11 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-class Parts(MultiRoleCallback):
-    """Asks for the parts of a gradient, as the diagnostics do."""
-
-    needs_gradient_parts = True
-
-
 def update(cell: Cell, checkpointed: bool, folder: str) -> None:
     """A step of each adapter on one row, which makes the moments, and one with a full micro-batch per role."""
     problems = [Problem(str(i), "math", "question", None) for i in range(cell.n_problems)]
     trainer = make_trainer(cell, folder, problems=(problems, problems[:1]))
-    trainer.callback_handler.callbacks = [Parts()]
+    trainer.callback_handler.callbacks = []
     if checkpointed:  # Trainer.train does it, with these arguments
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.create_optimizer_and_scheduler(2)

@@ -7,12 +7,11 @@ import torch
 from conftest import diagnostics_of, make_episodes, table
 from safetensors.torch import load_file
 
-from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.signatures import SIGNATURES
 from multirole.experiment.cell import Cell
 from multirole.experiment.run import run_cell
 
-UNKNOWN = {*SIGNATURES, "grad_norm", "chi2_after", "grad_share", "coherence", "amplification", "cosine_previous"}
+UNKNOWN = {*SIGNATURES, "chi2_after", "cosine_previous"}
 
 
 def trained(make_trainer, is_on: bool, **fields):
@@ -44,17 +43,13 @@ def test_off_leaves_every_bit_of_the_weights(make_trainer, fields):
     unknown = UNKNOWN | ({"chi2_raw"} if other.args.temperature != 1.0 else set())
     for role, metrics in found.items():
         assert metrics.keys() == known[role].keys()
-        assert {name for name, value in metrics.items() if math.isnan(value)} == unknown
-        assert all(metrics[name] == known[role][name] for name in metrics.keys() - unknown)
-    assert off.cosines() == [] and all(math.isnan(step["grad_norm"]) for step in off.steps())
-    alarms = Alarms(other.policy, other.workflow.roles)
-    alarms.update(1, found)
-    silent = alarms.not_evaluated()
-    assert "length_inflation" in silent and "gradient_amplification" not in silent
+        assert all(math.isnan(metrics[name]) for name in unknown)
+        assert all(metrics[name] == pytest.approx(known[role][name], abs=0, nan_ok=True) for name in metrics.keys() - unknown)
+    assert off.cosines() == on.cosines()
 
 
 def test_off_measures_nothing_apart(make_trainer, monkeypatch):
-    """No pass over sampled rows, no copy of the weights, one gradient instead of one per role and slot."""
+    """No pass over sampled rows, no copy of the weights, no reading of texts."""
     cell = Cell("voting", "sp", n_problems=2, temperature=0.7, diagnostics=False)
     trainer = make_trainer(cell)
     diagnostics, rows = diagnostics_of(trainer), trainer.prepare_rows(make_episodes(cell))
@@ -63,7 +58,7 @@ def test_off_measures_nothing_apart(make_trainer, monkeypatch):
     monkeypatch.setattr("multirole.diagnostics.metrics.signatures", lambda *_: pytest.fail("texts were read"))
     trainer.update(trainer.model, rows)
     diagnostics.per_role(rows)
-    assert not diagnostics.gradients and not diagnostics.updates.before
+    assert not diagnostics.updates.before
 
 
 def test_a_trainer_without_callbacks_moves_the_weights_as_one_with_them(make_trainer, make_library_trainer):

@@ -59,8 +59,6 @@ def test_steps_add_up_and_norms_are_each_steps_own():
 class Parts(MultiRoleCallback):
     """Keeps what it is told of the last optimizer step's gradient."""
 
-    needs_gradient_parts = True
-
     def on_gradient_parts(self, trainer, adapter, parts, gradients):
         self.parts, self.matrix = parts, gradients.clone()
 

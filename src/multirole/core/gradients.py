@@ -1,10 +1,18 @@
-"""An adapter's gradient as one vector, taken apart by (role, slot) and put back.
+"""An adapter's gradient as one vector (n,), taken apart by (role, slot).
 
 A *part* is what the rows of one (role, slot) contribute to an optimizer step. The parts of a step are summed in a fixed order,
 so that their sum is the applied gradient bit for bit.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -15,12 +23,9 @@ Part = tuple[str, int]
 """(role, slot)."""
 
 
-def by_part(rows: list[Row]) -> dict[Part, list[Row]]:
-    """Group rows by part, in order of first appearance."""
-    parts: dict[Part, list[Row]] = {}
-    for row in rows:
-        parts.setdefault((row.turn.role, row.turn.slot), []).append(row)
-    return parts
+def part_of(row: Row) -> Part:
+    """The part that a row belongs to."""
+    return row.turn.role, row.turn.slot
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -50,3 +55,80 @@ def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tenso
     """Clip the gradients as one vector; return its norm before and after."""
     before = full(nn.utils.clip_grad_norm_(parameters, max_norm))
     return before, full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+# ---- all parts in one backward pass
+
+
+class PartSums:
+    """Where backward passes through merged layers leave the parts: a matrix (K, n), one part per row.
+
+    `segments` holds, for the present micro-batch, (part, its rows) with each part's rows side by side.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
+        pieces = gradients.split([p.numel() for p in parameters], dim=1)
+        self.of = {p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)}
+        self.segments: list[tuple[int, slice]] = []
+
+    def set_rows(self, parts: list[int]) -> None:
+        """Name the part of each row of the next micro-batch, in ascending order."""
+        self.segments = [(k, slice(parts.index(k), parts.index(k) + parts.count(k))) for k in dict.fromkeys(parts)]
+
+
+class MergedLinear(torch.autograd.Function):
+    """x (N, L, in) times the merged weight W + scaling * B @ A, with the gradients of A and B by part.
+
+    Autograd would need a pass per part, and multiply with W, A and B one after another.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums) -> Tensor:  # type: ignore
+        ctx.save_for_backward(x, weight, a, b)
+        ctx.scaling, ctx.sums = scaling, sums
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
+        x, weight, a, b = ctx.saved_tensors
+        inner, grad_inner = F.linear(x, a), grad @ b  # (N, L, r) each
+        for part, rows in ctx.sums.segments:
+            for parameter, left, right in ((a, grad_inner, x), (b, grad, inner)):
+                left, right = left[rows].flatten(0, 1), right[rows].flatten(0, 1)  # (rows * L, out), (rows * L, in)
+                ctx.sums.of[parameter][part].addmm_(left.T, right, alpha=ctx.scaling)
+        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None, None, None
+
+
+def can_merge(model: PeftModel, adapter: str, parameters: list[nn.Parameter]) -> bool:
+    """Whether the adapter is plain LoRA on float32 linear layers, and `parameters` are its A and B and nothing else."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer) and adapter in module.scaling]
+    return sum(p.numel() for p in parameters) == sum(
+        layer.lora_A[adapter].weight.numel() + layer.lora_B[adapter].weight.numel()
+        for layer in layers
+        if type(layer) is LoraLinear
+        and type(layer.base_layer) is nn.Linear
+        and layer.base_layer.weight.dtype == layer.lora_A[adapter].weight.dtype == torch.float32
+        and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
+        and isinstance(layer.lora_dropout[adapter], nn.Identity)
+    )
+
+
+@contextmanager
+def merged(model: PeftModel, adapter: str, sums: PartSums) -> Iterator[None]:
+    """Within it, the model computes with `adapter` merged, and backward passes add to `sums` instead of to `grad`."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear) and adapter in module.lora_A]
+    for layer in layers:
+        a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
+        with torch.no_grad():
+            weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
+        layer.forward = partial(_forward, layer.base_layer.bias, weight, a, b, scaling, sums)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _forward(bias: Tensor | None, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor) -> Tensor:
+    y = MergedLinear.apply(x, weight, a, b, scaling, sums)
+    return y if bias is None else y + bias

@@ -47,9 +47,6 @@ class Iteration:
 class MultiRoleCallback(TrainerCallback):
     """Base class of callbacks that take part in an iteration. Every event does nothing unless overridden."""
 
-    needs_gradient_parts = False
-    """Whether `on_gradient_parts` is to be called. If no callback wants the parts, the trainer keeps only their sum."""
-
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         """Episodes have been played and scored; each has its reward and its advantage."""
 
@@ -63,7 +60,7 @@ class MultiRoleCallback(TrainerCallback):
     def on_micro_batch(
         self, trainer: Trainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
-        """The loss of one micro-batch has been taken; all its rows are of one role and slot.
+        """The loss of one micro-batch of one adapter's rows has been taken.
 
         `batch` holds what TRL's loss was given, `logps` and `entropies` (N, C) what the model said of the completions.
         """

@@ -12,7 +12,10 @@ import_utils.is_vllm_available = lambda min_version=None: False
 try:
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_callable_name, is_async_callable
+    from trl.trainer import utils
 finally:
     import_utils.is_vllm_available = _is_vllm_available
+
+utils._use_triton = lambda device: True  # the fused head: score completion tokens only, not on GPUs alone
 
 __all__ = ["GRPOTrainer", "add_fused_lm_head", "create_model_from_path", "get_callable_name", "is_async_callable"]

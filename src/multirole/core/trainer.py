@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local_metrics, processes, shard
 from multirole.core.engine import Engine, Sampling, load_engine
-from multirole.core.gradients import by_part, clip, gradient_of, local, set_gradient
+from multirole.core.gradients import PartSums, can_merge, clip, gradient_of, local, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import (
     INDEX,
@@ -151,11 +151,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 optimizers=optimizers,
                 rollout_func=self._rollout_func,
             )
+        self.peft_model: PeftModel = self.model
+        """The model without the wrappers of accelerate."""
         if self.aux_loss_enabled:
             raise ValueError("`router_aux_loss_coef` is not supported by multi-role training. Set it to 0.0.")
         self.is_sharded = self.is_fsdp_enabled
         if self.is_sharded:
             keep_float32(self.accelerator)
+        self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no"
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
         if args.n_problems % args.world_size:
             raise ValueError(
@@ -168,11 +171,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
             RENDERERS[args.renderer], args.max_turns,
         )  # fmt: skip
-
-    @property
-    def peft_model(self) -> PeftModel:
-        """The model without the wrappers of accelerate."""
-        return self.accelerator.unwrap_model(self.model)
 
     @property
     def sampling(self) -> Sampling:
@@ -365,30 +363,37 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> tuple[list[nn.Parameter], Tensor]:
         """The gradient of one mini-batch, left in the adapter's tensors; returns those and this process's loss, detached.
 
-        It is accumulated by role and slot, so that each one's own part is known and the parts sum to what is applied. If
-        nobody watches the parts, only their sum is kept, over the same groups in the same order: another order of float
-        additions would round differently. Each micro-batch's loss is a mean over its rows or tokens; its weight makes the
-        sum a mean over the mini-batch.
+        All parts come from one pass over the rows where the adapter can be merged for it, and otherwise from a pass for each
+        part. Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its
+        weight makes the sum a mean over the mini-batch.
         """
         self.peft_model.set_adapter(adapter)
         params = [p for p in self.peft_model.parameters() if p.requires_grad]
-        parts, loss = by_part(rows), torch.zeros((), device=self.accelerator.device)
-        loss_type = self.args.loss_type
-        whole = divisor * loss_mass(rows, loss_type) / len(rows)
-        part_watchers = [watcher for watcher in self.watchers if watcher.needs_gradient_parts]
-        n_kept, n = len(parts) if part_watchers else 1, sum(local(p).numel() for p in params)
-        kept = torch.zeros(n_kept, n, device=loss.device)  # (K or 1, n)
-        for at, owned in enumerate(parts.values()):
-            self.peft_model.zero_grad(set_to_none=True)
-            for micro, weight in self.shard(owned):
-                loss = loss + self._backward(model, micro, weight * loss_mass(micro, loss_type) / whole)
-            part = gradient_of(params)
-            if not self.is_sharded:  # FSDP2 has reduced the processes' gradients already
-                all_reduce([part])
-            kept[at % n_kept] += part
-        for watcher in part_watchers:
-            watcher.on_gradient_parts(self, adapter, list(parts), kept)
-        gradient = functools.reduce(torch.add, kept)
+        parts = list(dict.fromkeys(map(part_of, rows)))
+        loss = torch.zeros((), device=self.accelerator.device)
+        gradients = torch.zeros(len(parts), sum(local(p).numel() for p in params), device=loss.device)  # (K, n)
+        whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
+        sums = PartSums(params, gradients) if self.merges and can_merge(self.peft_model, adapter, params) else None
+        groups: dict[tuple, list[Row]] = defaultdict(list)
+        for row in rows:
+            beta = self.betas[row.turn.role]
+            groups[bool(row.advantage or beta), beta, None if sums else part_of(row)].append(row)
+        with merged(self.peft_model, adapter, sums) if sums else nullcontext():
+            for (has_gradient, beta, part), owned in groups.items():
+                self.peft_model.zero_grad(set_to_none=True)
+                for micro, weight in self.shard(owned):
+                    micro.sort(key=lambda row: parts.index(part_of(row)))
+                    if sums:
+                        sums.set_rows([parts.index(part_of(row)) for row in micro])
+                    weight *= loss_mass(micro, self.args.loss_type) / whole
+                    loss = loss + self._backward(model, micro, weight, beta, has_gradient)
+                if not sums and has_gradient:
+                    gradients[parts.index(part)] += gradient_of(params)
+        if not self.is_sharded:  # FSDP2 has reduced the processes' gradients already
+            all_reduce([gradients])
+        for watcher in self.watchers:
+            watcher.on_gradient_parts(self, adapter, parts, gradients)
+        gradient = functools.reduce(torch.add, gradients)
         for watcher in self.watchers:
             gradient = watcher.on_gradient(self, adapter, gradient)
         set_gradient(params, gradient)
@@ -398,21 +403,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """The micro-batches of `rows` that this process computes, with their weights."""
         return shard(micro_batches(rows, self.args.micro_batch_tokens), self.accelerator, self.is_sharded)
 
-    def _backward(self, model: nn.Module, micro: list[Row], weight: float) -> Tensor:
-        """TRL's loss of one micro-batch of one role, weighted by its share of the mini-batch, and its gradient."""
+    def _backward(self, model: nn.Module, micro: list[Row], weight: float, beta: float, has_gradient: bool) -> Tensor:
+        """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
         batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
         batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
-        beta = self.betas[micro[0].turn.role]
-        with self._kl_weight(beta), self.compute_loss_context_manager(), local_metrics(self.accelerator):
+        with (
+            self._kl_weight(beta), self.compute_loss_context_manager(), local_metrics(self.accelerator),
+            torch.set_grad_enabled(has_gradient),
+        ):  # fmt: skip
             loss = self.compute_loss(model, batch) * weight
         if not torch.isfinite(loss):
-            named = [(row.episode.problem.id, row.episode.index, row.turn.slot, row.turn.round) for row in micro]
+            named = [(row.episode.problem.id, row.episode.index, row.turn.role, row.turn.slot, row.turn.round) for row in micro]
             raise FloatingPointError(
-                f"The loss is {loss.item()} at iteration {self.state.global_step + 1}, role {micro[0].turn.role!r}, rows "
-                f"(problem, episode, slot, round) {named}. Lower `learning_rate`, or resume from an earlier checkpoint."
+                f"The loss is {loss.item()} at iteration {self.state.global_step + 1} in one of the rows (problem, episode, role, slot, "
+                f"round) {named}. Lower `learning_rate`, or resume from an earlier checkpoint."
             )
-        # FSDP2 averages gradients over the processes; ours are to be summed
-        self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
+        if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
+            self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
             for watcher in self.watchers:
                 watcher.on_micro_batch(self, micro, batch, *self._logps)
@@ -461,7 +468,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
         """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge."""
         with self.accelerator.autocast():  # unwrapped: data parallelism is ours (`distributed`)
-            logps, entropies = score(self.accelerator.unwrap_model(model), input_ids, attention_mask, logits_to_keep)
+            logps, entropies = score(self.peft_model, input_ids, attention_mask, logits_to_keep)
         self._logps = (logps.detach(), entropies.detach())
         return logps, entropies, None
 

@@ -99,13 +99,12 @@ class RoleDiagnostics(MultiRoleCallback):
     `iteration.roles`.
 
     Args:
-        is_full: whether gradients are taken apart, sampled rows scored again and texts read. Without, those metrics are NaN
+        is_full: whether sampled rows are scored again, updates compared and texts read. Without, those metrics are NaN
             (METRICS.md). Changes no weight.
     """
 
     def __init__(self, is_full: bool = True) -> None:
         self.is_full, self.is_sharded, self.updates = is_full, False, Updates()
-        self.needs_gradient_parts = is_full
         self._clear()
 
     def _clear(self) -> None:
@@ -133,11 +132,15 @@ class RoleDiagnostics(MultiRoleCallback):
     def on_micro_batch(
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
-        adapter, sampled = rows[0].adapter, batch["sampling_per_token_logps"]
-        self.tokens[adapter, self.taken[adapter], rows[0].turn.role].add(
-            logps, sampled, batch["old_per_token_logps"], entropies, batch["completion_mask"], batch["advantages"],
-            *self.clip, raw=None if self.is_raw_known else self._raw(rows).to(sampled),
-        )  # fmt: skip
+        adapter, raw = rows[0].adapter, None if self.is_raw_known else self._raw(rows).to(logps)
+        batch = batch | {"lp": logps, "entropy": entropies}
+        for role in dict.fromkeys(row.turn.role for row in rows):
+            own = [i for i, row in enumerate(rows) if row.turn.role == role]
+            of = {name: tensor[own] for name, tensor in batch.items() if tensor.dim()}
+            self.tokens[adapter, self.taken[adapter], role].add(
+                of["lp"], of["sampling_per_token_logps"], of["old_per_token_logps"], of["entropy"], of["completion_mask"],
+                of["advantages"], *self.clip, raw=None if raw is None else raw[own],
+            )  # fmt: skip
 
     def _raw(self, rows: list[Row]) -> Tensor:
         """The rows' log-probs (N, C) at temperature 1, NaN in rows that were not measured."""

@@ -38,8 +38,6 @@ class ScaledRoles(MultiRoleCallback):
             an adapter that the role has for itself.
     """
 
-    needs_gradient_parts = True
-
     def __init__(self, balance: float = 0.0, slot_scaling: float = 0.0) -> None:
         self.balance, self.slot_scaling = balance, slot_scaling
 
