@@ -20,13 +20,10 @@ FIELDS = {
     "workflow": "voting", "policy": "ip", "iterations": 9000, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
     "save_every": 2, "eval_every": 9000, "max_response_tokens": 24,
 }  # fmt: skip
+CONTAINER = "SIGTERM to the container"  # to its process group, as tini -g passes on what `docker stop` sends
 ENDS = {  # what is done -> papermill's exit code, the errors in its notebook, whether a checkpoint is saved at the end
+    CONTAINER: (1, ["Stopped"], True),
     "SIGTERM": (-15, [], True),
-    "SIGTERM to the container": (
-        1,
-        ["Stopped"],
-        True,
-    ),  # to its process group, as tini -g passes on what `docker stop` sends
     "SIGKILL": (-9, [], True),
     "SIGKILL to the kernel": (138, [], False),
     "SIGINT": (1, None, False),  # papermill may end its kernel before that has said KeyboardInterrupt
@@ -95,16 +92,17 @@ def errors_in(notebook: Path) -> list[str]:
     return [o["ename"] for cell in cells for o in cell.get("outputs", []) if o["output_type"] == "error"]
 
 
-def test_every_end_leaves_a_run_that_the_same_command_continues(tmp_path, processes):
-    processes += [start(folder_of(tmp_path, name), in_container="container" in name) for name in ENDS]
-    for process, (name, (code, errors, saves)) in zip(processes, ENDS.items(), strict=True):
-        folder = folder_of(tmp_path, name)
+@pytest.mark.parametrize("names", [[CONTAINER], pytest.param(list(ENDS), marks=pytest.mark.slow)], ids=["one", "all"])
+def test_every_end_leaves_a_run_that_the_same_command_continues(names, tmp_path, processes):
+    processes += [start(folder_of(tmp_path, name), in_container=name == CONTAINER) for name in names]
+    for process, name in zip(processes, names, strict=True):
+        (code, errors, saves), folder = ENDS[name], folder_of(tmp_path, name)
         until(lambda f=folder, p=process: p.poll() is not None or (run_of(f) and checkpoints(run_of(f))))
         assert process.poll() is None, name
         kernel, run = kernel_of(process), run_of(folder)
         signum = getattr(signal, name.split()[0])
         before = checkpoints(run)[0]
-        if "container" in name:
+        if name == CONTAINER:
             os.killpg(process.pid, signum)
         else:
             (kernel if "kernel" in name else process).send_signal(signum)
