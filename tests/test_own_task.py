@@ -133,7 +133,9 @@ def test_a_reward_that_hangs_is_reported_with_the_line_where_it_is(monkeypatch, 
     one = task(slow)
     one.score(one.problems("train", 2), ["1", "2"])
     (record,) = caplog.records
-    assert "The reward of task 'sums' has been running" in record.message and "time.sleep(0.8)  # here" in record.message
+    assert (
+        "The reward of task 'sums' has been running" in record.message and "time.sleep(0.8)  # here" in record.message
+    )
 
 
 def test_hidden_tests_run_the_last_program_in_the_sandbox():
@@ -149,9 +151,8 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
     assert [r.value for r in one.score([first, first, first, second], texts)] == [1.0, 0.5, 0.0, 1.0]
     strict = Task("twice", rows, rows, hidden_tests(rule="all_pass"))
     assert [r.value for r in strict.score([first, first], texts[:2])] == [1.0, 0.0]
-    with pytest.raises(RewardError, match="unreadable_tests"):
+    with pytest.raises(RewardError, match="Write a non-empty list"):
         bad = Task("twice", [{"prompt": "a", "tests": "[{"}], rows, hidden_tests())
         bad.score(bad.problems("train"), texts[:1])
     with pytest.raises(RewardError, match=r"column='cases'.* needs this column, the rows have \['tests'\]"):
         Task("twice", rows, rows, hidden_tests("cases")).score([first], texts[:1])
-

@@ -26,7 +26,7 @@ def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
     assert [(r.value, r.reason, r.is_correct) for r in wrong] == [(0.0, "wrong", False)] * 24
 
 
-def test_math_scores_the_last_box_and_asks_the_grader_once_per_distinct_pair(monkeypatch):
+def test_math_scores_the_last_box(monkeypatch):
     asked = []
 
     def grade(pairs):
@@ -40,7 +40,7 @@ def test_math_scores_the_last_box_and_asks_the_grader_once_per_distinct_pair(mon
     assert [r.reason for r in rewards] == ["correct", "correct", "wrong", "no_box", "timeout", "no_box"]
     assert [r.value for r in rewards] == [1.0, 1.0, 0.0, -0.1, 0.0, -0.1]
     assert [r.is_correct for r in rewards] == [True, True, False, False, False, False]
-    assert asked == [("7", "7"), ("3", "7"), ("slow", "7")]
+    assert asked == [("7", "7"), ("7", "7"), ("3", "7"), ("slow", "7")]
     assert Math(malformed_reward=0.0).score([problem], ["none"])[0].value == 0.0
     with pytest.raises(ValueError):
         Math().score([problem], [])
@@ -88,13 +88,14 @@ def call_test(given: str, expected: str, name: str = "f") -> dict:
     ],
 )
 def test_every_published_form_of_tests_is_understood(tests, metadata, expected):
-    assert code.canonical_tests(tests, metadata) == expected
-    assert code.canonical_tests(json.dumps(tests), metadata) == expected
+    for given in (tests, json.dumps(tests)):
+        problem = code.to_problem({"problem": "Do it.", "tests": given, "metadata": metadata})
+        assert json.loads(problem.reference) == expected
 
 
 BAD_TESTS = {
-    "no_tests": ["[]", "", None, "{}", {"inputs": [], "outputs": []}],
     "unreadable_tests": [
+        "[]", "", None, "{}", {"inputs": [], "outputs": []},
         "[{", "7", '"text"', [1], [{"input": "1"}], [{"input": 1, "output": "1"}], {"inputs": ["1"]},
         {"inputs": "1", "outputs": "1"}, [{"type": "function_call", "fn_name": "f", "input": 3, "output": [4]}],
         [{"testtype": "functional", "fn_name": "f", "input": "not JSON", "output": "1"}],
@@ -121,9 +122,9 @@ def test_broken_code_rows_are_left_out_and_counted(tmp_path):
     sound = [code_row([stdin_test("1", str(i))]) | {"problem": f"Print {i}."} for i in range(298)]
     broken = [code_row("[{"), code_row([]), code_row([stdin_test("1", "1")]) | {"problem": " "}]
     description = Code(write(tmp_path / "rows.jsonl", sound + broken + [sound[0]])).describe()
-    assert description["skipped"] == {"duplicate": 1, "no_question": 1, "no_tests": 1, "unreadable_tests": 1}
+    assert description["skipped"] == {"duplicate": 1, "no_question": 1, "unreadable_tests": 2}
     assert description["train"] + description["validation"] == 298 and description["schema"] == "deepcoder"
-    with pytest.raises(DataError, match="row .*: no_tests"):
+    with pytest.raises(DataError, match="row .*: unreadable_tests"):
         Code(write(tmp_path / "fewer.jsonl", sound[:200] + broken)).problems("train")
     metadata = code_row([stdin_test("1", "1")], metadata="{")
     with pytest.raises(DataError, match="unreadable_tests"):
@@ -180,12 +181,12 @@ def test_the_reconstruction_reads_one_message_and_restores_the_problem(tmp_path)
     for bad in (row("Print 1."), row(f"x{code.RECONSTRUCTION_SUFFIX}", "system")):
         with pytest.raises(code.BadRow, match="unknown_suffix"):
             code.from_conversion(bad)
-    with pytest.raises(code.BadRow, match="no_tests"):  # a line of a .jsonl file may lack what another has
+    with pytest.raises(code.BadRow, match="unreadable_tests"):  # a line of a .jsonl file may lack what another has
         code.from_conversion({"messages": rows[0]["messages"]})
     for bad in ({}, rows[0] | {"messages": ["text"]}):
         with pytest.raises(code.BadRow, match="not_one_message"):
             code.from_conversion(bad)
-    with pytest.raises(code.BadRow, match="no_tests"):
+    with pytest.raises(code.BadRow, match="unreadable_tests"):
         code.to_problem({"problem": "Do it."})
     with pytest.raises(code.BadRow, match="not_one_message"):
         code.from_conversion(rows[0] | {"messages": rows[0]["messages"] * 2})
@@ -255,7 +256,7 @@ def test_code_asks_the_sandbox_once_per_distinct_program_and_never_shows_it_the_
 
     def grade(programs, tests, rule, limits):
         asked.append((programs, tests, rule, limits))
-        return [Verdict(0.25, 1, 4, "timeout", ("timeout",), "level", 0.0) for _ in programs]
+        return [Verdict(0.25, 1, 4, "timeout", ("timeout",), 0.0) for _ in programs]
 
     monkeypatch.setattr(code, "grade_batch", grade)
     other = Problem("code/other", "code", "Another.", json.dumps([stdin_test("1", "1")]))

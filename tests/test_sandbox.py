@@ -34,7 +34,7 @@ def test_the_fraction_and_every_reason() -> None:
     reasons = ("passed", "wrong_answer", "error", "timeout", "memory", "output_limit", "violation", "passed")
     assert verdict.reasons == reasons
     assert (verdict.reward, verdict.passed, verdict.total, verdict.reason) == (0.25, 2, 8, "wrong_answer")
-    assert verdict.level == sandbox.level() and verdict.seconds > 0
+    assert verdict.seconds > 0
 
 
 def test_all_pass_is_all_or_nothing_and_stops_at_the_first_failure() -> None:
@@ -58,27 +58,15 @@ def test_no_code_and_its_neighbours() -> None:
 def test_a_program_whose_every_test_hangs_costs_one_budget() -> None:
     limits = Limits(test_seconds=0.4, full_timeouts=2, workers=1)
     program = "import os\nn = int(input())\nwhile n != 11: pass\nprint(n)"
-    sandbox.take_stats()
     verdict = sandbox.grade(program, echoes(*map(str, range(12))), limits=limits)
     assert verdict.reasons == ("timeout",) * 11 + ("passed",), "a test that ends quickly passes even then"
-    stats = sandbox.take_stats()
-    assert stats.cpu_seconds < 2 * 0.4 + 9 * 0.02 + 1.0 < 11 * 0.4
+    assert verdict.seconds < 0.8 * (2 * 0.4 * 11), "a hanging test has twice its CPU seconds on the wall clock"
 
 
 def test_the_whole_budget_ends_a_program() -> None:
     limits = Limits(test_seconds=0.5, problem_seconds=0.5, workers=1)
     verdict = sandbox.grade("import os, time\ntime.sleep(0.3)\n" + ECHO, echoes(*map(str, range(9))), limits=limits)
     assert verdict.reasons[0] == "passed" and verdict.reasons[-1] == "timeout"
-
-
-def test_equal_programs_are_run_once_and_stats_count_them() -> None:
-    tests = echoes("0", "x")
-    sandbox.take_stats()
-    verdicts = sandbox.grade_batch([ECHO, ECHO, ""], [tests, tests, tests], limits=LIMITS)
-    assert verdicts[0] is verdicts[1]
-    stats = sandbox.take_stats()
-    assert (stats.programs, stats.tests, dict(stats.reasons)) == (2, 2, {"wrong_answer": 1, "no_code": 1})
-    assert stats.line().startswith("2 programs, 2 tests, ") and sandbox.take_stats().programs == 0
 
 
 def test_many_tests_of_one_program_keep_their_order() -> None:
@@ -89,15 +77,11 @@ def test_many_tests_of_one_program_keep_their_order() -> None:
 
 def test_results_are_the_same_in_every_process() -> None:
     program = "import random\nprint(random.random(), hash('a'), list({'a', 'b', 'c', 'd'}))"
-    found = set()
+    found: set[bytes] = set()
     for _ in range(2):
-        for guess in range(3):
-            given = [{"input": str(guess), "output": "x", "testtype": "stdin"}]
-            job = sandbox.Job(program, sandbox.Tests(given), False)
-            outputs: list[bytes] = []
-            job.note = lambda _, frame, outputs=outputs: outputs.append(frame.output)
+        for _ in range(3):
+            job = sandbox.Job(program, [b""], [""], lambda _, output: bool(found.add(output)))
             sandbox._running().run([job], LIMITS)
-            found.update(outputs)
         sandbox.close()
     assert len(found) == 1
 
@@ -165,7 +149,7 @@ def test_a_program_that_makes_workers_fail_is_an_error_and_is_counted(sabotage, 
     assert good.reward == other.reward == 1.0
     assert bad.reward == 0.0 and bad.reason == "error" and set(bad.reasons) <= {"error", "not_run"}
     stats = sandbox.take_stats()
-    assert stats.crashes == 1 and stats.restarts >= 2 and "1 PROGRAMS MADE WORKERS" in stats.line()
+    assert stats.crashes == 1 and stats.restarts >= 2
     assert "made two workers fail" in caplog.text
 
 
@@ -184,7 +168,7 @@ def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.
         "import sysconfig",
         "from zoneinfo import ZoneInfo",
         "x = 0x" + "f" * 4000,
-        "x = [" + "('a' * 4096,) * 256, " * 1000 + "]",
+        "x = [" + "('a' * 4096,) * 256, " * 99 + "]",
         "x = [" + "2 ** 5000, " * 5000 + "]",
         "x = " + "'/dev/stdin' " * 4000,
         "import os\nos.path.expanduser('~')\nos.path.expanduser('~root')",
@@ -234,8 +218,8 @@ def test_the_command_grades_one_program(tmp_path: Path, capsys: pytest.CaptureFi
     tests.write_text(json.dumps(echoes("0", "x")))
     assert sandbox.main([str(program), str(tests)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["reward"] == 0.5 and found["reasons"] == ["passed", "wrong_answer"] and found["level"]
-    assert set(found) == {"reward", "passed", "total", "reason", "reasons", "level", "seconds"}
+    assert found["reward"] == 0.5 and found["reasons"] == ["passed", "wrong_answer"]
+    assert set(found) == {"reward", "passed", "total", "reason", "reasons", "seconds"}
     tests.write_text("[]")
     assert sandbox.main([str(program), str(tests)]) == 2 and "non-empty list" in capsys.readouterr().err
     assert sandbox.main([str(program), str(tmp_path / "none")]) == 2

@@ -95,7 +95,7 @@ def descendants() -> list[str]:
     found, todo = [], [os.getpid()]
     idle = {worker.process.pid for worker in sandbox._running().idle}
     while todo:
-        children = Path(f"/proc/{todo[-1]}/task/{todo.pop()}/children").read_text().split()
+        children = [c for path in Path(f"/proc/{todo.pop()}/task").glob("*/children") for c in path.read_text().split()]
         todo += map(int, children)
         found += [Path(f"/proc/{child}/cmdline").read_text() for child in children if int(child) not in idle]
     return found

@@ -1,5 +1,6 @@
 """Many gradings leak no process, descriptor, memory or file, and the death of the trainer ends everything."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -31,8 +32,9 @@ def processes() -> list[int]:
     """All processes below this one, deepest last."""
     found = [os.getpid()]
     for process in found:
-        children = Path(f"/proc/{process}/task/{process}/children")
-        found += map(int, children.read_text().split()) if children.exists() else ()
+        for children in Path(f"/proc/{process}/task").glob("*/children"):  # of each of its threads
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
     return found[1:]
 
 
@@ -84,7 +86,7 @@ def is_alive(process: int) -> bool:
 def test_nothing_outlives_a_killed_trainer_by_a_second(program: str) -> None:
     code = (
         "import sys\nfrom multirole import sandbox\n"
-        f"tests = [{{'input': '', 'output': '', 'testtype': 'stdin'}}] * 8\n"
+        f"tests = [{{'input': '', 'output': '', 'testtype': 'stdin'}}] * 32\n"
         "sandbox.require()\nprint('up', flush=True)\n"
         f"sandbox.grade('{program}', tests, limits=sandbox.Limits(test_seconds=50, workers=2))"
     )

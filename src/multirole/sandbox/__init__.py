@@ -1,20 +1,17 @@
-"""Run model-written programs without trusting them, and grade them: `grade`, `grade_batch`, `multirole grade`.
+"""Run model-written programs without trusting them, and grade them: `grade`, `grade_batch`, `call`, `multirole grade`.
 
-How it works. One small clean Python process per core (a zygote: no torch, an empty environment, none of our
-descriptors) locks itself down. It forks a manager per program, which compiles the program and forks a process per test.
-A test's process has its input on stdin, its output on a memory file, and nothing else. Expected outputs never leave
-this process: outputs come back as bytes of bounded length and are compared here, as plain data, by the rules of
-`multirole.sandbox.compare`.
+One small clean Python process per core (a zygote: no torch, an empty environment, none of our descriptors) locks itself
+down. It forks a manager per program, which compiles the program and forks a process per test. A test's process has its
+input on stdin, its output on a memory file, and nothing else. Expected outputs never leave this process: outputs come
+back as bytes of bounded length and are compared here, as plain data, by the rules of `multirole.sandbox.compare`.
 
 What holds, at level "setuid+seccomp+landlock+rlimits" ("setuid" only when started as root; the other walls suffice):
   * no network and no sockets except a private pair; no processes, no exec; no signals, ptrace or limits for others;
-  * no file can be opened, listed, looked up, written or removed, wherever it is: a program sees an empty, read-only file
-    system without a scratch directory;
+  * no file can be opened, listed, looked up, written or removed: a program sees an empty, read-only file system;
   * CPU time, wall-clock time, address space, output, open files, threads and core dumps are limited;
   * the environment, this process's memory and descriptors, and the inputs of other tests are out of reach;
   * nothing that one test does can be seen by another;
-  * a test's process dies with its manager, the manager with its zygote, and the zygote with this process, within half a
-    second;
+  * a test's process dies with its manager, and both with the zygote, within half a second of this process's end;
   * no program makes grading fail. One that makes two workers fail has the reason "error" and is counted in
     `Stats.crashes`. `SandboxError` means that the sandbox itself does not work; it never becomes a reward.
 seccomp is an allow-list and alone contains all of this; Landlock and the other user id are second walls. Without
@@ -48,19 +45,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multirole.sandbox import selftest
-from multirole.sandbox.compare import normalise_tests
-from multirole.sandbox.pool import Job, Pool, Tests
+from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
+from multirole.sandbox.pool import Job, Pool
 from multirole.sandbox.verdict import RULES, Limits, Reason, SandboxError, Stats, Verdict
 
 __all__ = [
-    "Limits", "Reason", "SandboxError", "Stats", "Verdict", "close", "grade", "grade_batch", "level", "main",
+    "Limits", "Reason", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "main",
     "normalise_tests", "require", "take_stats",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 _lock = threading.RLock()
-_pool: Pool | None = None
+_pools: dict[str, Pool] = {}
 _stats = Stats()
 _is_unsafe_allowed = False
 
@@ -76,37 +73,65 @@ def grade_batch(
     """Grade each program with its own tests, given in any form that `normalise_tests` takes; from any thread.
 
     With the rule "fraction" every test is run and the reward is the share that passed. With "all_pass" the reward is 1
-    or 0 and the first failure ends the program; tests that were not run then have the reason "not_run". Equal programs
-    with the same list of tests are run once. An empty program has the reason "no_code". Raises ValueError for malformed
-    tests and SandboxError where the sandbox does not work, but nothing because of a program.
+    or 0 and the first failure ends the program; tests that were not run then have the reason "not_run". An empty
+    program has the reason "no_code". Raises ValueError for malformed tests and SandboxError where the sandbox does not
+    work, but nothing because of a program.
     """
     if rule not in RULES:
         raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
-    limits = limits or Limits()
-    prepared = {key: Tests(normalise_tests(given)) for key, given in {id(given): given for given in tests}.items()}
-    keys = [(program, id(given)) for program, given in zip(programs, tests, strict=True)]
-    jobs = {key: Job(key[0], prepared[key[1]], rule == "all_pass") for key in dict.fromkeys(keys)}
-    for job in jobs.values():
-        if not job.program.strip():
-            job.end("no_code")
+    prepared = {key: _Tests(normalise_tests(given)) for key, given in {id(given): given for given in tests}.items()}
+    jobs = [prepared[id(given)].job(program, rule) for program, given in zip(programs, tests, strict=True)]
     with _lock:
         pool, started = _running(), time.monotonic()
         restarts = pool.restarts
-        pool.run(list(jobs.values()), limits)
-        verdicts = {key: _verdict(job, rule, pool.level) for key, job in jobs.items()}
-        _stats.add(verdicts.values(), time.monotonic() - started, sum(job.cpu_seconds for job in jobs.values()))
+        pool.run(jobs, limits or Limits())
+        _stats.seconds += time.monotonic() - started
         _stats.restarts += pool.restarts - restarts
-        _stats.crashes += sum(job.has_crashed for job in jobs.values())
-    return [verdicts[key] for key in keys]
+        _stats.crashes += sum(job.has_crashed for job in jobs)
+    return [_verdict(job, rule) for job in jobs]
 
 
-def _verdict(job: Job, rule: str, level: str) -> Verdict:
+class _Tests:
+    """A problem's normalised tests in the form that jobs need, shared by all its programs."""
+
+    def __init__(self, tests: list[dict]) -> None:
+        self.tests, self.is_wrapped = tests, are_wrapped(tests)
+        self.inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
+        self.functions = [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests]
+
+    def is_right(self, index: int, output: bytes) -> bool:
+        return is_right(output, self.tests[index], self.is_wrapped)
+
+    def job(self, program: str, rule: str) -> Job:
+        return Job(program, self.inputs, self.functions, self.is_right, rule == "all_pass")
+
+
+def _verdict(job: Job, rule: str) -> Verdict:
     passed, total = job.reasons.count("passed"), len(job.reasons)
     failures = [reason for reason in job.reasons if reason not in ("passed", "not_run")]
     reward = passed / total if rule == "fraction" else float(passed == total)
-    return Verdict(reward, passed, total, failures[0] if failures else "passed", tuple(job.reasons), level, job.seconds)
+    return Verdict(reward, passed, total, failures[0] if failures else "passed", tuple(job.reasons), job.seconds)
+
+
+def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[Reason, bytes]]:
+    """Call a function of our own on untrusted values (JSON types), each time in a process of its own.
+
+    The workers import the file `module` before they lock themselves in; it may use all installed packages. A call that
+    ended in order has the reason "passed" and its result as JSON.
+    """
+    outputs = [b""] * len(arguments)
+
+    def keep(index: int, output: bytes) -> bool:
+        outputs[index] = output
+        return True
+
+    inputs = ["\n".join(map(json.dumps, values)).encode() for values in arguments]
+    job = Job(f"from {module.stem} import {function}", inputs, [function] * len(inputs), keep)
+    with _lock:
+        _running(str(module)).run([job], limits)
+    return list(zip(job.reasons, outputs, strict=True))
 
 
 def level() -> str:
@@ -134,31 +159,25 @@ def take_stats() -> Stats:
 
 def close() -> None:
     """Stop the workers; the next call starts new ones."""
-    global _pool
     with _lock:
-        if _pool is not None:
-            _pool.close()
-            _pool = None
+        while _pools:
+            _pools.popitem()[1].close()
 
 
-def _running() -> Pool:
-    """Return the pool; if there is none, start one and test it. The caller holds the lock."""
-    global _pool
-    if _pool is not None:
-        return _pool
+def _running(module: str = "") -> Pool:
+    """Return the pool whose workers hold this module; if there is none, start and test it. The caller holds the lock."""
+    if module in _pools:
+        return _pools[module]
     if not sys.platform.startswith("linux"):
         raise SandboxError(
             f"Model-written programs cannot be run on {sys.platform}, because the sandbox is made of Linux system calls. "
             "Use the Docker image, or Linux."
         )
-    pool = Pool()
-    pool.idle.append(pool.take())
-    if "landlock" not in pool.level:
-        logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
+    pool = Pool(module)
     try:
         selftest.check(pool)
     except SandboxError as error:
-        if not _is_unsafe_allowed:
+        if not _is_unsafe_allowed or not pool.level:
             pool.close()
             raise SandboxError(
                 f"The sandbox failed its self-test: {error} Model-written programs could do harm here and could cheat "
@@ -166,14 +185,17 @@ def _running() -> Pool:
                 "allow_unsafe_code=True to run them all the same."
             ) from error
         logger.warning("UNSAFE: %s Programs are run all the same, because allow_unsafe was given.", error)
-    _pool = pool
+    if "landlock" not in pool.level:
+        logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
+    _pools[module] = pool
     return pool
 
 
 def _forget() -> None:
     """In a forked copy of this process, leave the parent's workers alone; new ones are started when needed."""
-    global _pool, _lock
-    _lock, _pool = threading.RLock(), None
+    global _lock
+    _lock = threading.RLock()
+    _pools.clear()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,13 +204,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("program", type=Path, help="a Python program")
     parser.add_argument("tests", type=Path, help='JSON: [{"input", "output", "testtype", "metadata": {"func_name"}}]')
     parser.add_argument("--rule", choices=RULES, default="fraction")
-    parser.add_argument("--allow-unsafe", action="store_true", help="go on if the self-test fails")
     try:
         options = parser.parse_args(argv)
-        program = options.program.read_text(encoding="utf-8")
-        tests = normalise_tests(options.tests.read_text(encoding="utf-8"))
-        require(options.allow_unsafe)
-        print(json.dumps(dataclasses.asdict(grade(program, tests, options.rule))))
+        program, tests = (path.read_text(encoding="utf-8") for path in (options.program, options.tests))
+        print(json.dumps(dataclasses.asdict(grade(program, normalise_tests(tests), options.rule))))
     except SystemExit as error:  # argparse has printed why
         return 2 if error.code else 0
     except (OSError, ValueError, SandboxError) as error:

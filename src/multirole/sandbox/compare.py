@@ -1,14 +1,14 @@
 """Tests in one form, and whether an output is right: plain data only, in the trainer's process.
 
-The form of a test (DeepCoder / PrimeIntellect, LiveCodeBench):
+The form of a test (DeepCoder, LiveCodeBench):
 `{"input", "output", "testtype": "stdin" | "functional", "metadata": {"func_name"}}`.
   * stdin: both are text. A list of lines is joined.
   * functional: `input` holds one JSON value per line, one per argument (empty: no arguments); `output` is the JSON of
     the expected value. `func_name` is a method of `class Solution` if the program has one of that name, else a function.
-  * A TACO-style dict `{"inputs", "outputs", "fn_name"?}` becomes a list; with fn_name its inputs are argument lists and
-    its outputs are values.
-  * Some data wraps every expected value in a list of one. If all functional outputs of a problem are lists of one, the
-    bare value is right as well.
+Other published forms are read into it: `type` for `testtype`, with "function_call" and `fn_name` for a call whose
+arguments are a list and whose output is a value (PrimeIntellect); a dict `{"inputs", "outputs", "fn_name"?}` (TACO); JSON
+text of any of them. Some data wraps every expected value in a list of one: if all functional outputs of a problem are
+lists of one, the bare value is right as well.
 
 How stdout is compared. Both sides are stripped and split at line feeds, and each line is stripped; the numbers of lines
 must be equal. A line is right if it is the same text, or if its words are the same and its numbers are equal as
@@ -40,74 +40,52 @@ _LONGER, _SLACK = 8, 4096
 """A float takes 20 characters where the expected output may have 3, and "\\u00e9" 6 bytes where it has 1 character."""
 
 
-def normalise_tests(tests: list[dict] | dict | str) -> list[dict]:
-    """Check tests in any of the forms above, or the JSON of one, and return them in the first form; ValueError if malformed."""
-    if isinstance(tests, str):
-        try:
-            tests = json.loads(tests)
-        except (ValueError, RecursionError) as error:
-            raise _bad(tests[:60], f"the string is not JSON ({error})") from error
-    if isinstance(tests, dict):
-        tests = _from_taco(tests)
-    if not isinstance(tests, list) or not tests:
-        raise _bad(tests, "a program cannot pass or fail without tests")
-    return [_normalise(test) for test in tests]
+def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None) -> list[dict]:
+    """Check tests in any of the forms above and return them in the first one; ValueError if they are malformed.
 
-
-def _bad(given: object, why: str) -> ValueError:
-    return ValueError(
-        f"Got tests {str(given)[:200]!r}, but {why}. Write a non-empty list of "
-        '{"input": str, "output": str, "testtype": "stdin" or "functional", "metadata": {"func_name": str}}.'
-    )
-
-
-def _from_taco(tests: dict) -> list[dict]:
-    inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise _bad(tests, "a dict of tests needs lists 'inputs' and 'outputs' of equal length")
-    if not name:
-        pairs = zip(inputs, outputs, strict=True)
-        return [{"input": given, "output": expected, "testtype": "stdin"} for given, expected in pairs]
-    return [
-        {
-            "input": "\n".join(json.dumps(argument) for argument in given) if isinstance(given, list) else given,
-            "output": json.dumps(expected),
-            "testtype": "functional",
-            "metadata": {"func_name": name},
-        }
-        for given, expected in zip(inputs, outputs, strict=True)
-    ]
-
-
-def _text(value: object, test: dict) -> str:
-    if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        return "\n".join(value)
-    if not isinstance(value, str):
-        raise _bad(test, f"its input and output must be text, not {type(value).__name__}")
-    return value
-
-
-def _normalise(test: dict) -> dict:
-    if not isinstance(test, dict) or "input" not in test or "output" not in test:
-        raise _bad(test, "each test needs 'input' and 'output'")
-    kind = test.get("testtype", "stdin")
-    given, expected = _text(test["input"], test), _text(test["output"], test)
-    if kind in ("stdin", "stdin_stdout"):
-        return {"input": given, "output": expected, "testtype": "stdin"}
-    if kind != "functional":
-        raise _bad(test, f"the testtype {kind!r} is unknown")
-    name = (test.get("metadata") or {}).get("func_name")
-    if not isinstance(name, str) or not name.isidentifier():
-        raise _bad(test, f"a functional test needs metadata.func_name, and {name!r} cannot be the name of a function")
+    `func_name` is the function to call where the tests do not name it themselves.
+    """
     try:
-        for line in given.split("\n") if given else ():
-            json.loads(line)
-        json.loads(expected)
-    except (ValueError, RecursionError) as error:
-        raise _bad(
-            test, f"a functional test needs one JSON value per input line and one as output ({error})"
+        found = json.loads(tests) if isinstance(tests, str) else tests
+        if isinstance(found, dict):
+            name = found.get("fn_name")
+            kind = {"type": "function_call", "fn_name": name} if name else {}
+            if not isinstance(found["inputs"], list) or not isinstance(found["outputs"], list):
+                raise TypeError("`inputs` and `outputs` must be lists")
+            pairs = zip(found["inputs"], found["outputs"], strict=True)
+            found = [{"input": given, "output": expected, **kind} for given, expected in pairs]
+        if not isinstance(found, list) or not found:
+            raise ValueError("a program cannot pass or fail without tests")
+        return [_normalise(test, func_name) for test in found]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"Got tests {str(tests)[:200]!r}, which cannot be read ({error!r}). Write a non-empty list of "
+            '{"input": str, "output": str, "testtype": "stdin" or "functional", "metadata": {"func_name": str}}.'
         ) from error
+
+
+def _normalise(test: dict, func_name: str | None) -> dict:
+    given, expected = test["input"], test["output"]
+    kind = test.get("testtype") or test.get("type") or "stdin"
+    if kind in ("stdin", "stdin_stdout"):
+        return {"input": _text(given), "output": _text(expected), "testtype": "stdin"}
+    if kind not in ("functional", "function_call"):
+        raise ValueError(f"the testtype {kind!r} is unknown")
+    if isinstance(given, list):
+        given, expected = "\n".join(map(json.dumps, given)), json.dumps(expected)
+    name = test.get("fn_name") or (test.get("metadata") or {}).get("func_name") or func_name
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a functional test needs metadata.func_name, and {name!r} cannot be the name of a function")
+    for line in [*given.split("\n")] * bool(given) + [expected]:
+        json.loads(line)
     return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": name}}
+
+
+def _text(value: str | list[str]) -> str:
+    text = "\n".join(value) if isinstance(value, list) else value
+    if not isinstance(text, str):
+        raise TypeError(f"inputs and outputs must be text, not {type(value).__name__}")
+    return text
 
 
 def are_wrapped(tests: list[dict]) -> bool:

@@ -6,8 +6,8 @@ An attack prints "escaped" when it succeeded. The walls are judged by this, not 
 import os
 import tempfile
 
-from multirole.sandbox.pool import Pool, run_alone
-from multirole.sandbox.verdict import Limits, SandboxError
+from multirole.sandbox.pool import Job, Pool
+from multirole.sandbox.verdict import Limits, Reason, SandboxError
 
 GOOD = {
     "reads, computes, prints": "import math\nprint(math.factorial(int(input())))",
@@ -33,20 +33,24 @@ ATTACKS = {
 
 def check(pool: Pool) -> None:
     """Run both on the pool's workers; SandboxError with the first result that is not as it must be."""
-    limits = Limits(test_seconds=10.0, workers=1)
     for name, program in GOOD.items():
-        reason = run_alone(pool, program, {"input": "5", "output": "120", "testtype": "stdin"}, limits)
+        reason = _reason_of(pool, program, b"120")
         if reason != "passed":
             raise SandboxError(f"a correct program ({name}) ended with {reason!r} at level {pool.level!r}.")
     with tempfile.NamedTemporaryFile("w+", prefix="multirole-canary-") as canary:
         canary.write("canary")
         canary.flush()
         os.chmod(canary.name, 0o666)
-        expected = {"input": "", "output": "escaped", "testtype": "stdin"}
         for name, program in ATTACKS.items():
-            reason = run_alone(pool, program.format(canary=canary.name, trainer=os.getpid()), expected, limits)
+            reason = _reason_of(pool, program.format(canary=canary.name, trainer=os.getpid()), b"escaped")
             if reason == "passed":
                 raise SandboxError(f"a program that {name} was not stopped at level {pool.level!r}.")
         canary.seek(0)
         if canary.read() != "canary":
             raise SandboxError(f"a program wrote a file at level {pool.level!r}.")
+
+
+def _reason_of(pool: Pool, program: str, expected: bytes) -> Reason:
+    job = Job(program, [b"5"], [""], lambda _, output: output.strip() == expected)
+    pool.run([job], Limits(test_seconds=10.0))
+    return job.reasons[0]

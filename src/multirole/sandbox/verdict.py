@@ -1,8 +1,6 @@
 """What goes into grading and what comes out: `Limits`, `Verdict`, `Stats`, and `SandboxError` for failures of our own."""
 
 import os
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,7 +37,7 @@ def default_memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one program; the time limits are CPU seconds, each with a wall-clock backstop of twice as much.
+    """Limits of one program; `test_seconds` are CPU seconds, with a wall-clock backstop of `wall_factor` as much.
 
     A program whose tests hang costs a bounded budget: `full_timeouts` tests may use up all of `test_seconds`; after
     that every further test has a twentieth of it (tests that end quickly still pass), and all tests together have
@@ -47,6 +45,7 @@ class Limits:
     """
 
     test_seconds: float = 3.0
+    wall_factor: float = 2.0
     problem_seconds: float = 120.0
     full_timeouts: int = 3
     memory_bytes: int = field(default_factory=default_memory_bytes)
@@ -54,11 +53,11 @@ class Limits:
     workers: int = field(default_factory=default_workers)
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_seconds <= self.problem_seconds or self.full_timeouts < 1:
+        if not 0 < self.test_seconds <= self.problem_seconds <= 86_400 or self.full_timeouts < 1:
             raise ValueError(
                 f"Limits got test_seconds={self.test_seconds}, problem_seconds={self.problem_seconds}, "
                 f"full_timeouts={self.full_timeouts}. One test cannot have more time than all tests together, and at "
-                "least one must be able to use all of its time. Write 0 < test_seconds <= problem_seconds and "
+                "least one must be able to use all of its time. Write 0 < test_seconds <= problem_seconds <= 86400 and "
                 "full_timeouts >= 1."
             )
         if self.memory_bytes < 64 << 20 or not 256 <= self.output_bytes <= 256 << 20 or self.workers < 1:
@@ -78,38 +77,13 @@ class Verdict:
     total: int
     reason: Reason
     reasons: tuple[Reason, ...]
-    level: str
     seconds: float
 
 
 @dataclass
 class Stats:
-    """Counts since the last reset.
+    """Since the last reset: wall-clock seconds inside grading, workers replaced, programs that made two workers fail."""
 
-    seconds is the wall-clock time inside grading, cpu_seconds the CPU time of the programs' processes, restarts the
-    number of workers that had to be replaced, crashes the number of programs that made two workers fail.
-    """
-
-    programs: int = 0
-    tests: int = 0
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
     restarts: int = 0
     crashes: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, verdicts: Iterable[Verdict], seconds: float, cpu_seconds: float) -> None:
-        """Count one batch."""
-        self.seconds += seconds
-        self.cpu_seconds += cpu_seconds
-        for verdict in verdicts:
-            self.programs += 1
-            self.tests += sum(reason not in ("not_run", "no_code") for reason in verdict.reasons)
-            self.reasons[verdict.reason] += 1
-
-    def line(self) -> str:
-        """For a dashboard, for example "8 programs, 80 tests, 0.4 s: passed 60, wrong_answer 20"."""
-        reasons = ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common())
-        line = f"{self.programs} programs, {self.tests} tests, {self.seconds:.1f} s"
-        line += f": {reasons}" if reasons else ""
-        return line + (f"; {self.crashes} PROGRAMS MADE WORKERS OF THE SANDBOX FAIL" if self.crashes else "")

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from multirole.sandbox.inside import wire
 from multirole.sandbox.verdict import SandboxError
 
 _START_SECONDS, _GRACE_SECONDS = 60.0, 30.0
 _HOME = Path(__file__).parent
-_START = "import sys; sys.path.insert(0, {!r}); from inside import zygote; zygote.main()"
+_START = "import sys; sys.path.insert(0, {!r}); from inside import zygote; zygote.main({!r})"
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -27,26 +29,25 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Frame:
-    """One test's end: kind, code and output as in `inside.wire`; index within the unit, -1 for the end of the unit."""
+class Frame(NamedTuple):
+    """One test's end: kind, code and output as in `inside.wire`; test: its index in the unit, -1 for the end of the unit."""
 
-    index: int
+    test: int
     kind: int
     code: int
-    cpu_seconds: float
     output: bytes
 
 
 class Worker:
-    """A running zygote and its two channels; made once it has locked itself down."""
+    """A running zygote and its two channels; made once it has locked itself down. A `module` is a file that it imports first."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "") -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.answers, answers = os.pipe()
+        flags = ["-P"] if module else ["-s", "-S", "-P"]  # not -I: it ignores PYTHONHASHSEED
         self.process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-c", _START.format(str(_HOME))],  # not -I: it ignores PYTHONHASHSEED
+            [sys.executable, *flags, "-c", _START.format(str(_HOME), module)],
             stdin=theirs,
             stdout=answers,
             stderr=self.errors,
@@ -56,62 +57,48 @@ class Worker:
         )
         theirs.close()
         os.close(answers)
-        os.set_blocking(self.answers, False)
-        self.buffer = bytearray()
-        self.most = 1 << 12  # bytes that a frame may carry
-        self.deadline = time.monotonic() + _START_SECONDS
-        poller = select.poll()
-        poller.register(self.answers, select.POLLIN)
+        self.poller = select.poll()
+        self.poller.register(self.answers, select.POLLIN)
         try:
-            while not (frames := self.frames()):
-                poller.poll(1000)
-            self.level = frames[0].output.decode()
+            self.level = self._frame(1 << 12, time.monotonic() + _START_SECONDS).output.decode()
         except BaseException:
             self.close()
             raise
 
-    def send(self, head: wire.Head, source: bytes, inputs: list[bytes]) -> None:
-        """Hand over one unit; its frames will follow."""
-        head_bytes = json.dumps(asdict(head)).encode()
+    def run(self, head: wire.Head, source: bytes, inputs: list[bytes]) -> Iterator[Frame]:
+        """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
+        deadline = time.monotonic() + head.unit_seconds + _GRACE_SECONDS
         try:
             with open(os.memfd_create("unit"), "wb") as body:
-                body.writelines([head_bytes, source, *inputs])
+                body.writelines([source, *inputs])
                 body.flush()
-                self.most = head.output_bytes
-                self.deadline = time.monotonic() + head.unit_seconds + _GRACE_SECONDS
-                socket.send_fds(self.channel, [wire.MESSAGE.pack(wire.UNIT, len(head_bytes))], [body.fileno()])
+                socket.send_fds(self.channel, [json.dumps(asdict(head)).encode()], [body.fileno()])
         except OSError as error:
             raise SandboxError(f"A worker accepts no work ({error}): {self.last_words()}") from error
+        index = 0
+        while index >= 0:
+            yield (frame := self._frame(head.output_bytes, deadline))
+            index = frame.test
 
     def stop(self) -> None:
         """Ask it to end its unit early; frames on their way and the end of the unit still arrive."""
-        try:
-            self.channel.send(wire.MESSAGE.pack(wire.STOP, 0))
-        except OSError as error:
-            raise SandboxError(f"A worker has ended ({error}): {self.last_words()}") from error
+        self.channel.send(wire.STOP)
 
-    def frames(self) -> list[Frame]:
-        """Return the frames that have arrived; SandboxError if the worker has ended, is late or sends anything else."""
-        try:
-            while len(self.buffer) <= self.most + wire.FRAME.size:
-                if not (chunk := os.read(self.answers, 1 << 20)):
-                    raise SandboxError(f"A worker has ended: {self.last_words()}")
-                self.buffer += chunk
-        except BlockingIOError:
-            pass
-        if time.monotonic() > self.deadline:
-            raise SandboxError(f"A worker does not answer: {self.last_words()}")
-        found, at = [], 0
-        while len(self.buffer) - at >= wire.FRAME.size:
-            kind, index, how, code, seconds, size = wire.FRAME.unpack_from(self.buffer, at)
-            if kind not in (wire.TEST, wire.END) or size > self.most:
-                raise SandboxError("A worker sent bytes that are not a frame.")
-            if len(self.buffer) - at - wire.FRAME.size < size:
-                break
-            start, at = at + wire.FRAME.size, at + wire.FRAME.size + size
-            found.append(Frame(index if kind == wire.TEST else -1, how, code, seconds, bytes(self.buffer[start:at])))
-        del self.buffer[:at]
-        return found
+    def _frame(self, most: int, deadline: float) -> Frame:
+        mark, index, kind, code, size = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline))
+        if mark != wire.MARK or size > most:
+            raise SandboxError("A worker sent bytes that are not a frame.")
+        return Frame(index, kind, code, self._read(size, deadline))
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        read = bytearray()
+        while len(read) < size:
+            if not self.poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+                raise SandboxError(f"A worker does not answer: {self.last_words()}")
+            if not (chunk := os.read(self.answers, size - len(read))):
+                raise SandboxError(f"A worker has ended: {self.last_words()}")
+            read += chunk
+        return bytes(read)
 
     def last_words(self) -> str:
         """The end of its error output."""

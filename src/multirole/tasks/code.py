@@ -34,8 +34,9 @@ Test = dict[str, Any]
 
 def to_problem(row: Row) -> Problem:
     """Read a row of the original schema: `problem`, `tests`, and where present `starter_code` and `metadata`."""
-    problem = text_of(row, "problem", "no_question")
-    return _framed(problem, canonical_tests(row.get("tests"), row.get("metadata")), row.get("starter_code"))
+    return _framed(
+        text_of(row, "problem", "no_question"), row.get("tests"), row.get("metadata"), row.get("starter_code")
+    )
 
 
 RECONSTRUCTION_SUFFIX = (  # part of the data: what the conversion put after every problem text
@@ -52,7 +53,7 @@ def from_conversion(row: Row) -> Problem:
     content = text_of(messages[0], "content", "no_question")
     if messages[0].get("role") != "user" or not content.endswith(RECONSTRUCTION_SUFFIX):
         raise BadRow("unknown_suffix")
-    return _framed(content.removesuffix(RECONSTRUCTION_SUFFIX), canonical_tests(row.get("ground_truth")), None)
+    return _framed(content.removesuffix(RECONSTRUCTION_SUFFIX), row.get("ground_truth"))
 
 
 def n_test(n_rows: int) -> int:
@@ -164,7 +165,7 @@ def grade(
 def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits | None = None) -> Callable[..., Any]:
     """Make a reward function, in TRL's signature, that runs each completion's last program on the tests in a column.
 
-    A row's tests are in any published form that `canonical_tests` reads. The reward is the passed fraction, or 1 or 0
+    A row's tests are in any published form that `normalise_tests` reads. The reward is the passed fraction, or 1 or 0
     under "all_pass"; it is 0 without a program.
     """
     check_rule(rule)
@@ -172,50 +173,11 @@ def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits 
     def passed_tests(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
         if column not in columns:
             raise ValueError(f"hidden_tests(column={column!r}) needs this column, the rows have {sorted(columns)}.")
-        tests = [json.dumps(canonical_tests(given)) for given in columns[column]]
+        tests = [json.dumps(normalise_tests(given)) for given in columns[column]]
         verdicts = grade([extract_program(text) for text in completions], tests, rule, limits)
         return [0.0 if verdict is None else verdict.reward for verdict in verdicts]
 
     return passed_tests
-
-
-def canonical_tests(tests: object, metadata: object = None) -> list[Test]:
-    """Read the published forms of hidden tests into the sandbox's form, see `normalise_tests`. Raises BadRow.
-
-    A list of {input, output} with `testtype` "functional" (LiveCodeBench; the name stands in the row's metadata) or
-    `type` "function_call" (PrimeIntellect; `fn_name` in each test); or a dict of `inputs` and `outputs`, with `fn_name`
-    for calls (TACO). Anything may be JSON text instead.
-    """
-    try:
-        tests, metadata = (json.loads(x) if isinstance(x, str) and x.strip() else x for x in (tests, metadata))
-        if isinstance(tests, dict) and isinstance(tests.get("inputs"), list):
-            kind = {"type": "function_call", "fn_name": tests["fn_name"]} if tests.get("fn_name") else {}
-            pairs = zip(tests["inputs"], tests["outputs"], strict=True)
-            tests = [{"input": given, "output": expected} | kind for given, expected in pairs]
-        if not tests:
-            raise BadRow("no_tests")
-        if not isinstance(tests, list):
-            raise TypeError
-        declared = metadata.get("func_name") if isinstance(metadata, dict) else None
-        canonical = normalise_tests([_canonical(test, declared) for test in tests])
-    except BadRow:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadRow("unreadable_tests") from error
-    if len({test.get("metadata", {}).get("func_name") for test in canonical}) > 1:
-        raise BadRow("mixed_tests")
-    return canonical
-
-
-def _canonical(test: Test, declared: str | None) -> Test:
-    given, expected = test["input"], test["output"]
-    kind = test.get("testtype") or test.get("type") or "stdin"
-    if kind not in ("functional", "function_call"):
-        return {"input": given, "output": expected, "testtype": kind}
-    if isinstance(given, list):  # PrimeIntellect and TACO: arguments and result are data; LiveCodeBench: JSON text
-        given, expected = "\n".join(map(json.dumps, given)), json.dumps(expected)
-    name = test.get("fn_name") or (test.get("metadata") or {}).get("func_name") or declared
-    return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": name}}
 
 
 @cache
@@ -223,12 +185,20 @@ def _frame(name: str) -> Template:
     return Template(files(__package__).joinpath("code_formats", f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
 
 
-def _framed(problem: str, tests: list[Test], starter: object) -> Problem:
+def _framed(problem: str, tests: Any, metadata: Any = None, starter: object = None) -> Problem:
     """Put the question in the frame that its tests need; the reference is JSON text, which takes less memory."""
+    try:
+        declared = json.loads(metadata) if isinstance(metadata, str) and metadata.strip() else metadata
+        tests = normalise_tests(tests, declared.get("func_name") if isinstance(declared, dict) else None)
+    except ValueError as error:
+        raise BadRow("unreadable_tests") from error
+    names = {test["metadata"]["func_name"] if "metadata" in test else None for test in tests}
+    if len(names) > 1:
+        raise BadRow("mixed_tests")
     if isinstance(starter, str) and starter.strip():
         question = _frame("starter").substitute(problem=problem, starter_code=starter)
-    elif tests[0]["testtype"] == "functional":  # the authors' frame asks for a program on standard input here, too
-        question = _frame("function").substitute(problem=problem, func_name=tests[0]["metadata"]["func_name"])
+    elif name := names.pop():  # the authors' frame asks for a program on standard input here, too
+        question = _frame("function").substitute(problem=problem, func_name=name)
     else:
         question = _frame("stdin").substitute(problem=problem)
     return Problem(question_id("code", question), "code", question, json.dumps(tests))

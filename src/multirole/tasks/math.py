@@ -58,11 +58,11 @@ class Math:
         """Return reward 1 for an equivalent answer, 0 for any other; the reason is the verdict of `grade_answers`."""
         boxed = zip(map(extract_boxed, texts), problems, strict=True)
         pairs = [None if answer is None else (answer, problem.reference) for answer, problem in boxed]
-        distinct = list(dict.fromkeys(pair for pair in pairs if pair is not None))  # episodes often agree
-        verdicts = dict(zip(distinct, grade_answers(distinct), strict=True))
+        verdicts = iter(grade_answers([pair for pair in pairs if pair is not None]))
+        graded = [None if pair is None else next(verdicts) for pair in pairs]
         return [
             Reward(self.malformed_reward, "no_box", False)
-            if pair is None
-            else Reward(float(verdicts[pair] == "correct"), verdicts[pair], verdicts[pair] == "correct")
-            for pair in pairs
+            if verdict is None
+            else Reward(float(verdict == "correct"), verdict, verdict == "correct")
+            for verdict in graded
         ]

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import resource
-import select
 import signal
 import time
 import traceback
@@ -18,38 +17,11 @@ from os import _exit as end_process  # a program may replace what `os` holds
 
 from . import prelude, runner, walls, wire
 
+STOP = signal.SIGRTMIN + 1  # from the zygote: no more results of this unit are needed
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
+AWAITED = {signal.SIGCHLD, STOP}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MOST_FILES = 256
-COMPILE_SECONDS = 10  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
-
-
-class Waiter:
-    """Waits for a child process, and for events on the channel to the trainer meanwhile."""
-
-    def __init__(self, pid: int, channel: int, events: int) -> None:
-        self.pid, self.channel, self.handle = pid, channel, -1
-        self.poller = select.poll()
-        self.poller.register(channel, events)
-        with contextlib.suppress(OSError):  # a kernel before 5.3, or gVisor
-            self.handle = os.pidfd_open(pid)
-            self.poller.register(self.handle, select.POLLIN)
-
-    def wait(self, seconds: float) -> str:
-        """What happened first: the child "ended", the trainer "spoke" (or left), or "" for neither."""
-        step = seconds if self.handle >= 0 else min(seconds, 0.002)
-        happened = dict(self.poller.poll(max(0.0, 1000 * step)))
-        if self.channel in happened:
-            return "spoke"
-        if self.handle in happened or (
-            self.handle < 0 and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        ):
-            return "ended"
-        return ""
-
-    def close(self) -> None:
-        """Close the handle of the child."""
-        if self.handle >= 0:
-            os.close(self.handle)
+COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 
 
 class Stopped(Exception):
@@ -91,22 +63,21 @@ class Manager:
         self.ends = time.monotonic() + self.head.unit_seconds
         self.full_timeouts = self.head.full_timeouts
 
-    def run(self, offset: int) -> None:
-        """Run all tests of the unit; the program lies at the offset in its memory file, and the inputs after it."""
-        source = os.pread(self.body, self.head.source_bytes, offset).decode("utf-8", "surrogatepass")
-        source = source.removeprefix("\ufeff")
+    def run(self) -> None:
+        """Run all tests of the unit; its memory file holds the program, and the inputs after it."""
+        offset = self.head.source_bytes
+        source = os.pread(self.body, offset, 0).decode("utf-8", "surrogatepass").removeprefix("\ufeff")
         code = compile_program(source)
         if isinstance(code, int):
             for index in range(len(self.head.sizes)):
-                self.report(index, wire.EXITED, code, 0.0)
+                self.report(index, wire.EXITED, code)
             return
         names = prelude.import_ahead(source, code)
         os.chdir("/")
         self.program = runner.Program(code, names, source)
-        if self.filters is not None and not walls.install(self.filters[1]):
+        if self.filters is not None and not walls.install(self.filters[0]):
             raise OSError("the second seccomp filter was refused")
         gc.freeze()
-        offset += self.head.source_bytes
         for index, size in enumerate(self.head.sizes):
             self.run_test(index, offset, size)
             offset += size
@@ -121,7 +92,7 @@ class Manager:
         """Run one test in a process of its own and report it."""
         cpu_limit, wall_limit = self.limits()
         if cpu_limit <= 0:
-            self.report(index, wire.TIMED_OUT, 0, 0.0)
+            self.report(index, wire.TIMED_OUT, 0)
             return
         given, output = os.memfd_create("input"), os.memfd_create("output")
         copy(self.body, given, offset, size)
@@ -138,15 +109,14 @@ class Manager:
                 end_process(exit_code)
         if pid < 0:
             raise OSError("a test's process could not be forked")
-        is_in_time = self.watch(pid, cpu_limit, wall_limit)
-        _, status, usage = os.wait4(pid, 0)
-        kind, code = (wire.EXITED, os.waitstatus_to_exitcode(status)) if is_in_time else (wire.TIMED_OUT, 0)
+        status = self.watch(pid, cpu_limit, time.monotonic() + wall_limit)
+        kind, code = (wire.TIMED_OUT, 0) if status is None else (wire.EXITED, os.waitstatus_to_exitcode(status))
         if code < 0:
             kind, code = (wire.TIMED_OUT, 0) if -code == signal.SIGXCPU else (wire.SIGNALLED, -code)
         if code == NOT_STARTED and kind == wire.SIGNALLED:
             raise OSError("a test's process could not be set up")
         self.full_timeouts -= kind == wire.TIMED_OUT
-        self.report(index, kind, code, usage.ru_utime + usage.ru_stime, output)
+        self.report(index, kind, code, output)
         os.close(given)
         os.close(output)
 
@@ -163,35 +133,36 @@ class Manager:
             seconds = int(cpu_seconds) + 2  # the manager enforces the exact limit; this is the kernel's own
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             resource.setrlimit(resource.RLIMIT_NPROC, (self.most_tasks, self.most_tasks))
-            is_ready = self.filters is None or walls.install(self.filters[2])
+            is_ready = self.filters is None or walls.install(self.filters[1])
         finally:
             if not is_ready:
                 os.kill(os.getpid(), NOT_STARTED)
 
-    def watch(self, pid: int, cpu_limit: float, wall_limit: float) -> bool:
-        """Wait for a test's process to end, and kill it at its limit; whether it ended by itself."""
-        waiter, deadline = Waiter(pid, wire.CHANNEL, select.POLLIN), time.monotonic() + wall_limit
-        event, left = "", min(cpu_limit, wall_limit)
-        while not event and left > 0:
-            event = waiter.wait(max(left, 0.001))
+    def watch(self, pid: int, cpu_limit: float, deadline: float) -> int | None:
+        """Wait for a test's process to end, and kill it at its limit; its wait status, None if it was killed."""
+        left = min(cpu_limit, deadline - time.monotonic())
+        while left > 0:
+            signalled = signal.sigtimedwait(AWAITED, max(left, 0.001))
+            if signalled is not None and signalled.si_signo == STOP:
+                raise Stopped
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return status
             left = min(cpu_limit - cpu_seconds_of(pid), deadline - time.monotonic())
-        waiter.close()
-        if event != "ended":
-            os.kill(pid, signal.SIGKILL)
-        if event == "spoke":
-            raise Stopped
-        return event == "ended"
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
 
-    def report(self, index: int, kind: int, code: int, seconds: float, output: int = -1) -> None:
+    def report(self, index: int, kind: int, code: int, output: int = -1) -> None:
         """Send one frame, with the bytes that an ended test left unless they are too many."""
         size = os.fstat(output).st_size if kind == wire.EXITED and output >= 0 else 0
         if size > self.head.output_bytes:
             kind, size = wire.TOO_MUCH_OUTPUT, 0
-        os.write(wire.ANSWERS, wire.FRAME.pack(wire.TEST, index, kind, code, seconds, size))
+        os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, index, kind, code, size))
         copy(output, wire.ANSWERS, 0, size)
 
 
-def main(body: int, head_bytes: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
+def main(body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
     """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback in the error output."""
     code = 70
     try:
@@ -208,7 +179,7 @@ def main(body: int, head_bytes: int, head: wire.Head, most_tasks: int, filters: 
         most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
         resource.setrlimit(resource.RLIMIT_CPU, (int(head.test_seconds) + COMPILE_SECONDS, most_seconds))
         with contextlib.suppress(Stopped):
-            Manager(body, head, most_tasks, filters).run(head_bytes)
+            Manager(body, head, most_tasks, filters).run()
         code = 0
     finally:
         if code:

@@ -8,14 +8,11 @@ Three seccomp filters are stacked, and the strictest answer to a system call win
     program sees an empty file system (ENOENT) that is read-only (EACCES).
   * `leaf`, for the process that runs the program: threads but no processes, no signals, no new memory files, no changes
     of limits.
-
-`lock_down` is also meant for other child processes that look at untrusted text, such as the math grader.
 """
 
 import ctypes
 import os
 import platform
-import signal
 import stat
 import struct
 from collections.abc import Sequence
@@ -29,14 +26,14 @@ ALLOWED = {  # name -> (x86_64, aarch64); -1: the architecture has no such call
     "madvise": (28, 233), "dup": (32, 23), "dup2": (33, -1), "pause": (34, -1), "nanosleep": (35, 101),
     "getitimer": (36, 102), "alarm": (37, -1), "setitimer": (38, 103), "getpid": (39, 172), "sendfile": (40, 71),
     "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210), "getsockname": (51, 204),
-    "getpeername": (52, 205), "getsockopt": (55, 209), "exit": (60, 93), "wait4": (61, 260), "kill": (62, 129),
+    "getpeername": (52, 205), "setsockopt": (54, 208), "getsockopt": (55, 209), "exit": (60, 93), "wait4": (61, 260), "kill": (62, 129),
     "uname": (63, 160), "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "getdents": (78, -1),
     "getcwd": (79, 17), "chdir": (80, 49), "readlink": (89, -1), "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163),
     "getrusage": (98, 165), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175),
     "getegid": (108, 177), "getppid": (110, 173), "getpgrp": (111, -1), "setsid": (112, 157), "getgroups": (115, 158),
     "getresuid": (118, 148), "getresgid": (120, 150), "getpgid": (121, 155), "getsid": (124, 156),
     "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
-    "arch_prctl": (158, -1), "gettid": (186, 178), "tkill": (200, 130), "time": (201, -1), "futex": (202, 98),
+    "arch_prctl": (158, -1), "setrlimit": (160, 164), "gettid": (186, 178), "tkill": (200, 130), "time": (201, -1), "futex": (202, 98),
     "sched_getaffinity": (204, 123), "epoll_create": (213, -1), "getdents64": (217, 61), "set_tid_address": (218, 96),
     "restart_syscall": (219, 128), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "clock_nanosleep": (230, 115), "exit_group": (231, 94), "epoll_wait": (232, -1), "epoll_ctl": (233, 21),
@@ -44,7 +41,7 @@ ALLOWED = {  # name -> (x86_64, aarch64); -1: the architecture has no such call
     "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99), "get_robust_list": (274, 100),
     "epoll_pwait": (281, 22), "eventfd": (284, -1), "eventfd2": (290, 19), "epoll_create1": (291, 20),
     "dup3": (292, 24), "pipe2": (293, 59), "getcpu": (309, 168), "getrandom": (318, 278), "memfd_create": (319, 279),
-    "membarrier": (324, 283), "statx": (332, 291), "rseq": (334, 293), "pidfd_open": (434, 434),
+    "membarrier": (324, 283), "statx": (332, 291), "rseq": (334, 293),
     "close_range": (436, 436), "faccessat2": (439, 439), "epoll_pwait2": (441, 441), "futex_waitv": (449, 449),
 }  # fmt: skip
 KILLED = {  # nobody calls these by accident; a call that is on no list fails with EPERM
@@ -59,16 +56,17 @@ KILLED = {  # nobody calls these by accident; a call that is on no list fails wi
     "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "setuid": (105, 146), "setgid": (106, 144), "setresuid": (117, 147),
     "setresgid": (119, 149), "setgroups": (116, 159), "capset": (126, 91), "setpgid": (109, 154),
+    "pidfd_open": (434, 434),
 }  # fmt: skip
 PATH_LOOKUPS = {
     "stat": (4, -1), "lstat": (6, -1), "access": (21, -1), "readlink": (89, -1), "readlinkat": (267, 78),
     "faccessat": (269, 48), "faccessat2": (439, 439),
 }  # fmt: skip
-LEAF_KILLED = {"kill": (62, 129), "setsid": (112, 157), "memfd_create": (319, 279), "pidfd_open": (434, 434)}
-LEAF_DENIED = {"tkill": (200, 130), "tgkill": (234, 131), "sendfile": (40, 71)}
+LEAF_KILLED = {"kill": (62, 129), "setsid": (112, 157), "memfd_create": (319, 279)}
+LEAF_DENIED = {"tkill": (200, 130), "tgkill": (234, 131), "sendfile": (40, 71), "setrlimit": (160, 164)}
 SOCKET, OPEN, OPENAT, FCNTL, IOCTL, PRCTL = (41, 198), (2, -1), (257, 56), (72, 25), (16, 29), (157, 167)
-PRLIMIT, SETRLIMIT, CLONE, CLONE3 = (302, 261), (160, 164), (56, 220), (435, 435)
-NEWFSTATAT, STATX, SENDTO, SETSOCKOPT, SOCKETPAIR = (262, 79), (332, 291), (44, 206), (54, 208), (53, 199)
+PRLIMIT, CLONE, CLONE3 = (302, 261), (56, 220), (435, 435)
+NEWFSTATAT, STATX, SENDTO, SOCKETPAIR = (262, 79), (332, 291), (44, 206), (53, 199)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, audit id
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000  # let through; kill the process
@@ -132,8 +130,8 @@ def assemble(rules: Sequence[Instruction], otherwise: int, audit_id: int) -> Fil
     return Filter(len(program), b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
 
 
-def build_filters(may_open: bool = True) -> tuple[Filter, Filter, Filter] | None:
-    """base, no_files, leaf (see the module); without may_open base opens nothing at all. None: unknown processor."""
+def build_filters() -> tuple[Filter, Filter, Filter] | None:
+    """base, no_files, leaf (see the module). None: unknown processor."""
     if platform.machine() not in ARCHITECTURES:
         return None
     column, audit_id = ARCHITECTURES[platform.machine()]
@@ -149,16 +147,14 @@ def build_filters(may_open: bool = True) -> tuple[Filter, Filter, Filter] | None
     base += only(IOCTL, 24, SAFE_IOCTLS) + only(FCNTL, 24, SAFE_FCNTLS) + only(PRCTL, 16, SAFE_PRCTLS)
     base += block(CLONE[column], [load(16), *on_bits(NEW_NAMESPACES, KILL), returning(ALLOW)])
     base += block(PRLIMIT[column], [load(16), *on_equal(0, ALLOW), returning(EPERM)])  # of this process only
-    base += block(SETRLIMIT[column], [returning(ALLOW)])
     # libc asks a Unix socket for the users of this machine (`os.path.expanduser`) and goes on when it gets none.
     base += block(SOCKET[column], [load(16), *on_equal(1, EACCES), returning(KILL)])
     # A pair of stream sockets can reach nobody else and an event loop needs one; addresses and datagrams are refused.
     is_stream = [load(24), (0x54, 0, 0, 0xF), *on_equal(1, ALLOW), returning(KILL)]
     base += block(SOCKETPAIR[column], [load(16), (0x15, 1, 0, 1), returning(KILL), *is_stream])
     base += block(SENDTO[column], [load(48), (0x15, 1, 0, 0), returning(KILL), load(52), *on_equal(0, ALLOW), returning(KILL)])  # fmt: skip
-    base += block(SETSOCKOPT[column], [returning(ALLOW)])
     for call, flags_at in ((OPEN, 24), (OPENAT, 32)):
-        base += block(call[column], [load(flags_at), *on_bits(WRITE_FLAGS, EACCES), returning(ALLOW if may_open else ENOENT)])  # fmt: skip
+        base += block(call[column], [load(flags_at), *on_bits(WRITE_FLAGS, EACCES), returning(ALLOW)])
     base += rules(ALLOWED, ALLOW)
 
     no_files = rules(PATH_LOOKUPS, ENOENT)
@@ -168,7 +164,7 @@ def build_filters(may_open: bool = True) -> tuple[Filter, Filter, Filter] | None
         no_files += block(call[column], [load(flags_at), *on_bits(AT_EMPTY_PATH, ALLOW), returning(ENOENT)])
 
     leaf = block(CLONE[column], [load(16), *on_bits(CLONE_THREAD, ALLOW), returning(KILL)])
-    leaf += rules(LEAF_KILLED, KILL) + rules(LEAF_DENIED, EPERM) + block(SETRLIMIT[column], [returning(EPERM)])
+    leaf += rules(LEAF_KILLED, KILL) + rules(LEAF_DENIED, EPERM)
     leaf += block(PRCTL[column], [load(16), *on_equal(1, KILL), returning(ALLOW)])  # to outlive its parent
     no_new_limit = [load(32), (0x15, 0, 2, 0), load(36), (0x15, 1, 0, 0), returning(EPERM), returning(ALLOW)]
     leaf += block(PRLIMIT[column], no_new_limit)
@@ -212,22 +208,20 @@ def drop_root(spare: int) -> bool:
     return True
 
 
-def lock_down(readable: Sequence[str] = (), *, may_fork: bool = False) -> str:
-    """Shut this process in for good; returns its level, such as "setuid+seccomp+landlock".
+def lock_down(readable: Sequence[str]) -> tuple[str, tuple[Filter, Filter] | None]:
+    """Shut this process in for good; returns its level, such as "setuid+seccomp+landlock", and the two other filters.
 
-    No network, no exec, no writes to files, no signals to others, reads only below `readable` (nothing at all without
-    Landlock); no new processes either unless `may_fork`, but threads. Open descriptors stay usable. Call it after the
-    imports and before the first thread: threads that exist already stay outside the walls. The process dies with its
-    parent from then on.
+    No network, no exec, no writes to files, no signals to others, reads only below `readable`, or anywhere without
+    Landlock. Open descriptors stay usable. Call it before the first thread: threads that exist stay outside the walls.
     """
     handles = [os.open(path, os.O_PATH) for path in readable]  # while we may still look them up
     level = ["setuid"] if drop_root(50_000 + os.getpid() % 10_000) else []
-    prctl(1, signal.SIGKILL)  # a change of user clears the death signal, and behind the walls it cannot be set
     prctl(4, 0)  # not dumpable: no other process of this user may attach
     has_rights_frozen = prctl(38, 1)  # no new privileges: a precondition of both walls
     has_landlock = has_rights_frozen and restrict_files(handles)
     for handle in handles:
         os.close(handle)
-    filters = build_filters(may_open=has_landlock or may_fork) if has_rights_frozen else None
-    has_seccomp = filters is not None and install(filters[0]) and (may_fork or install(filters[2]))
-    return "+".join(level + ["seccomp"] * has_seccomp + ["landlock"] * has_landlock)
+    filters = build_filters() if has_rights_frozen else None
+    has_seccomp = filters is not None and install(filters[0])
+    level += ["seccomp"] * has_seccomp + ["landlock"] * has_landlock
+    return "+".join(level), filters[1:] if filters and has_seccomp else None

@@ -28,6 +28,7 @@ THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else eac
 MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
 SPARE_TASKS = 4096  # beyond those that exist, for a user that others share
 GRACE_SECONDS = 10.0
+MOST_HEAD_BYTES = 1 << 16
 LOOK_SECONDS = 0.1  # how often to check that the trainer lives
 
 
@@ -49,9 +50,12 @@ def move_descriptors() -> None:
     os.closerange(wire.NULL + 1, 1 << 16)
 
 
-def preload() -> None:
+def preload(module: str) -> None:
     """Import what programs use, so that their own import is a look-up, and make it the same in every process."""
     prelude.load()
+    if module:
+        sys.path.append(os.path.dirname(module))
+        __import__(os.path.splitext(os.path.basename(module))[0])
     sys.modules["random"].seed(0)
     builtins.exit = builtins.quit = sys.exit  # `-S` leaves them out
     warnings.simplefilter("ignore")
@@ -60,8 +64,8 @@ def preload() -> None:
     sys.argv[:] = [""]
     # As another user we may not pass the parents of the library: later imports go by paths relative to it.
     sys.path[:] = [".", "./lib-dynload"]
-    for module in sys.modules.values():
-        folders = vars(module).get("__path__", [])
+    for loaded in sys.modules.values():
+        folders = vars(loaded).get("__path__", [])
         folders[:] = [folder.replace(os.getcwd(), ".") for folder in folders]
     posix.getcwd = lambda: "."
     sys.path_importer_cache.clear()
@@ -99,69 +103,72 @@ def end_all(pid: int) -> int:
     return status
 
 
-def wait_for_end(pid: int, channel: socket.socket, trainer: int, seconds: float) -> bool:
-    """Wait for a manager; False if its time is over. Ends everything at once when the trainer is gone."""
-    deadline = time.monotonic() + seconds
-    waiter = manager.Waiter(pid, channel.fileno(), 0)  # hang-ups only: what the trainer sends is for the manager
-    event = ""
-    while event != "ended" and (left := deadline - time.monotonic()) > 0:
-        event = waiter.wait(min(left, LOOK_SECONDS))
-        if event == "spoke" or os.getppid() != trainer:
-            end_all(pid)
-            os._exit(0)
-    waiter.close()
-    return event == "ended"
-
-
-def receive(channel: socket.socket, trainer: int) -> tuple[int, int]:
-    """The next unit: (memory file, bytes of its head). Ends the process when the trainer is gone."""
+def receive(channel: socket.socket, trainer: int) -> tuple[wire.Head, int]:
+    """The next unit: its head and its memory file. Ends the process when the trainer is gone."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
     while True:
-        if not poller.poll(500):
-            if os.getppid() != trainer:
-                os._exit(0)
-            continue
-        message, files, _, _ = socket.recv_fds(channel, wire.MESSAGE.size, 1)
-        if len(message) != wire.MESSAGE.size:
+        if poller.poll(1000 * LOOK_SECONDS):
+            message, files, _, _ = socket.recv_fds(channel, MOST_HEAD_BYTES, 1)
+            if files:
+                return wire.Head(**json.loads(message)), files[0]
+            if not message:
+                os._exit(0)  # else a request to stop a unit that had just ended: nothing to do
+        elif os.getppid() != trainer:
             os._exit(0)
-        kind, head_bytes = wire.MESSAGE.unpack(message)
-        if kind == wire.UNIT:
-            return files[0], head_bytes
-        # a request to stop a unit that had just ended: nothing to do
 
 
-def main() -> None:
+def wait_for_end(pid: int, end: int, channel: socket.socket, trainer: int, seconds: float) -> bool:
+    """Wait until a manager ends, which closes a pipe; False if its time is over. Without a trainer everything ends."""
+    deadline = time.monotonic() + seconds
+    poller = select.poll()
+    poller.register(end)
+    poller.register(channel, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        ready = dict(poller.poll(1000 * min(left, LOOK_SECONDS)))
+        if end in ready:
+            return True
+        if os.getppid() != trainer or (ready and not channel.recv(len(wire.STOP))):
+            end_all(pid)
+            os._exit(0)
+        if ready:
+            os.kill(pid, manager.STOP)
+    return False
+
+
+def main(module: str) -> None:
     """Preload, lock down, report the level, then serve until the trainer hangs up."""
     grow_stack()
     trainer = os.getppid()
     move_descriptors()
     os.chdir(os.path.dirname(os.__file__))
-    preload()
+    preload(module)
     runner.open_streams()
     sys.excepthook = lambda *error: os.write(wire.ERRORS, "".join(traceback.format_exception(*error)).encode())
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed
     most_tasks = count_tasks() + SPARE_TASKS
-    level = walls.lock_down([".", *library_folders()], may_fork=True)
+    level, filters = walls.lock_down([".", *library_folders()])
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most_tasks = MOST_TASKS if "setuid" in level else most_tasks
     most_tasks = most_tasks if hard == resource.RLIM_INFINITY else min(most_tasks, hard)
-    filters = walls.build_filters() if "seccomp" in level else None
+    signal.pthread_sigmask(signal.SIG_BLOCK, manager.AWAITED)
     channel = socket.socket(fileno=wire.CHANNEL)
     hello = f"{level}+rlimits".lstrip("+").encode()
-    os.write(wire.ANSWERS, wire.FRAME.pack(wire.END, 0, 0, 0, 0.0, len(hello)) + hello)
+    os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, 0, 0, len(hello)) + hello)
     gc.collect()
     gc.freeze()
     while True:
-        body, head_bytes = receive(channel, trainer)
-        head = wire.Head(**json.loads(os.pread(body, head_bytes, 0)))
+        head, body = receive(channel, trainer)
+        end, alive = os.pipe()  # its second half is the manager's and is closed with it
         pid = walls.FORK()
         if pid == 0:
-            manager.main(body, head_bytes, head, most_tasks, filters)
+            manager.main(body, head, most_tasks, filters)
         if pid < 0:
             raise OSError("a manager could not be forked")
         os.close(body)
-        is_in_time = wait_for_end(pid, channel, trainer, head.unit_seconds + GRACE_SECONDS)
+        os.close(alive)
+        is_in_time = wait_for_end(pid, end, channel, trainer, head.unit_seconds + GRACE_SECONDS)
+        os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
         kind = wire.TIMED_OUT if not is_in_time else wire.SIGNALLED if code < 0 else wire.EXITED
-        os.write(wire.ANSWERS, wire.FRAME.pack(wire.END, 0, kind, abs(code), 0.0, 0))
+        os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, kind, abs(code), 0))

@@ -1,12 +1,7 @@
-"""Compares mathematical answers with math-verify, one forked process per comparison.
+"""Compares mathematical answers with math-verify: what `math_answer.py` runs in the sandbox, one process per comparison.
 
-`math_answer.py` starts this file as a script. Each line of stdin is a JSON list of `[[answer, ...], reference]`, LaTeX
-texts without their box; each line of stdout is the list of their verdicts. A comparison holds if any of its answers
-equals the reference.
-
-A fork per comparison means that no comparison can see or slow down another one, that a hanging one can be killed, and
-that math-verify is imported only once. The fork reports through its exit code and runs behind the sandbox's walls.
-math-verify's own time limits are off: they are alarms inside the interpreter, which a long power in C never notices.
+The sandbox's workers import this file before they lock themselves in. math-verify's own time limits are off: they are
+alarms inside the interpreter, which a long power in C never notices.
 
 How texts are compared:
   * `parse` extracts LaTeX only. Its extraction of plain expressions ends in sympy's `parse_expr`, which evaluates text.
@@ -17,18 +12,11 @@ How texts are compared:
     "43 = 42". Both are wrong here.
 """
 
-import gc
 import importlib
-import json
 import logging
-import os
 import pkgutil
-import resource
-import signal
 import sys
-from collections import deque
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
@@ -37,13 +25,6 @@ from latex2sympy2_extended.sets import FiniteSet
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Relational
 
-sys.path.append(str(Path(__file__).parents[1] / "sandbox" / "inside"))
-import walls
-
-CORRECT, WRONG, UNPARSABLE, TIMEOUT, ERROR, BROKEN = "correct", "wrong", "unparsable", "timeout", "error", "broken"
-WORDS = (CORRECT, WRONG, UNPARSABLE, TIMEOUT, ERROR, BROKEN)
-MEMORY_BYTES = 512 << 20
-WALL_PER_CPU = 15  # a comparison may take this many times its CPU seconds on the wall clock of a busy machine
 # Packages from which sympy imports inside functions. They are loaded first, because no file can be opened later.
 PRELOAD = (
     "assumptions calculus combinatorics concrete core functions integrals logic matrices ntheory polys series sets "
@@ -59,7 +40,7 @@ WARM_UP = (
     (r"1+2i", "e^2"), (r"|x|", r"\pm 3"), (r"6\cdot 7", "a_1"), ("x=1,y=2", "y=2x+1"), ("n(n+1)/2", "-n"),
     (r"(\frac{1}{2},3)", "a_{1}"), (r"(a+b)(a-b)", r"\frac{x^2-1}{x-1}"),
 )  # fmt: skip
-KNOWN = [([r"\sqrt{8}"], r"2\sqrt{2}"), (["x+1"], "x-1"), ([r"\frac{"], "1")]
+KNOWN = ((r"\sqrt{8}", r"2\sqrt{2}", "correct"), ("x+1", "x-1", "wrong"), (r"\frac{", "1", "unparsable"))
 CONFIG = LatexExtractionConfig(
     try_extract_without_anchor=False,
     boxed_match_priority=0,
@@ -72,7 +53,7 @@ Value = Any
 
 
 def preload() -> None:
-    """Import what a comparison may import late, and fill the parser's tables."""
+    """Import what a comparison may import late, fill the parser's tables, and check that math-verify is the right one."""
     logging.disable(logging.CRITICAL)
     for package in PRELOAD.split():
         module = importlib.import_module(f"sympy.{package}")
@@ -81,6 +62,9 @@ def preload() -> None:
                 importlib.import_module(found.name)
     for answer, reference in WARM_UP:
         compare([answer], reference)
+    words = [compare([answer], reference) for answer, reference, _ in KNOWN]
+    if words != [word for *_, word in KNOWN]:
+        sys.exit(f"math-verify judges {KNOWN} as {words}; install version 0.9, as in the lock file")
 
 
 def exact(value: Value) -> Value:
@@ -119,87 +103,35 @@ def is_set_for_tuple(text: str, value: Value, other: Value) -> bool:
 
 
 def compare(answers: list[str], reference: str) -> str:
-    """Return whether any of the answers means the same as the reference; an unparsable reference equals nothing."""
+    """Return "correct", "wrong" or "unparsable" for the best of the answers; an unparsable reference equals nothing."""
     gold = parse_boxed(reference)
-    word = UNPARSABLE
+    word = "unparsable"
     for text in answers:
         value = parse_boxed(text)
         if value is None:
             continue
-        word = WRONG
+        word = "wrong"
         if gold is None or is_set_for_tuple(text, value, gold) or is_set_for_tuple(reference, gold, value):
             continue
         is_equal = verify(
             gold, value, strict=True, allow_set_relation_comp=True, numeric_precision=50, timeout_seconds=None
         )
         if is_equal and not is_false_equation(value):
-            return CORRECT
+            return "correct"
     return word
 
 
-def run_comparison(answers: list[str], reference: str, cpu_seconds: int) -> NoReturn:
-    """Spend the life of a forked process on one comparison; its exit code is a position in `WORDS`."""
-    word = BROKEN
+def judge(answers: list[str], reference: str) -> str:
+    """Compare once; "broken" where a module or a file is missing, which no text can cause."""
+    sys.setrecursionlimit(1000)
     try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for target in (0, 1, 2):
-            os.dup2(null, target)
-        os.closerange(3, 256)
-        signal.alarm(WALL_PER_CPU * cpu_seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        walls.lock_down()
-        word = UNPARSABLE  # remains where sympy raises something
-        word = compare(answers, reference)
+        return compare(answers, reference)
     except (MemoryError, RecursionError):
-        word = TIMEOUT
-    except (ImportError, OSError):  # no text can cause these two
-        word = BROKEN
-    finally:
-        os._exit(WORDS.index(word))
+        return "timeout"
+    except (ImportError, OSError) as error:
+        return f"broken: {error!r}"
+    except Exception:  # noqa: BLE001 (whatever sympy says of a text)
+        return "unparsable"
 
 
-def run_all(comparisons: list[tuple[list[str], str]], width: int, cpu_seconds: int) -> list[str]:
-    """Return one word per comparison; at most `width` of them run at a time."""
-    trainer = os.getppid()
-    words = [""] * len(comparisons)
-    waiting, running, killed = deque(range(len(comparisons))), dict[int, int](), set[int]()
-    while waiting or running:
-        if waiting and len(running) < width:
-            index = waiting.popleft()
-            if (pid := os.fork()) == 0:
-                run_comparison(*comparisons[index], cpu_seconds)
-            running[pid] = index
-            continue
-        pid, status = os.wait()
-        index, code = running.pop(pid), os.waitstatus_to_exitcode(status)
-        if os.getppid() != trainer:
-            os._exit(0)  # the trainer is gone; the running comparisons end with this process
-        if code == -signal.SIGKILL and index not in killed:  # from outside, perhaps for lack of memory: try once more
-            killed.add(index)
-            waiting.append(index)
-        else:  # the limits of time and of the stack end a comparison by other signals
-            words[index] = WORDS[code] if code >= 0 else ERROR if code == -signal.SIGKILL else TIMEOUT
-        if words[index] == BROKEN:
-            sys.exit(f"the comparison {comparisons[index]} could not be set up, or needed an import behind the walls")
-    return words
-
-
-def main() -> None:
-    """Serve until stdin ends; the arguments are the number of comparisons at a time and the CPU seconds of each."""
-    width, cpu_seconds = int(sys.argv[1]), int(sys.argv[2])
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not be read as a reply
-    preload()
-    gc.collect()
-    gc.freeze()
-    words = run_all(KNOWN, width, cpu_seconds)
-    if words != [CORRECT, WRONG, UNPARSABLE]:
-        sys.exit(f"math-verify judges {KNOWN} as {words}; install version 0.9, as in the lock file")
-    for line in sys.stdin:
-        print(json.dumps(run_all(json.loads(line), width, cpu_seconds)), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+preload()
