@@ -1,5 +1,6 @@
 """Ways to train wrongly: each changes the library in this process, and names the check of the doctor that must see it."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,15 +8,17 @@ import torch
 from peft import PeftModel
 from pytest import MonkeyPatch
 
-from multirole.core import logprobs, trainer
+from multirole.core import logprobs, rollout, trainer
 from multirole.core.engine import Sampling
-from multirole.core.rows import left_aligned
+from multirole.core.inputs import INDEX
+from multirole.core.rows import ProblemSampler, left_aligned
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Reward
 from multirole.diagnostics.gradients import weights_of
 from multirole.engines import transformers_engine
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.tasks.tiny_math import TinyMath
+from multirole.workflows import Voting
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}
@@ -282,6 +285,194 @@ def reward_depends_on_the_batch(patch):
         return [replace(reward, value=reward.value + i) for i, reward in enumerate(original(self, problems, texts))]
 
     around(patch, TinyMath, "score", score)
+
+
+# ---- the loss and the optimizer
+
+
+def of_the_loss(patch: MonkeyPatch, **changes: object) -> None:
+    """TRL's loss under other attributes or arguments than the trainer's."""
+
+    def compute(original, self, *args, **kwargs):
+        held = {name: getattr(self, name) for name in changes}
+        self.__dict__.update({name: change(held[name]) for name, change in changes.items()})
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.__dict__.update(held)
+
+    around(patch, MultiRoleGRPOTrainer, "compute_loss", compute)
+
+
+@sees("loss")
+def nothing_is_clipped(patch):
+    of_the_loss(patch, epsilon_low=lambda _: 1e6, epsilon_high=lambda _: 1e6)
+
+
+@sees("loss")
+def clipped_at_half_the_range(patch):
+    of_the_loss(patch, epsilon_low=lambda e: e / 2, epsilon_high=lambda e: e / 2)
+
+
+@sees("loss")
+def upper_side_clipped_as_the_lower(patch):
+    of_the_loss(patch, epsilon_high=lambda _: 0.02)
+
+
+@sees("loss")
+def kl_with_the_wrong_sign(patch):
+    of_the_loss(patch, beta=lambda beta: -beta)
+
+
+@sees("loss")
+def kl_to_the_adapter_itself(patch):
+    around(
+        patch, MultiRoleGRPOTrainer, "logprobs_of",
+        lambda original, self, rows, temperature=None, base=False: original(self, rows, temperature),
+    )  # fmt: skip
+
+
+@sees("loss")
+def advantages_with_the_wrong_sign(patch):
+    change_batch(patch, lambda batch: {"advantages": -batch["advantages"]})
+
+
+@sees("loss")
+def ratios_to_the_present_weights(patch):
+    change_batch(patch, lambda batch: {"old_per_token_logps": None})
+
+
+@sees("loss")
+def divided_by_another_number_of_rows(patch):
+    def accumulate(original, self, model, adapter, rows, divisor):
+        return original(self, model, adapter, rows, 2 * divisor)
+
+    around(patch, MultiRoleGRPOTrainer, "accumulate", accumulate)
+
+
+@sees("optimizer")
+def gradients_are_not_clipped(patch):
+    around(patch, trainer, "clip", lambda original, parameters, _: original(parameters, 1e9))
+
+
+@sees("optimizer")
+def weight_decay_times_100(patch):
+    def create(original, self, *args):
+        found = original(self, *args)
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] *= 100
+        return found
+
+    around(patch, MultiRoleGRPOTrainer, "create_optimizer", create)
+
+
+@sees("optimizer")
+def no_weight_decay(patch):
+    def create(original, self, *args):
+        found = original(self, *args)
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+        return found
+
+    around(patch, MultiRoleGRPOTrainer, "create_optimizer", create)
+
+
+@sees("optimizer")
+def moments_are_reset_each_step(patch):
+    def step(original, self, *args):
+        self.optimizer.state.clear()
+        return original(self, *args)
+
+    around(patch, MultiRoleGRPOTrainer, "optimizer_step", step)
+
+
+@sees("optimizer")
+def schedule_off_by_one(patch):
+    def rate(original, self, call):
+        self.lr_scheduler.step()
+        found = original(self, call)
+        self.lr_scheduler.last_epoch -= 2
+        self.lr_scheduler.step()
+        return found
+
+    around(patch, MultiRoleGRPOTrainer, "learning_rate_of", rate)
+
+
+# ---- data and seeds
+
+
+@sees("evaluation")
+def evaluation_on_the_base(patch):
+    def evaluate(original, self, *args, **kwargs):
+        policy, self.rollout.policy = self.rollout.policy, dict.fromkeys(self.policy)
+        found = original(self, *args, **kwargs)
+        self.rollout.policy = policy
+        return found
+
+    around(patch, MultiRoleGRPOTrainer, "evaluate", evaluate)
+
+
+@sees("seeds")
+def the_runs_seed_is_ignored(patch):
+    around(patch, rollout, "turn_seed", lambda original, seed, *rest: original(0, *rest))
+
+
+@sees("seeds")
+def the_iteration_is_not_in_the_seed(patch):
+    around(patch, rollout, "turn_seed", lambda original, seed, iteration, *rest: original(seed, 0, *rest))
+
+
+@sees("seeds")
+def the_episode_is_not_in_the_seed(patch):
+    around(
+        patch, rollout, "turn_seed",
+        lambda original, seed, iteration, problem, episode, *rest: original(seed, iteration, problem, 0, *rest),
+    )  # fmt: skip
+
+
+@sees("problems")
+def the_same_problems_every_pass(patch):
+    def iterate(original, self):
+        first = list(itertools.islice(original(self), self.n_rows * self.n_episodes))
+        return itertools.islice(itertools.cycle(first), self.length)
+
+    around(patch, ProblemSampler, "__iter__", iterate)
+
+
+@sees("problems")
+def the_same_problems_every_iteration(patch):
+    def iterate(original, self):
+        return itertools.islice(
+            itertools.cycle(list(itertools.islice(original(self), 2 * self.n_episodes))), self.length
+        )
+
+    around(patch, ProblemSampler, "__iter__", iterate)
+
+
+@sees("problems")
+def other_problems_than_drawn(patch):
+    def generate(original, self, inputs):
+        return original(self, [row | {INDEX: (row[INDEX] + 1) % len(self.problems)} for row in inputs])
+
+    around(patch, MultiRoleGRPOTrainer, "_generate_and_score_completions", generate)
+
+
+@sees("prompts")
+def the_reference_is_in_the_prompts(patch):
+    run = Voting.run
+
+    async def told(self, problem, call):
+        return await run(self, replace(problem, question=f"{problem.question} ({problem.reference})"), call)
+
+    patch.setattr(Voting, "run", told)
+
+
+@sees("prompts")
+def the_reference_is_in_the_questions(patch):
+    def problems(original, self, *args):
+        return [replace(p, question=f"{p.question} (answer: {p.reference})") for p in original(self, *args)]
+
+    around(patch, TinyMath, "problems", problems)
 
 
 # ---- checkpoints

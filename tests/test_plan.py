@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,10 +16,11 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 import multirole.plan as planner
+from multirole.engines import vllm_engine
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
-from multirole.plan import GIB, calls, disk_need, group_limits, main, plan, this_device
+from multirole.plan import GIB, calls, disk_need, group_limits, hours, main, plan, settled, this_device
 
 SHAPE = {
     "num_hidden_layers": 4, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6,
@@ -84,10 +86,9 @@ def test_the_estimate_is_within_15_percent_of_a_measured_run(folders, monkeypatc
 
 def compare(job: tuple, measured: dict[str, int], folders: dict[str, Path], monkeypatch) -> None:
     kind, dtype, policy, checkpointed = job
-    monkeypatch.setattr(planner, "is_checkpointed", lambda cell: checkpointed)
     monkeypatch.setitem(planner.QUESTION_TOKENS, "math", ROLLOUT["max_prompt_tokens"])
     monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 10**12))
-    found = plan(Cell(**fields(folders, kind, dtype, policy)))
+    found = plan(Cell(**fields(folders, kind, dtype, policy)), Launch(gradient_checkpointing=checkpointed))
     absent = {"process", "changes of two iterations, float32"}  # a step is no iteration
     if kind == "rollout":  # it has no optimizer
         absent.add("AdamW moments, float32")
@@ -104,6 +105,7 @@ def test_constants_of_other_code_are_still_its_own():
     assert chunked_logprob.TOKEN_CHUNK_SIZE == planner.HEAD_TOKENS
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == planner.HEAD_COLUMNS
     assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.MAX_ROWS
+    assert (vllm_engine.MAX_ROWS, vllm_engine.PREFILL_TOKENS) == (planner.VLLM_ROWS, planner.VLLM_PREFILL)
 
 
 def test_later_prompts_quote_what_was_written_before():
@@ -180,10 +182,60 @@ def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
 
 
 def test_disk_by_hand():
-    """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments, and 100 saved steps of 500 iterations."""
+    """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments, and the steps 0, 5, 10 … 500 of 500 iterations."""
     one = 2 * 4 * 28 * 64 * 22_528
-    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 100) * one
-    assert disk_need(Cell("voting", "ip", scale="0.6b", coherence_penalty=0.5)) == (3 * 4 + 100) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 101) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b", coherence_penalty=0.5)) == (3 * 4 + 101) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b", save_every=40, eval_every=100)) == (3 * 3 + 16) * one
+
+
+def test_layers_are_kept_where_they_fit_and_computed_again_where_not():
+    cell = Cell("voting", "sp", scale="0.6b", micro_batch_tokens=10240)
+    assert not settled(cell, Launch(), 141 * GIB).recomputes("0.6b")
+    assert settled(cell, Launch(), 24 * GIB).recomputes("0.6b")
+    assert settled(cell, Launch(gradient_checkpointing=True), 141 * GIB).recomputes("0.6b")
+    assert not settled(Cell("voting", "sp"), Launch(), 8 * GIB).recomputes("tiny-s")
+
+
+def test_hours_by_hand(monkeypatch):
+    """One reply of 100 of 400 tokens to each of 2 x 8 prompts of 160, on a device that computes for nothing."""
+    monkeypatch.setattr(planner, "DEVICES", {"fast": (80, math.inf, 1e12)})
+    monkeypatch.setattr(
+        planner,
+        "ASSUMED",
+        planner.ASSUMED | {"sampling_bytes": (0.5, ""), "step_seconds": (0.01, ""), "start_minutes": (6, "")},
+    )
+    cell = Cell(
+        "single",
+        "sp",
+        scale="0.6b",
+        n_problems=2,
+        max_response_tokens=400,
+        iterations=100,
+        eval_every=50,
+        n_validation=32,
+    )
+    found = hours(cell, Launch(), "fast")
+    steps, weights, token = 400, 2 * 596_049_920, 2 * 2 * 28 * 8 * 128
+    read = steps * weights + 16 * 100 * token * (160 + 50)
+    assert found["sampling"] == pytest.approx(100 * (read / 5e11 + steps * 0.01) / 3600)
+    read += 16 * 100 * token * (160 + 50)  # twice the rows
+    assert found["validation"] == pytest.approx(3 * (read / 5e11 + steps * 0.01) / 3600)
+    assert found["update"] == 0 and found["start"] == 0.1
+    monkeypatch.setattr(planner, "DEVICES", {"narrow": (80, 1e15, math.inf)})
+    flops = (2 + 2 + 2 + 2 + 2) * 596_049_920 * 16 * 260  # twice forward, twice again, backward
+    assert hours(cell, Launch(), "narrow")["update"] == pytest.approx(100 * flops / 0.35e15 / 3600)
+
+
+def test_the_grid_sums_its_cells_and_names_its_assumptions(capsys):
+    assert main(["--grid", "--scale", "0.6b", "--devices", "8", "--device", "h200"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.startswith(("single", "eval_opt", "voting", "orch"))]
+    total = next(line.split() for line in out.splitlines() if line.startswith("all"))
+    assert len(rows) == 14 and sum(float(row[-2]) for row in rows) == pytest.approx(float(total[-2]), abs=1)
+    days = max(float(total[-2]) / 8, *(float(row[-2]) for row in rows)) / 24
+    assert f"{days:.1f} days on 8 x h200" in out and "not measured" in out and "0.35 of the peak FLOP/s" in out
+    assert main(["--grid", "--scale", "4b", "-p", "micro_batch_tokens", "400000"]) == 1
 
 
 def test_the_machine_grants_what_its_control_groups_leave(tmp_path):

@@ -1,11 +1,14 @@
-"""Check that a cell fits the memory of its devices and the disk of its results, before anything is downloaded or loaded.
+"""Count what a cell, or the whole grid, needs of memory, disk and time before anything is downloaded or loaded.
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
+    multirole plan --grid --scale 1.7b --devices 8 --device h100
 
 Memory is the sum of the tensors that each piece of code keeps alive at its peak. On a CPU the sums agree with the measured
 resident size within 15 % (`tests/test_plan.py`); no number was measured on a GPU. Not covered: what an allocator keeps beside
 live tensors (glibc's default up to half as much again; MALLOC_MMAP_THRESHOLD_=65536 makes it return freed blocks), float32 on
 a GPU (its attention has no fused kernel), and the host memory of GPU runs.
+
+Times are a roofline under the assumptions that `ASSUMED` names and the command prints; none was measured.
 """
 
 import argparse
@@ -24,7 +27,8 @@ from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
 from multirole.experiment.machine import engine_of
 from multirole.experiment.models import shape_of
-from multirole.experiment.presets import Shape, is_tiny
+from multirole.experiment.presets import TASKS, Shape, is_tiny
+from multirole.workflows import WORKFLOWS
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -37,8 +41,22 @@ VLLM_GRAPHS = GIB
 HEAD_TOKENS, HEAD_COLUMNS, HEAD_COPIES = 4096, 32768, 7.25
 """TRL's fused LM head works on tiles of so many tokens and columns; its backward holds so many in float32 on a CPU: logits,
 scaled, log p, p, gradient, two terms, one mask."""
-MAX_ROWS = 384
-"""Rows that TransformersEngine runs at once."""
+MAX_ROWS, VLLM_ROWS, VLLM_PREFILL = 384, 512, 8192
+"""Rows that TransformersEngine and VLLMEngine run at once, and the tokens of a step of VLLMEngine."""
+CHECKPOINTING_ABOVE = 0.8
+"""Layers are computed again in backward where keeping them would take more than this part of a device."""
+N_VALIDATION = {"math": 1412, "code": 1000}
+"""Problems of the pinned validation sets."""
+DEVICES = {"a100": (80, 312e12, 2.0e12), "h100": (80, 989e12, 3.35e12), "h200": (141, 989e12, 4.8e12)}
+"""Name -> GiB, dense bfloat16 FLOP/s and bytes/s of memory, by NVIDIA's data sheets."""
+ASSUMED = {
+    "update_flops": (0.35, "of the peak FLOP/s while training"),
+    "sampling_bytes": (0.6, "of the memory's bandwidth while sampling"),
+    "step_seconds": (0.004, "seconds of a sampling step beside its arithmetic"),
+    "mean_reply": (0.25, "of the cap is the mean reply, and the longest of a stage is the cap"),
+    "start_minutes": (10, "minutes from the start of a job to its first iteration"),
+}
+"""name -> (value, what it is of)."""
 QUESTION_TOKENS = {"math": 160, "code": 640}
 """Assumed mean tokens of a first prompt with its template. Mean replies are assumed to fill a quarter of their cap."""
 
@@ -103,7 +121,7 @@ class Plan:
 
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
     """Count what `cell` needs without reading weights; `gpu_bytes` None looks at the devices of this machine."""
-    n, s = launch.n_processes, shape_of(cell)
+    n, s, recomputes = launch.n_processes, shape_of(cell), launch.recomputes(cell.scale)
     launch.check_processes(n, cell.n_problems)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
@@ -112,7 +130,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     one, slots = own // len(names), n_parts(cell)
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
-    batch = activations(cell, s, tokens, on_gpu)
+    batch = activations(cell, s, tokens, on_gpu, recomputes)
     sums = (1 + min(2, slots - 1)) * one  # the last part's flat copy and up to two sums, when no micro-batch runs
     layer = sum(a * b for a, b in s.linear_sizes) + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
     gathered = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)  # this layer and the next; embedding and head
@@ -145,9 +163,13 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
 
-def is_checkpointed(cell: Cell) -> bool:
-    """Whether layers are computed again in backward instead of kept."""
-    return not is_tiny(cell.scale)
+def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
+    """The launch with its gradient checkpointing decided: none where all layers fit with room to spare."""
+    if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
+        return launch
+    kept = launch.replace(gradient_checkpointing=False)
+    found = plan(cell, kept, gpu_bytes)
+    return kept if found.fits and max(found.peaks.values()) <= CHECKPOINTING_ABOVE * found.size else launch
 
 
 def adapters(cell: Cell) -> int:
@@ -163,7 +185,7 @@ def n_parts(cell: Cell) -> int:
     return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
 
 
-def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool) -> int:
+def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
     """Bytes of a micro-batch of padded `tokens`, forward and backward, at the worst moment.
 
     A layer keeps per token, in float32: both norms' inputs and outputs (4h), q before and after its norm and the
@@ -184,7 +206,7 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool) -> int:
         passing = 6 * inter + 10 * h
     width, copies = (HEAD_COLUMNS, b) if on_gpu else (min(s.vocab, HEAD_COLUMNS), b + 4 * HEAD_COPIES)
     head = round(min(tokens, HEAD_TOKENS) * width * copies) + tokens * h * (8 + b)
-    if is_checkpointed(cell):  # every layer's input, and one layer at a time
+    if recomputes:  # every layer's input, and one layer at a time
         return tokens * s.layers * h * b + max(head, tokens * (kept - h * b + passing))
     return tokens * s.layers * kept + max(head, tokens * passing)
 
@@ -243,20 +265,93 @@ def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
 def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> tuple[Part, float]:
     """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
 
-    It holds bfloat16 weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch (gate, up
-    and the stream; float32 logits of 256 rows, twice) with its CUDA graphs. On a CPU it holds float32 and never sleeps.
+    It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch (gate, up and the
+    stream; float32 logits of all rows, twice) with its CUDA graphs. On a CPU it never sleeps.
     """
     length = cell.max_prompt_tokens + cell.max_response_tokens
-    row = 4 * s.layers * s.kv_heads * s.head_dim * length / launch.vllm_tensor_parallel
+    b = BYTES[cell.dtype]
+    row = b * kv_elements(s) * length / launch.vllm_tensor_parallel
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
-    held = 2 * (s.parameters + slots) // launch.vllm_tensor_parallel
+    held = b * (s.parameters + slots) // launch.vllm_tensor_parallel
     if gpu_bytes is None:
-        return Part("vLLM", 2 * held + GIB, 2 * held + GIB, "write engine='transformers'"), GIB / (2 * row)
-    work = max(8192, length) * 2 * (3 * s.intermediate + 3 * s.hidden) + 256 * s.vocab * 4 * 2 + VLLM_GRAPHS
+        return Part("vLLM", held + GIB, held + GIB, "write engine='transformers'"), GIB / row
+    work = VLLM_PREFILL * 2 * (3 * s.intermediate + 3 * s.hidden) + VLLM_ROWS * s.vocab * 4 * 2 + VLLM_GRAPHS
     share = round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
     part = Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy)
     return part, (share - held - work) / row
+
+
+def kv_elements(s: Shape) -> int:
+    """Numbers that the KV cache holds of one token."""
+    return 2 * s.layers * s.kv_heads * s.head_dim
+
+
+def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
+    """Hours of a run by phase, on vLLM and `launch.n_processes` devices of `DEVICES`.
+
+    A sampling step reads all weights and the caches of the running rows, and takes as many steps as the tokens of all rows
+    divided by the rows that run at once, or one per token of the longest reply of each stage after the other.
+    """
+    s, (gib, peak, bandwidth) = shape_of(cell), DEVICES[device]
+    value = {name: number for name, (number, _) in ASSUMED.items()}
+    n, cap = launch.n_processes, cell.max_response_tokens
+    cache = vllm_engine(cell, launch, s, gib * GIB)[1]
+    room = (cache or 0) * (cell.max_prompt_tokens + cap)  # tokens
+    reply = value["mean_reply"] * cap
+
+    def rollout(n_problems: int, n_episodes: int) -> float:
+        steps, flops, read = 0.0, 0.0, 0.0
+        for slots, prompt, sharing in calls(cell):
+            rows = n_problems * n_episodes * slots / n
+            at_once = max(1.0, min(rows, VLLM_ROWS, room / (prompt + reply / 2)))
+            own = max(rows * reply / at_once, cap)
+            steps += own
+            read += own * 2 * s.parameters + rows * reply * 2 * kv_elements(s) * (prompt + reply / 2)
+            flops += (
+                2 * s.parameters * rows * (reply + prompt / (min(sharing, n_episodes * slots) if sharing > 1 else 1))
+            )
+        return (
+            max(read / (value["sampling_bytes"] * bandwidth), flops / (value["update_flops"] * peak))
+            + steps * value["step_seconds"]
+        )
+
+    tokens = cell.n_problems * cell.n_episodes * sum(slots * (prompt + reply) for slots, prompt, _ in calls(cell))
+    passes = (
+        2 + 2 + 2 * launch.recomputes(cell.scale)
+    )  # forward; backward, which the frozen weights need once; once more
+    passes += 2 * (cell.old_logprobs == "recomputed") + 2 * any(cell.anchors.values()) + 2 * cell.diagnostics
+    update = passes * s.parameters * tokens / (n * value["update_flops"] * peak)
+    n_validations = 1 + -(-cell.iterations // cell.eval_every)
+    n_validation = cell.n_validation or N_VALIDATION.get(cell.task_label, 1000)
+    seconds = {
+        "sampling": cell.iterations * rollout(cell.n_problems, cell.n_episodes),
+        "update": cell.iterations * update,
+        "validation": n_validations * rollout(n_validation, 1),
+        "start": 60 * value["start_minutes"],
+    }
+    return {phase: found / 3600 for phase, found in seconds.items()}
+
+
+def grid(scale: str, given: dict[str, object], device: str) -> pd.DataFrame:
+    """Memory, GPU-hours and disk of every cell of the matrix at one scale and seed, each on one device, and their sum."""
+    rows = {}
+    for task in TASKS:
+        for workflow, policy in [(w, p) for w in WORKFLOWS for p in ("sp", "ip") if w != "single" or p == "sp"]:
+            cell, launch = Cell.from_parameters(
+                given | {"workflow": workflow, "policy": policy, "task": task, "scale": scale}
+            )
+            size = DEVICES[device][0] * GIB
+            launch = settled(cell, launch, size)
+            found = plan(cell, launch, size)
+            rows[cell.id] = {
+                "fits": "yes" if found.fits else "NO", "GiB": max(found.peaks.values()) / GIB,
+                **hours(cell, launch, device), "disk GiB": disk_need(cell) / GIB,
+            }  # fmt: skip
+    table = pd.DataFrame(rows).T.infer_objects()
+    table.insert(6, "GPU-hours", table[["sampling", "update", "validation", "start"]].sum(axis=1))
+    table.loc["all"] = table.drop(columns=["fits", "GiB"]).sum()
+    return table
 
 
 def this_device() -> tuple[str, int]:
@@ -289,8 +384,9 @@ def disk_need(cell: Cell) -> int:
     """
     from multirole.experiment.checkpoints import KEPT
 
-    n_copies = (KEPT + 1) * (4 if cell.coherence_penalty else 3) - (-cell.iterations // cell.save_every)
-    return n_copies * adapters(cell)
+    every = (cell.eval_every, cell.save_every)
+    kept = {0, cell.iterations} | {step for gap in every for step in range(gap, cell.iterations, gap)}
+    return ((KEPT + 1) * (4 if cell.coherence_penalty else 3) + len(kept)) * adapters(cell)
 
 
 def check_disk(cell: Cell, folder: Path) -> None:
@@ -305,29 +401,67 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
-def check(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
-    """Refuse a run that this machine's memory, or the disk of its results, cannot hold (ValueError)."""
+def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
+    """Refuse a run that this machine's memory, or the disk of its results, cannot hold (ValueError).
+
+    Returns the launch with what is left to the plan decided.
+    """
+    launch = settled(cell, launch)
     found = plan(cell, launch)
     if not found.fits:
         raise ValueError(found.verdict())
     check_disk(cell, folder_of(cell, launch.results_dir))
+    return launch
 
 
 def main(argv: list[str]) -> int:
-    """Print what a cell needs and whether it fits: exit code 0 if it does, 1 if not, 2 for a mistake in the command."""
+    """Print what a cell or the grid needs. The exit code is 0 if it fits, 1 if not, 2 for a mistake in the command."""
     parser = argparse.ArgumentParser(prog="multirole plan", description=main.__doc__)
     add_parameters(parser)
-    parser.add_argument("--devices", type=int, help="processes, each with its GPU (default: n_processes)")
-    parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
+    parser.add_argument("--grid", action="store_true", help="all cells of a scale, each on one device, one seed")
+    parser.add_argument("--scale", default="1.7b", help="scale of the grid (default: 1.7b)")
+    parser.add_argument(
+        "--devices", type=int, help="of a cell: its processes, each with its GPU; of the grid: GPUs of the node"
+    )
+    parser.add_argument("--device", default="h100", choices=DEVICES, help="of the grid and of times (default: h100)")
+    parser.add_argument("--memory-gib", type=float, help="memory of one GPU of a cell in GiB (default: this machine's)")
     arguments = parser.parse_args(argv)
     size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
     try:
+        if arguments.grid:
+            return _print_grid(arguments.scale, read_parameters(arguments), arguments.device, arguments.devices or 1)
         cell, launch = Cell.from_parameters(read_parameters(arguments))
-        launch = Launch(**dict(launch) | {"n_processes": arguments.devices or launch.n_processes})
+        launch = settled(cell, Launch(**dict(launch) | {"n_processes": arguments.devices or launch.n_processes}), size)
         found = plan(cell, launch, size)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
-    sys.stdout.write(f"{found.table().to_string()}\n{disk}\n{found.verdict()}\n")
+    lines = [found.table().to_string()]
+    lines.append(
+        f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
+    )
+    if not is_tiny(cell.scale):
+        layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
+        phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, arguments.device).items())
+        lines.append(
+            f"Layers are {layers}. Hours on {launch.n_processes} x {arguments.device}: {phases}, assuming {assumptions()}."
+        )
+    sys.stdout.write("\n".join([*lines, found.verdict()]) + "\n")
     return 0 if found.fits else 1
+
+
+def assumptions() -> str:
+    """What times rest on, as text."""
+    return "; ".join(f"{number:g} {what}" for number, what in ASSUMED.values())
+
+
+def _print_grid(scale: str, given: dict[str, object], device: str, devices: int) -> int:
+    table = grid(scale, given, device)
+    total, longest = table.loc["all", "GPU-hours"], table["GPU-hours"].iloc[:-1].max()
+    days = max(total / devices, longest) / 24
+    sys.stdout.write(
+        f"{table.to_string(na_rep='', float_format='{:.1f}'.format)}\n\n"
+        f"One seed of the grid at {scale}: {total:.0f} GPU-hours, {days:.1f} days on {devices} x {device}, "
+        f"{table.loc['all', 'disk GiB']:.0f} GiB of disk. Evaluations beside training are not counted.\nAssumed, not measured: {assumptions()}.\n"
+    )
+    return int((table["fits"] == "NO").any())

@@ -1,22 +1,25 @@
 """Check that a trainer trains what it is configured to train, before it costs days of a GPU.
 
-Two short iterations are run with the real model, engine and optimizer, and compared with plain computations of the same
-numbers. The trainer is left as it was: it trains as if it had not been examined.
+Three short iterations and an evaluation are run with the real model, engine and optimizer, and compared with plain computations
+of the same numbers. The trainer is left as it was: it trains as if it had not been examined. Of several processes each examines
+its own share, and all of them must agree.
 
-Not covered: several processes and sharding, the KL penalty, callbacks, and whether training improves anything.
+Not covered: a base that FSDP2 shards, losses other than TRL's "grpo", callbacks, and whether training improves anything.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from tabulate import tabulate
 
+from multirole.core.distributed import gather_objects
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor.bench import on_bench
 from multirole.doctor.checks import CHECKS, Case
 from multirole.experiment.cell import Cell
+from multirole.experiment.launch import ONE_PROCESS, Launch
 from multirole.experiment.presets import is_tiny
 from multirole.tasks import TaskLike
 
@@ -34,28 +37,33 @@ class Finding:
 
 
 def examine(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None) -> list[Finding]:
-    """Run every check on a trainer before its `train`.
+    """Run every check on a trainer before its `train`; every process gets the same findings.
 
     Args:
         task: where the rewards come from; the built-in tasks are also given answers with known rewards.
     """
-    if trainer.accelerator.num_processes > 1 or trainer.is_sharded:
+    if trainer.is_sharded:
         raise ValueError(
-            f"The doctor examines a single process without sharding, got {trainer.accelerator.num_processes} processes. Examine the "
-            "same configuration on one process first."
+            "The doctor cannot examine a sharded model. Examine the same configuration with sharding='none'."
         )
+    is_alone = trainer.accelerator.num_processes == 1
     with on_bench(trainer) as bench:
         try:
             case = Case.of(bench, task)
-        except Exception as error:  # noqa: BLE001 (whatever stops an iteration is the finding)
-            return [Finding("iteration", False, f"{type(error).__name__}: {error}", "two iterations without an error")]
+        except Exception as error:
+            if not is_alone:  # the others wait for this process: it must end
+                raise
+            return [
+                Finding("iteration", False, f"{type(error).__name__}: {error}", "three iterations without an error")
+            ]
         findings = []
         for name, check in CHECKS.items():
             try:
                 findings.append(Finding(name, *check(case)))
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 (whatever stops a check is its finding)
                 findings.append(Finding(name, False, f"{type(error).__name__}: {error}", "no error"))
-    return findings
+    gathered = zip(*gather_objects(findings), strict=True)
+    return [next((one for one in of_all if not one.holds), of_all[0]) for of_all in gathered]
 
 
 def report(findings: list[Finding]) -> str:
@@ -64,17 +72,30 @@ def report(findings: list[Finding]) -> str:
     return tabulate(rows, headers=("check", "result", "measured", "expected"), maxcolwidths=(None, None, 60, 60))
 
 
-def examiner(cell: Cell) -> Callable[[MultiRoleGRPOTrainer], None] | None:
+def examiner(cell: Cell, launch: Launch = ONE_PROCESS) -> Callable[[MultiRoleGRPOTrainer], None] | None:
     """What `run_cell` calls before a cell's training: `admit`, or nothing at a tiny scale, which costs less than the doctor."""
-    return None if is_tiny(cell.scale) else partial(admit, task=cell.make_task())
+    if is_tiny(cell.scale) or launch.doctor == "off":
+        return None
+    return lambda trainer: admit(trainer, cell.make_task(), refuses=launch.doctor == "refuse")
 
 
-def admit(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None) -> None:
-    """Examine a trainer and raise RuntimeError if a check fails. Several processes are not examined, which is logged."""
-    if trainer.accelerator.num_processes > 1 or trainer.is_sharded:
-        logger.warning("The doctor does not examine several processes. Run `multirole doctor` on one process first.")
+def admit(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None, refuses: bool = True) -> None:
+    """Examine a trainer; raise RuntimeError, or only warn, if a check fails. A sharded model is not examined, which is logged."""
+    if trainer.is_sharded:
+        logger.warning(
+            "The doctor does not examine a sharded model. Run `multirole doctor` with sharding='none' first."
+        )
         return
+    started = time.monotonic()
+    logger.info("doctor: examining the trainer in three short iterations")
     findings = examine(trainer, task)
-    if not all(finding.holds for finding in findings):
-        raise RuntimeError(f"The doctor found faults, so training was not started:\n{report(findings)}")
-    logger.info("doctor: %d of %d checks pass", len(findings), len(findings))
+    faults = [finding for finding in findings if not finding.holds]
+    logger.info(
+        "doctor: %d of %d checks pass, %.0f s", len(findings) - len(faults), len(findings), time.monotonic() - started
+    )
+    if faults and refuses:
+        raise RuntimeError(
+            f"The doctor found faults, so training was not started:\n{report(findings)}\nWrite doctor='warn' to train all the same."
+        )
+    if faults:
+        logger.warning("The doctor found faults:\n%s", report(faults))

@@ -1,14 +1,17 @@
 """Run short training iterations with a trainer that does not train yet, watch them, and restore the trainer.
 
-The iterations are `MultiRoleGRPOTrainer.training_step` itself on two problems, with short replies and with rewards that give
+The iterations are `MultiRoleGRPOTrainer.training_step` itself on a few problems, with short replies and with rewards that give
 every episode an advantage. Adapters get random weights first: fresh ones equal the base model, so that a mix-up of adapters
-would not show. `Bench.plain` computes log-probs the simple way, one unpadded row at a time, for comparison.
+would not show. Before the last iteration's update the weights are moved, so that its ratios are not 1 and its clipping acts;
+there the loss also has a KL term. `Bench.plain` computes log-probs the simple way, one unpadded row at a time.
 """
 
 import copy
 import itertools
+import math
 import random
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,22 +20,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.distributed import gather_objects
+from multirole.core.engine import Request
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import INDEX
-from multirole.core.rows import Row
+from multirole.core.rollout import Attempt
+from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Episode, Reward, Turn, user
 from multirole.diagnostics.gradients import weights_of
 
 N_PROBLEMS, N_EPISODES, N_TOKENS = 2, 4, 48
-"""At most so many problems, episodes of each and tokens of a reply."""
+"""At most so many problems (one per process, if those are more), episodes of each and tokens of a reply."""
 NOISES = tuple(0.01 * 2**i for i in range(9))
 APART = 2.0
 """The B factors of an adapter get the first of these standard deviations that moves log-probs by so much on average."""
-LEARNING_RATE = 1e-2
-"""Large, so that an optimizer step changes log-probs by far more than rounding does."""
+NUDGE = 0.3
+"""Part of that deviation by which they move before the last update."""
+LEARNING_RATE, MAX_NORM, WARMUP, MAX_STEPS, BETA = 2e-2, 0.05, 2, 40, 0.1
+"""The peak rate is large, so that an optimizer step changes log-probs by far more than rounding does, and the norm is one
+that gradients exceed. The first of the iterations is the second of a schedule with this warm-up."""
 
 Weights = dict[str, list[Tensor]]
 """adapter -> its tensors."""
@@ -42,10 +52,10 @@ Weights = dict[str, list[Tensor]]
 class Micro:
     """A micro-batch that was trained: log-probs of the trainer minus those of the engine (tokens), at the adapter's k-th step.
 
-    `reached` are the positions (N, width) of the ids (N, width) to which the loss sends a gradient.
+    `rows` are indices of the trial's rows, `reached` the positions (N, width) of the ids (N, width) that get a gradient.
     """
 
-    rows: list[Row]
+    rows: list[int]
     step: int
     gaps: Tensor
     ids: Tensor
@@ -54,12 +64,19 @@ class Micro:
 
 @dataclass
 class Trial:
-    """What was observed in one iteration; each optimizer step with the number of tensors of each adapter that it changed."""
+    """What was observed in one iteration; each optimizer step with the number of tensors of each adapter that it changed.
+
+    `first` holds of each adapter's first step the rows, their divisor and the gradient before clipping; `wrong` by how much
+    each step's weights and rate differ from a plain AdamW's and a plain schedule's, relative to the rate.
+    """
 
     episodes: list[Episode] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     micros: list[Micro] = field(default_factory=list)
     steps: list[tuple[OptimizerStep, dict[str, int]]] = field(default_factory=list)
+    first: dict[str, tuple[list[Row], int, Tensor]] = field(default_factory=dict)
+    wrong: list[tuple[float, float]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
 
 
 def given_reward(problem: int, attempt: int) -> float:
@@ -67,13 +84,49 @@ def given_reward(problem: int, attempt: int) -> float:
     return 0.25 * problem + 0.1 * (1 + problem) * ((3 * attempt + problem) % 4)
 
 
+def rate_at(args: MultiRoleGRPOConfig, tick: int) -> float | None:
+    """The learning rate at a tick of the schedule, from its definition; None for a schedule that is not known here."""
+    warmup, total, kind = args.warmup_steps, args.max_steps, str(getattr(args.lr_scheduler_type, "value", ""))
+    if kind != "constant" and tick < warmup:
+        return args.learning_rate * tick / warmup
+    left = (min(tick, total) - warmup) / (total - warmup)
+    shapes = {
+        "constant": 1.0,
+        "constant_with_warmup": 1.0,
+        "linear": 1 - left,
+        "cosine": 0.5 + 0.5 * math.cos(math.pi * left),
+    }
+    return args.learning_rate * shapes[kind] if kind in shapes else None
+
+
+class PlainAdamW:
+    """AdamW of one adapter after a clip of the whole gradient, as its paper writes it."""
+
+    def __init__(self) -> None:
+        self.t, self.m, self.v = 0, torch.zeros(()), torch.zeros(())
+
+    def step(self, weights: Tensor, gradient: Tensor, lr: float, args: MultiRoleGRPOConfig) -> Tensor:
+        """The weights (n,) after a step with this gradient (n,)."""
+        gradient = gradient * min(1.0, args.max_grad_norm / (gradient.norm().item() + 1e-6))
+        b1, b2, self.t = args.adam_beta1, args.adam_beta2, self.t + 1
+        self.m = b1 * self.m.to(gradient) + (1 - b1) * gradient
+        self.v = b2 * self.v.to(gradient) + (1 - b2) * gradient**2
+        update = self.m / (1 - b1**self.t) / ((self.v / (1 - b2**self.t)).sqrt() + args.adam_epsilon)
+        return weights - lr * args.weight_decay * weights - lr * update
+
+
 class Watcher(MultiRoleCallback):
     """Records the events of an iteration."""
 
     def __init__(self, bench: "Bench") -> None:
         self.bench, self.trial = bench, Trial()
+        self.is_nudged = False
         self.held: Weights = {}
-        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.plan: Steps = {}
+        self.optimizers = {name: PlainAdamW() for name in bench.adapters}
+        self.gradient = torch.zeros(0)
+        self.ids, self.reached = torch.zeros(0), torch.zeros(0)
+        self.evaluated: list[Episode] = []
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
         self.trial.episodes = episodes
@@ -82,27 +135,52 @@ class Watcher(MultiRoleCallback):
         self.trial.rows = rows
         return rows
 
+    def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
+        self.plan = steps
+        if self.is_nudged:
+            self.bench.nudge()
+
     def on_micro_batch(
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
         gaps = (logps - batch["sampling_per_token_logps"])[batch["completion_mask"].bool()]
-        taken = sum(step.adapter == rows[0].adapter for step, _ in self.trial.steps)
-        self.trial.micros.append(Micro(rows, taken, gaps.cpu(), *self.seen.pop()))
+        places = {id(row): i for i, row in enumerate(self.trial.rows)}
+        at = [places[id(row)] for row in rows]
+        self.trial.micros.append(Micro(at, self._taken(rows[0].adapter), gaps.cpu(), self.ids, self.reached))
+
+    def _taken(self, adapter: str) -> int:
+        return sum(step.adapter == adapter for step, _ in self.trial.steps)
 
     def on_gradient(self, trainer: MultiRoleGRPOTrainer, adapter: str, gradient: Tensor) -> Tensor:
-        self.held = self.bench.weights()
+        self.held, self.gradient = self.bench.weights(), gradient
+        if not self._taken(adapter):
+            self.trial.first[adapter] = (*self.plan[adapter][0], gradient.clone())
         return gradient
 
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
-        now = self.bench.weights()
-        moved = {name: sum(not a.equal(b) for a, b in zip(now[name], self.held[name], strict=True)) for name in now}
+        now, args, name = self.bench.weights(), trainer.args, step.adapter
+        moved = {key: sum(not a.equal(b) for a, b in zip(now[key], self.held[key], strict=True)) for key in now}
         self.trial.steps.append((step, moved))
+        tick, calls = trainer.state.global_step, list(self.plan)
+        due = rate_at(
+            args, tick if args.lr_clock == "iteration" else tick * len(self.bench.adapters) + calls.index(name)
+        )
+        lr = step.lr if due is None else due
+        before, after = (torch.cat([t.flatten() for t in tensors[name]]) for tensors in (self.held, now))
+        expected = self.optimizers[name].step(before, self.gradient, lr, args)
+        self.trial.wrong.append(((after - expected).abs().max().item() / lr, abs(step.lr - lr) / lr))
+
+    def on_episodes_evaluated(
+        self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode], metrics: dict[str, float]
+    ) -> None:  # fmt: skip
+        self.evaluated = episodes
 
     def on_forward(self, _: object, __: tuple, kwargs: dict[str, Any], output: Any) -> None:
         """Forward hook of the decoder: remember the positions whose outputs get a gradient."""
-        ids, hidden = kwargs["input_ids"], output.last_hidden_state
+        self.ids, hidden = kwargs["input_ids"].cpu(), output.last_hidden_state
+        self.reached = torch.zeros_like(self.ids, dtype=torch.bool)
         if hidden.requires_grad:
-            hidden.register_hook(lambda grad: self.seen.append((ids.cpu(), (grad != 0).any(-1).cpu())))
+            hidden.register_hook(lambda grad: setattr(self, "reached", (grad != 0).any(-1).cpu()))
 
 
 class Bench:
@@ -111,11 +189,12 @@ class Bench:
     def __init__(self, trainer: MultiRoleGRPOTrainer) -> None:
         self.trainer, self.model, self.adapters = trainer, trainer.peft_model, trainer.adapters
         self.graded_by = (trainer.reward_funcs, trainer.reward_weights)
-        self.order: list[str] = []
-        """Ids of the problems in the order in which they were first rewarded."""
+        self.indices = list(itertools.islice(trainer._get_train_sampler(), trainer.args.n_episodes))
+        self.order = [trainer.problems[i].id for i in dict.fromkeys(self.indices)]
+        """Ids of the trained problems."""
+        self.noises: dict[str, float] = {}
         self.watcher = Watcher(self)
         trainer.callback_handler.callbacks = [self.watcher]
-        self.indices = list(itertools.islice(trainer._get_train_sampler(), trainer.args.n_episodes))
         self.spoil()
         self.new_optimizer()
 
@@ -131,20 +210,31 @@ class Bench:
                 parameter.copy_(tensor)
 
     @torch.no_grad()
+    def _add_noise(self, adapter: str, std: float, seed: int) -> None:
+        """To the B factors of an adapter; the same on every process."""
+        generator = torch.Generator().manual_seed(seed)
+        for key, parameter in self.model.named_parameters():
+            if f"lora_B.{adapter}." in key:
+                parameter.add_((std * torch.randn(parameter.shape, generator=generator)).to(parameter.device))
+
     def spoil(self) -> None:
         """Give each adapter random weights of its own."""
         question = user(self.trainer.problems[self.indices[0]].question)
         ids = self.trainer.rollout.render(self.trainer.rollout.tokenizer, [question])[:64]
         text = Turn("", 0, 0, ids[:1], ids[1:], [], "", "stop")
         for i, name in enumerate(self.adapters):
-            noisy = [p for key, p in self.model.named_parameters() if f"lora_B.{name}." in key]
-            fresh, before = [p.clone() for p in noisy], self.plain(text, name)
+            fresh, before = {name: self.weights()[name]}, self.plain(text, name)
             for noise in NOISES:
-                generator = torch.Generator().manual_seed(i)
-                for parameter, first in zip(noisy, fresh, strict=True):
-                    parameter.copy_(first.cpu() + noise * torch.randn(parameter.shape, generator=generator))
+                self.put(fresh)
+                self._add_noise(name, noise, i)
+                self.noises[name] = noise
                 if (self.plain(text, name) - before).abs().mean() >= APART:
                     break
+
+    def nudge(self) -> None:
+        """Move each adapter a little, between sampling and the update."""
+        for i, name in enumerate(self.adapters):
+            self._add_noise(name, NUDGE * self.noises[name], 100 + i)
 
     def checksums(self) -> dict[str, int]:
         """The sum of the bit patterns of every tensor of the base."""
@@ -154,29 +244,80 @@ class Bench:
         return {name: int(p.view(kinds[p.element_size()]).sum(dtype=torch.int64)) for name, p in base.items()}
 
     def new_optimizer(self) -> None:
-        """Forget the state of the optimizer."""
-        self.trainer.optimizer = self.trainer.lr_scheduler = None
-        self.trainer.create_optimizer_and_scheduler(self.trainer.args.max_steps)
+        """Forget the state of the optimizer, and put the schedule where the iterations are."""
+        trainer = self.trainer
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
+        with warnings.catch_warnings():  # of a schedule that moves before its optimizer
+            warnings.simplefilter("ignore")
+            for _ in range(trainer.state.global_step):
+                trainer.lr_scheduler.step()
 
-    def train(self) -> Trial:
+    def train(self, is_nudged: bool = False) -> Trial:
         """One iteration, as transformers' loop calls it."""
-        trainer, self.watcher.trial = self.trainer, Trial()
-        trainer.reward_funcs, trainer.reward_weights = [self._rewards], torch.ones(1)
-        trainer.reward_func_names, trainer.reward_processing_classes = ["doctor"], [None]
+        trainer, self.watcher.trial, self.watcher.is_nudged = self.trainer, Trial(), is_nudged
+        trainer.betas = dict.fromkeys(trainer.betas, BETA if is_nudged else 0.0)
+        self._reward_by_the_doctor()
         decoder = self.model.get_base_model().base_model
         handle = decoder.register_forward_hook(self.watcher.on_forward, with_kwargs=True)
-        try:
-            trainer.training_step(trainer.model, [trainer.train_dataset[i] for i in self.indices])
-        finally:
-            handle.remove()
+        share = len(self.indices) // trainer.accelerator.num_processes
+        start = trainer.accelerator.process_index * share
+        with self.asked() as seeds:
+            try:
+                own = [trainer.train_dataset[i] for i in self.indices[start : start + share]]
+                trainer.training_step(trainer.model, own)
+            finally:
+                handle.remove()
         trainer.state.global_step += 1
-        return self.watcher.trial
+        trainer.lr_scheduler.step()
+        trial = self.watcher.trial
+        trial.micros = list(itertools.chain.from_iterable(gather_objects(trial.micros)))
+        trial.seeds = list(itertools.chain.from_iterable(gather_objects([request.seed for request in seeds])))
+        return trial
+
+    @contextmanager
+    def asked(self) -> Iterator[list[Request]]:
+        """The requests that this process's engine gets in the meantime."""
+        engine: Any = self.trainer.engine
+        requests, add = [], engine.add
+
+        def record(key: int, request: Request) -> None:
+            requests.append(request)
+            add(key, request)
+
+        engine.add = record
+        try:
+            yield requests
+        finally:
+            del engine.add
+
+    def play(self, attempts: list[Attempt]) -> list[Request]:
+        """The requests of a rollout with very short replies."""
+        args = self.trainer.args
+        n_tokens, args.max_completion_length = args.max_completion_length, min(4, args.max_completion_length)
+        with self.asked() as requests:
+            self.trainer.play(attempts, self.trainer.state.global_step)
+        args.max_completion_length = n_tokens
+        return list(itertools.chain.from_iterable(gather_objects(requests)))
+
+    def evaluate(self) -> list[Episode]:
+        """The trainer's evaluation of a few problems of its own; none where it has none."""
+        trainer, data = self.trainer, self.trainer.eval_dataset
+        data = next(iter(data.values()), None) if isinstance(data, dict) else data
+        if data is not None:
+            self._reward_by_the_doctor()
+            trainer.evaluate(data.select(range(min(N_PROBLEMS, len(data)))))
+        return self.watcher.evaluated
 
     def due(self, episode: Episode) -> float:
         """The reward that the doctor gives to an episode."""
-        if episode.problem.id not in self.order:
-            self.order.append(episode.problem.id)
-        return given_reward(self.order.index(episode.problem.id), episode.index)
+        known = episode.problem.id in self.order
+        return given_reward(self.order.index(episode.problem.id) if known else 0, episode.index)
+
+    def _reward_by_the_doctor(self) -> None:
+        trainer = self.trainer
+        trainer.reward_funcs, trainer.reward_weights = [self._rewards], torch.ones(1)
+        trainer.reward_func_names, trainer.reward_processing_classes = ["doctor"], [None]
 
     def _rewards(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
         return [self.due(episode) for episode in episodes]
@@ -184,14 +325,16 @@ class Bench:
     def save_and_load(self) -> tuple[Weights, list[Tensor], Weights, list[Tensor]]:
         """Save a checkpoint, lose everything, and load it: adapters and moments before and after."""
         trainer, before, moments = self.trainer, self.weights(), self._moments()
-        with tempfile.TemporaryDirectory() as folder:
-            trainer.args.output_dir = folder
+        with tempfile.TemporaryDirectory() as own:
+            trainer.args.output_dir = folder = gather_objects(own)[0]
             MultiRoleGRPOTrainer._save_checkpoint(trainer, trainer.model, None)
+            trainer.accelerator.wait_for_everyone()
             self.put({name: [torch.zeros_like(t) for t in tensors] for name, tensors in before.items()})
             self.new_optimizer()
             checkpoint = str(Path(folder) / f"checkpoint-{trainer.state.global_step}")
             trainer._load_from_checkpoint(checkpoint)
             trainer._load_optimizer_and_scheduler(checkpoint)
+            trainer.accelerator.wait_for_everyone()
         return before, moments, self.weights(), self._moments()
 
     def _moments(self) -> list[Tensor]:
@@ -201,18 +344,30 @@ class Bench:
             for name in self.adapters for p in weights_of(self.model, name) if p in state for key in ("exp_avg", "exp_avg_sq")
         ]  # fmt: skip
 
-    def plain(self, turn: Turn, adapter: str | None, temperature: float | None = None) -> Tensor:
-        """Log-probs (C,) of a completion, on the host: the row alone, no padding, no fused head. `adapter` None is the base."""
-        device = self.trainer.accelerator.device
+    def plain(
+        self,
+        turn: Turn,
+        adapter: str | None,
+        temperature: float | None = None,
+        is_exact: bool = False,
+        keeps: bool = False,
+    ) -> Tensor:
+        """Log-probs (C,) of a completion: the row alone, no padding, no fused head. `adapter` None is the base.
+
+        On the host, or on the device with their graph (`keeps`). `is_exact` computes in float32, whatever the base is in.
+        """
+        accelerator = self.trainer.accelerator
         self.model.set_adapter(adapter or self.adapters[0])
         base, n_prompt = self.model.get_base_model(), len(turn.prompt_ids)
-        ids = torch.tensor([turn.prompt_ids + turn.completion_ids], device=device)  # (1, P + C)
+        ids = torch.tensor([turn.prompt_ids + turn.completion_ids], device=accelerator.device)  # (1, P + C)
         without = nullcontext() if adapter else self.model.disable_adapter()
-        with self.trainer.accelerator.autocast(), torch.no_grad(), without:
+        precision = in_float32(base) if is_exact else accelerator.autocast()
+        with precision, torch.set_grad_enabled(keeps), without:
             hidden = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
             logits = base.get_output_embeddings()(hidden[0, n_prompt - 1 : -1]).float()  # (C, V)
         logprobs = (logits / (temperature or self.trainer.args.temperature)).log_softmax(-1)
-        return logprobs.gather(1, ids[0, n_prompt:, None])[:, 0].cpu()
+        found = logprobs.gather(1, ids[0, n_prompt:, None])[:, 0]
+        return found if keeps else found.cpu()
 
     def grade(self, episodes: list[Episode]) -> list[Reward]:
         """Rewards of the trainer's own reward functions for these episodes, as one batch."""
@@ -228,6 +383,30 @@ class Bench:
 
 
 @contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Within it, every module of half precision computes in float32; only the one at work is held so."""
+    half, handles = (torch.bfloat16, torch.float16), []
+    for module in model.modules():
+        own = {p: p.dtype for p in module.parameters(recurse=False) if p.dtype in half}
+        if own:
+
+            def widen(*_: object, own: dict = own) -> None:
+                for p in own:
+                    p.data = p.data.float()
+
+            def narrow(*_: object, own: dict = own) -> None:
+                for p, dtype in own.items():
+                    p.data = p.data.to(dtype)
+
+            handles += [module.register_forward_pre_hook(widen), module.register_forward_hook(narrow)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     """A bench for a trainer that does not train yet; afterwards everything is as it was, and the engine sleeps."""
     model, handler, attributes = trainer.peft_model, trainer.callback_handler, dict(vars(trainer))
@@ -240,13 +419,14 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     for name in ("args", "state", "control", "_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"):
         setattr(trainer, name, copy.deepcopy(attributes[name]))
     args = trainer.args
+    n_problems = max(N_PROBLEMS, trainer.accelerator.num_processes)
     args.num_generations = trainer.num_generations = min(N_EPISODES, args.num_generations)
-    args.generation_batch_size = N_PROBLEMS * args.num_generations
+    args.generation_batch_size = n_problems * args.num_generations
     args.max_completion_length = trainer.max_completion_length = min(N_TOKENS, args.max_completion_length)
-    args.learning_rate, args.lr_scheduler_type, args.lr_scheduler_kwargs = LEARNING_RATE, "constant", None
-    args.warmup_steps, args.max_steps, args.push_to_hub = 0, 10, False
-    trainer.state.max_steps, trainer.state.global_step = args.max_steps, 0
-    trainer.betas, trainer.lr_scale, trainer._published = dict.fromkeys(trainer.betas, 0.0), 1.0, -1
+    args.learning_rate, args.lr_scheduler_kwargs, args.max_grad_norm = LEARNING_RATE, None, MAX_NORM
+    args.warmup_steps, args.max_steps, args.push_to_hub = min(WARMUP, args.warmup_steps), MAX_STEPS, False
+    trainer.state.max_steps, trainer.state.global_step = args.max_steps, 1
+    trainer.lr_scale, trainer._published = 1.0, -1
     try:
         if args.gradient_checkpointing:  # as `train` does
             trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)

@@ -1,61 +1,94 @@
 """The checks: each returns whether it holds, what was measured and what was expected.
 
-Log-probs of the engine and of the trainer differ by rounding, in bfloat16 by 0.01 to 0.04 on average. So a difference must be
-small against the difference that a fault would make (another adapter, old weights, another temperature), which is measured
-on the same rows.
+Log-probs of the engine and of the trainer differ by rounding. How much, is measured on the spot: the same rows are computed
+in the run's precision and in float32. A difference must be small against that, and against the difference that a fault would
+make (another adapter, old weights, another temperature), which is measured on the same rows.
 """
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from multirole.core.rows import Row
-from multirole.core.types import Problem
-from multirole.doctor.bench import Bench, Trial, Weights
+from multirole.core.types import Episode, Problem
+from multirole.diagnostics.gradients import weights_of
+from multirole.doctor.bench import BETA, Bench, Trial, Weights, rate_at
 from multirole.doctor.samples import SAMPLES
 from multirole.tasks import TaskLike
 
 ROWS_OF_A_ROLE = 4
 """Rows of each role that are computed again."""
-EXACT, ROUNDED = (1e-4, 1e-3), (0.1, math.inf)
-"""Mean and largest difference between log-probs of a token that rounding may make, in float32 and at half precision."""
+EXACT = (1e-4, 1e-3)
+"""Mean and largest difference between log-probs of a token that float32 may make."""
+FLOORS = 4
+"""So many times the measured rounding may lie between the engine and the trainer, which round apart from each other."""
+EXACT_GRADIENT, ROUNDED_GRADIENT = 1e-3, 0.3
+"""Part of its norm by which float32 or half precision may change a gradient. What rounding adds has no direction, so that it
+hardly goes towards a fault's gradient."""
 SHARE = 1 / 3
 """A difference may be at most this part of the one that a fault would make."""
 CERTAIN = -1e-3
 """Tokens of a larger log-prob may have a gradient that rounds to zero."""
+CANARY = "the-reference-8271"
 
 Verdict = tuple[bool, str, str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Case:
-    """Two iterations in a row and the weights before, between and after them; checksums of the base at the start."""
+    """Three iterations in a row, an evaluation after them, and the weights before, between and after the iterations."""
 
     bench: Bench
     task: TaskLike | None
-    first: Trial
-    second: Trial
-    weights: tuple[Weights, Weights, Weights]
+    trials: list[Trial]
+    weights: list[Weights]
+    evaluated: list[Episode]
     base: dict[str, int]
+    """Checksums of the base at the start."""
 
     @classmethod
     def of(cls, bench: Bench, task: TaskLike | None) -> "Case":
-        """Run the iterations."""
-        base, before = bench.checksums(), bench.weights()
-        first = bench.train()
-        between = bench.weights()
-        second = bench.train()
-        return cls(bench, task, first, second, (before, between, bench.weights()), base)
+        """Run the iterations; the last one moves the weights before its update."""
+        base, weights, trials = bench.checksums(), [bench.weights()], []
+        for is_nudged in (False, False, True):
+            trials.append(bench.train(is_nudged))
+            weights.append(bench.weights())
+        return cls(bench, task, trials, weights, bench.evaluate(), base)
 
-    def few(self, trial: Trial) -> list[Row]:
+    @property
+    def first(self) -> Trial:
+        """The first iteration."""
+        return self.trials[0]
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether base and computation are in float32."""
+        model, accelerator = self.bench.model.get_base_model(), self.bench.trainer.accelerator
+        return next(model.parameters()).dtype == torch.float32 and accelerator.mixed_precision == "no"
+
+    @cached_property
+    def floor(self) -> float:
+        """Mean difference between log-probs of the same rows in the run's precision and in float32."""
+        if self.is_exact:
+            return 0.0
+        self.bench.put(self.weights[0])
+        pairs = [
+            [self.bench.plain(r.turn, r.adapter, is_exact=e) for e in (True, False)] for r in self.few(self.first.rows)
+        ]
+        return torch.cat([(a - b).abs() for a, b in pairs]).mean().item()
+
+    def few(self, rows: list[Row]) -> list[Row]:
         """The first rows of each role."""
-        roles = {row.turn.role for row in trial.rows}
-        return [r for role in sorted(roles) for r in [r for r in trial.rows if r.turn.role == role][:ROWS_OF_A_ROLE]]
+        roles = {row.turn.role for row in rows}
+        return [r for role in sorted(roles) for r in [r for r in rows if r.turn.role == role][:ROWS_OF_A_ROLE]]
 
-    def gaps(self, rows: list[Row], temperature: float | None = None) -> torch.Tensor:
+    def gaps(self, rows: list[Row], temperature: float | None = None) -> Tensor:
         """|log-prob of the engine - plain log-prob under the present weights| per token."""
         return torch.cat([self._gap(row, row.adapter, temperature) for row in rows])
 
@@ -65,31 +98,34 @@ class Case:
         pairs = [(other, [row for row in rows if row.adapter != other]) for other in others]
         return min(torch.cat([self._gap(r, other, None) for r in mine]).mean().item() for other, mine in pairs if mine)
 
-    def _gap(self, row: Row, adapter: str | None, temperature: float | None) -> torch.Tensor:
+    def _gap(self, row: Row, adapter: str | None, temperature: float | None) -> Tensor:
         return (self.bench.plain(row.turn, adapter, temperature) - torch.tensor(row.turn.logprobs)).abs()
 
-    def compare(self, gaps: torch.Tensor, fault: float, what: str) -> Verdict:
+    def compare(self, gaps: Tensor, fault: float, what: str) -> Verdict:
         """Judge differences of log-probs against rounding, and against what a fault would make of them."""
-        is_exact = next(self.bench.model.get_base_model().parameters()).dtype == torch.float32
-        limit, most = EXACT if is_exact else ROUNDED
+        limit, most = EXACT if self.is_exact else (FLOORS * self.floor, math.inf)
         mean, largest = gaps.mean().item(), gaps.max().item()
+        rounding = "" if self.is_exact else f"; rounding makes {self.floor:.1e}"
         return (
             mean <= min(limit, SHARE * fault) and largest <= most,
             f"log-probs differ by {mean:.1e} on average and {largest:.1e} at most",
-            f"at most {min(limit, SHARE * fault):.1e} on average; {what} would make {fault:.1e}",
+            f"at most {min(limit, SHARE * fault):.1e} on average; {what} would make {fault:.1e}{rounding}",
         )
+
+
+# ---- sampling
 
 
 def engine(case: Case) -> Verdict:
     """The engine's log-probs are the trainer's at the first step of every adapter."""
-    gaps = [micro.gaps.abs() for trial in (case.first, case.second) for micro in trial.micros if micro.step == 0]
+    gaps = [micro.gaps.abs() for trial in case.trials[:2] for micro in trial.micros if micro.step == 0]
     case.bench.put(case.weights[0])
-    return case.compare(torch.cat(gaps), case.mixed_up(case.few(case.first)), "another adapter")
+    return case.compare(torch.cat(gaps), case.mixed_up(case.few(case.first.rows)), "another adapter")
 
 
 def published_weights(case: Case) -> Verdict:
     """The second iteration is sampled from the weights after the first one, and not from those before it."""
-    rows = case.few(case.second)
+    rows = case.few(case.trials[1].rows)
     case.bench.put(case.weights[0])
     old = case.gaps(rows).mean().item()
     case.bench.put(case.weights[1])
@@ -98,24 +134,97 @@ def published_weights(case: Case) -> Verdict:
 
 def temperature(case: Case) -> Verdict:
     """The engine's log-probs are those of logits / temperature."""
-    rows, given = case.few(case.first), case.bench.trainer.args.temperature
+    rows, given = case.few(case.first.rows), case.bench.trainer.args.temperature
     other = 1.0 if given != 1.0 else 0.7
     case.bench.put(case.weights[0])
     return case.compare(case.gaps(rows), case.gaps(rows, other).mean().item(), f"temperature {other:g}, not {given:g},")
+
+
+def evaluation(case: Case) -> Verdict:
+    """Evaluation samples from the adapters as they are, and not from the base."""
+    policy = case.bench.trainer.policy
+    rows = case.few([Row(episode, turn, policy[turn.role]) for episode in case.evaluated for turn in episode.turns])
+    if not rows:
+        return True, "the trainer has no evaluation problems", "nothing"
+    case.bench.put(case.weights[-1])
+    base = torch.cat([case._gap(row, None, None) for row in rows]).mean().item()
+    return case.compare(case.gaps(rows), base, "the base model")
+
+
+def seeds(case: Case) -> Verdict:
+    """No two requests share a seed, within an iteration or between two, and another seed of the run changes all of them."""
+    trainer = case.bench.trainer
+    given = [seed for trial in case.trials for seed in trial.seeds]
+    attempts = [(episode.problem, episode.index) for episode in case.first.episodes]
+    found = []
+    for offset in (0, 1):
+        trainer.rollout.seed = trainer.args.seed + offset
+        found.append({request.seed for request in case.bench.play(attempts)})
+    trainer.rollout.seed, repeated, kept = trainer.args.seed, len(given) - len(set(given)), len(found[0] & found[1])
+    return (
+        not (repeated or kept),
+        f"{repeated} of {len(given)} seeds are used twice; {kept} of {len(found[0])} stay under another seed of the run",
+        "0 and 0",
+    )
+
+
+def problems(case: Case) -> Verdict:
+    """A pass over the data has every problem once and the next pass another order, and what is drawn is what is trained."""
+    bench, trainer = case.bench, case.bench.trainer
+    n, size, steps = len(trainer.problems), trainer.args.num_generations, trainer.args.max_steps
+    trainer.args.max_steps = 2 * math.ceil(n * size / trainer.args.n_episodes)
+    drawn = list(trainer._get_train_sampler())[: 2 * n * size]
+    trainer.args.max_steps = steps
+    passes = [drawn[start : start + n * size] for start in (0, n * size)]
+    missed = sum(n - len(set(one)) for one in passes)
+    same = passes[0] == passes[1] and n > 2 and trainer.args.shuffle_dataset
+    ids = Counter(trainer.problems[i].id for i in bench.indices)
+    other = sum(Counter(episode.problem.id for episode in trial.episodes) != ids for trial in case.trials)
+    measured = (
+        f"{missed} of {2 * n} problems are missing from two passes, whose orders are {'equal' if same else 'not equal'}"
+    )
+    return (
+        not (missed or same or other),
+        f"{measured}; {other} of 3 iterations were of other problems",
+        "0, not equal, 0",
+    )
+
+
+def prompts(case: Case) -> Verdict:
+    """No prompt holds the reference answer."""
+    trainer, task = case.bench.trainer, case.task
+    if task is None:
+        return True, "the trainer's references are not known", "nothing"
+    problem = Problem("doctor", trainer.problems[0].task, "How much is 1 + 1?", CANARY)
+    requests = case.bench.play([(problem, 0)])
+    quoted = sum(CANARY in trainer.rollout.tokenizer.decode(request.prompt_ids) for request in requests)
+    references = {p.id: str(p.reference) for p in task.problems("train", len(trainer.problems))[:256]}
+    known = [(p.question, references[p.id]) for p in trainer.problems if p.id in references]
+    told = sum(bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text)) for text, answer in known)
+    return (
+        not quoted and told <= len(known) / 2,  # a number may stand in a question by chance
+        f"{quoted} of {len(requests)} prompts of a workflow and {told} of {len(known)} questions hold the reference",
+        f"0 and at most {len(known) // 2}",
+    )
+
+
+# ---- training
 
 
 def masks(case: Case) -> Verdict:
     """Every turn is trained once, and the loss reaches the outputs that predict its completion and no others."""
     trial, lost, others = case.first, 0, 0
     for micro in trial.micros:
-        for row, ids, reached in zip(micro.rows, micro.ids.tolist(), micro.reached, strict=True):
+        for row, ids, reached in zip(
+            [trial.rows[i] for i in micro.rows], micro.ids.tolist(), micro.reached, strict=True
+        ):
             start = _find(ids, row.turn.prompt_ids + row.turn.completion_ids) + len(row.turn.prompt_ids) - 1
             own = reached[start : start + len(row.turn.completion_ids)]
             others += int(reached.sum() - own.sum())
             if row.advantage and micro.step == 0:  # later steps clip ratios
                 lost += int((~own & (torch.tensor(row.turn.logprobs) < CERTAIN)).sum())
     sampled = Counter(id(turn) for episode in trial.episodes for turn in episode.turns)
-    trained = Counter(id(row.turn) for micro in trial.micros for row in micro.rows)
+    trained = Counter(id(trial.rows[i].turn) for micro in trial.micros for i in micro.rows)
     wrong = sum((sampled - trained).values()) + sum((trained - sampled).values())
     n_tokens = sum(len(turn.completion_ids) for episode in trial.episodes for turn in episode.turns)
     measured = (
@@ -150,6 +259,77 @@ def adapters(case: Case) -> Verdict:
     )
     holds = all(n == size for n, size in own) and not (others or changed or idle)
     return holds, measured, "all of their own, 0, 0 and 0"
+
+
+def loss(case: Case) -> Verdict:
+    """The gradient is that of the clipped objective and its KL term, written down here, at ratios that are not 1."""
+    args = case.bench.trainer.args
+    if (args.loss_type, args.importance_sampling_level) != ("grpo", "token"):
+        return True, f"not compared for loss_type={args.loss_type!r}", "loss_type='grpo'"
+    gap, way, clipped, n_tokens = 0.0, 0.0, 0, 0
+    case.bench.put(case.weights[2])
+    case.bench.nudge()
+    for adapter, (rows, divisor, gradient) in case.trials[2].first.items():
+        due = [torch.zeros_like(gradient) for _ in range(4)]
+        params = weights_of(case.bench.model, adapter)
+        for row in rows:
+            terms, n_clipped = _objectives(case, row)
+            clipped, n_tokens = clipped + n_clipped, n_tokens + len(row.turn.completion_ids)
+            case.bench.model.set_adapter(adapter)
+            for total, term in zip(due, terms, strict=True):
+                parts = torch.autograd.grad(term / divisor, params, retain_graph=True)
+                total += torch.cat([part.flatten() for part in parts])
+        apart = gradient - due[0]
+        gap = max(gap, (apart.norm() / due[0].norm()).item())
+        for wrong in [other - due[0] for other in due[1:]]:
+            if wrong.norm():  # 0: nothing was clipped
+                way = max(way, ((apart @ wrong) / (wrong @ wrong)).abs().item())
+    limit = EXACT_GRADIENT if case.is_exact else ROUNDED_GRADIENT
+    return (
+        gap <= limit and way <= SHARE,
+        f"gradients differ by {gap:.1e} of their norm and go {way:.2f} of the way to a fault's; {clipped} of {n_tokens} tokens are clipped",
+        f"at most {limit:.1e}, and {SHARE:.2f} of the way to no clipping, half the range or another sign of the KL term",
+    )
+
+
+def _objectives(case: Case, row: Row) -> tuple[list[Tensor], int]:
+    """A row's loss (TRL's "grpo": the mean over its tokens), and that without clipping, with half its range, with -KL.
+
+    Also the number of tokens whose gradient the clipping removes.
+    """
+    bench, args, a = case.bench, case.bench.trainer.args, row.advantage
+    with torch.no_grad():
+        base = bench.plain(row.turn, None)
+    logps = bench.plain(row.turn, row.adapter, keeps=True)  # (C,)
+    old = torch.tensor(row.turn.logprobs) if args.old_logprobs == "sampled" else row.old_logps
+    ratio = (logps - old.to(logps)).exp()
+    apart = base.to(logps) - logps
+    kl = apart.exp() - apart - 1
+    capped = ratio if args.delta is None else ratio.clamp(max=args.delta)
+
+    def surrogate(share: float) -> Tensor:
+        return torch.min(capped * a, ratio.clamp(1 - share * args.epsilon, 1 + share * args.epsilon_high) * a)
+
+    right = surrogate(1.0)
+    terms = [-right + BETA * kl, -ratio * a + BETA * kl, -surrogate(0.5) + BETA * kl, -right - BETA * kl]
+    is_clipped = (ratio * a > right) & ((ratio < 1 - args.epsilon) | (ratio > 1 + args.epsilon_high))
+    return [term.mean() for term in terms], int(is_clipped.sum())
+
+
+def optimizer(case: Case) -> Verdict:
+    """Each step is that of AdamW on the clipped gradient, with moments that go on, at the scheduled rate."""
+    wrong = [both for trial in case.trials for both in trial.wrong]
+    weights, rates = (max(column) for column in zip(*wrong, strict=True))
+    args = case.bench.trainer.args
+    unknown = "" if rate_at(args, 0) is not None else f" (not known for {args.lr_scheduler_type})"
+    return (
+        weights < 1e-3 and rates < 1e-6,
+        f"weights of {len(wrong)} steps differ by {weights:.1e} learning rates at most, the rate by {rates:.1e}{unknown}",
+        "less than 1.0e-03 and 1.0e-06",
+    )
+
+
+# ---- rewards and advantages
 
 
 def advantages(case: Case) -> Verdict:
@@ -200,9 +380,15 @@ def rewards(case: Case) -> Verdict:
     )
 
 
+# ---- checkpoints
+
+
 def resume(case: Case) -> Verdict:
     """A checkpoint gives back every adapter and the optimizer's moments, bit for bit."""
-    case.bench.put(case.weights[2])
+    accelerator = case.bench.trainer.accelerator
+    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
+        return True, "not tried by several CPU processes, which transformers cannot resume", "nothing"
+    case.bench.put(case.weights[-1])
     before, moments, after, loaded = case.bench.save_and_load()
     pairs = [(a, b) for name in before for a, b in zip(before[name], after[name], strict=True)]
     lost = sum(not a.equal(b) for a, b in pairs)
@@ -217,8 +403,14 @@ CHECKS: dict[str, Callable[[Case], Verdict]] = {
     "engine": engine,
     "published weights": published_weights,
     "temperature": temperature,
+    "evaluation": evaluation,
+    "seeds": seeds,
+    "problems": problems,
+    "prompts": prompts,
     "masks": masks,
     "adapters": adapters,
+    "loss": loss,
+    "optimizer": optimizer,
     "advantages": advantages,
     "rewards": rewards,
     "resume": resume,

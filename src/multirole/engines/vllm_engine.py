@@ -61,6 +61,8 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
+    if "WORLD_SIZE" in os.environ:  # an engine per process, or one that several of our processes step together
+        options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
             "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(PREFILL_TOKENS, max_length)
@@ -76,10 +78,6 @@ def llm_options(
         "enable_sleep_mode": True,
         "tensor_parallel_size": tensor_parallel_size,
     }
-    if (
-        "WORLD_SIZE" in os.environ
-    ):  # an engine per process on its GPU, or one that several of our processes step together
-        options["distributed_executor_backend"] = "external_launcher"
     return options
 
 
