@@ -1,6 +1,7 @@
 """A task of one's own: rows from anywhere, a reward in TRL's signature, hidden tests, and what is reported when it fails."""
 
 import json
+import sys
 import time
 
 import datasets
@@ -100,6 +101,19 @@ def test_extraction_is_ones_own_or_any_text():
     assert task(extract=lambda text: text[:1] or None).extract("abc") == "a"
 
 
+@pytest.mark.parametrize(
+    ("extract", "message"),
+    [
+        (lambda text: text[9], "raised IndexError"),
+        (lambda text: sys.exit(0), "raised SystemExit"),
+        (len, "a text or None, got 3"),
+    ],
+)
+def test_a_failing_extraction_is_reported_with_the_task_and_the_cause(extract, message):
+    with pytest.raises(RewardError, match=f"`extract` of task 'sums' .*{message}"):
+        task(extract=extract).extract("abc")
+
+
 def fails_on_two(prompts, completions, **_):
     if "2+1?" in prompts:
         raise KeyError("two")
@@ -111,7 +125,14 @@ def fails_on_two(prompts, completions, **_):
     [
         (fails_on_two, r"The reward of task 'sums' raised KeyError\('two'\) on {2}\."),
         (lambda **_: [0.0], r"one number per completion, got 1 for 4 completions, the first of {0}\."),
-        (lambda prompts, **_: [0.0, 0.0, float("nan"), 0.0], r"must be a finite number, got nan on {2}\."),
+        (
+            lambda prompts, **_: [0.0, 0.0, float("nan"), 0.0],
+            r"must be a number of at most 1e\+06 in size, got nan on {2}\.",
+        ),
+        (lambda prompts, **_: [0.0, float("-inf"), 0.0, 0.0], r"at most 1e\+06 in size, got -inf on {1}\."),
+        (lambda prompts, **_: [0.0, 0.0, 0.0, 1e30], r"at most 1e\+06 in size, got 1e\+30 on {3}\."),
+        (lambda **_: [0.0] * 5, r"one number per completion, got 5 for 4 completions"),
+        (lambda **_: sys.exit(0), r"raised SystemExit\(0\) on {0}\."),
         (lambda prompts, **_: [None] * len(prompts), r"raised TypeError.* on {0}\."),
         (lambda prompts: [0.0] * len(prompts), r"raised TypeError\(.*unexpected keyword argument.*on {0}\."),
     ],

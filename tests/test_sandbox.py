@@ -96,7 +96,18 @@ def test_any_thread_may_grade() -> None:
     assert verdicts == [1.0] * 4
 
 
-def test_a_dead_worker_is_replaced_and_the_program_graded_all_the_same() -> None:
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    sandbox.close()
+    thread = threading.Thread(target=lambda: sandbox.grade(ECHO, echoes("0"), limits=LIMITS))
+    thread.start()
+    thread.join()
+    sandbox.take_stats()
+    assert sandbox.grade(ECHO, echoes("0"), limits=LIMITS).reward == 1.0 and sandbox.take_stats().restarts == 0
+
+
+def test_dead_workers_are_replaced_and_the_program_graded_all_the_same() -> None:
+    sandbox.grade_batch([ECHO] * 8, [echoes(*map(str, range(16)))] * 8, limits=dataclasses.replace(LIMITS, workers=3))
+    assert len(sandbox._running().idle) >= 3
     sandbox.take_stats()
     for idle in list(sandbox._running().idle):
         os.kill(idle.process.pid, signal.SIGKILL)
@@ -169,6 +180,7 @@ def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.
         "from zoneinfo import ZoneInfo",
         "x = 0x" + "f" * 4000,
         "x = [" + "('a' * 4096,) * 256, " * 99 + "]",
+        pytest.param("x = [" + "('a' * 4096,) * 256, " * 1000 + "]", marks=pytest.mark.slow),
         "x = [" + "2 ** 5000, " * 5000 + "]",
         "x = " + "'/dev/stdin' " * 4000,
         "import os\nos.path.expanduser('~')\nos.path.expanduser('~root')",

@@ -1,8 +1,10 @@
 """Texts that nobody wrote as answers never make grading raise, and are never counted as crashes of the sandbox."""
 
 import os
+import pkgutil
 import random
 import site
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,36 @@ def mutations(count: int, seed: int) -> list[str]:
             at = rng.randrange(len(text) + 1)
             found.append(text[:at] + rng.choice(PIECES) + text[at + rng.randrange(9) :])
     return found
+
+
+def library_modules() -> list[str]:
+    """All modules of the standard library but its own tests, those of packages included."""
+    names = sorted(sys.stdlib_module_names)
+    for package in pkgutil.iter_modules([str(Path(os.__file__).parent)]):
+        if package.ispkg and package.name in sys.stdlib_module_names - {"test"}:
+            folder = Path(os.__file__).parent / package.name
+            names += [module.name for module in pkgutil.walk_packages([str(folder)], package.name + ".", onerror=str)]
+    return [name for name in names if ".test" not in name and "__main__" not in name]
+
+
+def import_each(modules: list[str]) -> None:
+    programs = [f"try: import {module}\nexcept BaseException: pass\nprint(3)" for module in modules]
+    sandbox.take_stats()
+    verdicts = sandbox.grade_batch(programs, [TESTS] * len(programs), limits=Limits(full_timeouts=1))
+    assert {name: v.reason for name, v in zip(modules, verdicts, strict=True) if v.reward < 1.0} == {}
+    stats = sandbox.take_stats()
+    assert stats.crashes == stats.restarts == 0
+
+
+def test_a_few_modules_of_the_library_can_be_imported() -> None:
+    import_each(["antigravity", "idlelib.idle", "sysconfig", "this", "tkinter", "trace", "turtle", "zoneinfo"])
+
+
+@pytest.mark.slow
+def test_every_module_of_the_library_can_be_imported() -> None:
+    modules = library_modules()
+    assert len(modules) > 600
+    import_each(modules)
 
 
 def test_thirty_random_texts() -> None:

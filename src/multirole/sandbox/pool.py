@@ -131,32 +131,37 @@ class Pool:
         """Run units until there are no more; the threads share the iterator, whose steps are atomic."""
         for job, tests in units:
             left = set(tests)
-            for is_last in (False, True):
+            for is_second in (False, True):
                 if left and job.rest is None:
-                    self._attempt(job, left, limits, is_last)
+                    error = self._attempt(job, left, limits, on_new_worker=is_second)
+                    if error and job.rest is None and not is_second:
+                        logger.warning("A sandbox worker was replaced: %s", error)
+                    elif error and job.rest is None:
+                        self._blame(job, error)
             if job.rest is not None:
                 job.end(job.rest, left)
 
-    def _attempt(self, job: Job, left: set[int], limits: Limits, is_last: bool) -> None:
-        """Run these tests on a worker, which is replaced if it fails, and take those that it reports out of `left`."""
-        worker, is_whole = self.idle.pop() if self.idle else Worker(self.module), False
+    def _attempt(self, job: Job, left: set[int], limits: Limits, on_new_worker: bool) -> SandboxError | None:
+        """Run tests on a worker and take those that it reports out of `left`; the error of a worker that fails."""
+        worker, is_whole = Worker(self.module) if on_new_worker or not self.idle else self.idle.pop(), True
         self.level = worker.level
         try:
             with job.lock:
+                if job.rest is not None:
+                    return None
                 job.started = job.started or time.monotonic()
                 job.workers.append(worker)
+            is_whole = False
             end = self._run(worker, job, left, limits)
             with job.lock:  # from here on nobody stops it, since its next unit will be another program's
                 job.workers.remove(worker)
             if left and job.rest is None:
                 job.end(_reason_of_manager(end, worker), left)
             is_whole = True
+            return None
         except SandboxError as error:
             self.restarts += 1
-            if job.rest is None and not is_last:
-                logger.warning("A sandbox worker was replaced: %s", error)
-            elif job.rest is None:
-                self._blame(job, error)
+            return error
         finally:
             self.idle.append(worker) if is_whole else worker.close()
 
@@ -187,7 +192,7 @@ class Pool:
     def _blame(self, job: Job, error: SandboxError) -> None:
         """End a program that made two workers fail, or raise if a known program cannot be run either."""
         control = Job("print(input())", [b"control"], [""], lambda _, output: output == b"control\n")
-        self._attempt(control, {0}, Limits(), is_last=False)
+        self._attempt(control, {0}, Limits(), on_new_worker=True)
         if control.reasons != ["passed"]:
             raise SandboxError(f"The sandbox does not work any more: {error}") from error
         logger.error("A program made two workers fail; its remaining tests count as errors. The last one: %s", error)

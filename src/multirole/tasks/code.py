@@ -10,7 +10,8 @@ split cannot be rebuilt. `rows` names what stands in for it:
   we read, keeps problems on standard input with at most 15 tests, the largest ones below 100 kB, and runs nothing.
 
 Either is split like `shuffle(seed=42)`, with the first 1,000 rows for the paper's test split ("validation" here). A
-question is the problem text in a frame that states the format of the answer, in the manner of LiveCodeBench.
+question is the problem text in a frame that states the format of the answer, in the manner of LiveCodeBench. Programs
+have the standard library but neither numpy nor files; `multirole.sandbox` says what else does not work.
 """
 
 import json

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import math
 import sys
 import threading
 import traceback
@@ -39,8 +38,12 @@ SLOW_SECONDS = 300.0
 """A reward function that runs for longer is reported in the log, with the place where it is."""
 
 
+LARGEST_REWARD = 1e6
+"""In size: sums and squares of rewards must stay exact enough in 32 bits."""
+
+
 class RewardError(RuntimeError):
-    """A reward function failed; nothing was trained on its batch."""
+    """A task's reward or extract function failed; nothing was trained on its batch."""
 
 
 class Task:
@@ -77,8 +80,14 @@ class Task:
         return {"name": self.name} | {split: self._describe(split) for split in self._data}
 
     def extract(self, text: str) -> str | None:
-        """Return the answer in a text, or None."""
-        return self._extract(text)
+        """Return the answer in a text, or None. Raises RewardError where the function raises or returns anything else."""
+        try:
+            found = self._extract(text)
+        except (Exception, SystemExit) as error:
+            raise RewardError(f"The `extract` of task {self.name!r} raised {error!r} on {text[:80]!r}.") from error
+        if found is not None and not isinstance(found, str):
+            raise RewardError(f"The `extract` of task {self.name!r} must return a text or None, got {found!r}.")
+        return found
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Call the reward function once on the batch. Raises RewardError where it raises or returns no valid numbers."""
@@ -93,7 +102,7 @@ class Task:
         watch.start()
         try:
             values = [float(value) for value in self.reward(prompts=prompts, completions=texts, **columns)]
-        except Exception as error:  # whatever the user's function raises is reported with the problem
+        except (Exception, SystemExit) as error:  # whatever the user's function raises is reported with the problem
             if len(problems) > 1:  # alone, the one that failed is found
                 for problem, text in zip(problems, texts, strict=True):
                     self._call([problem], [text])
@@ -106,8 +115,11 @@ class Task:
                 f"{len(ids)} completions, the first of {ids[0]}."
             )
         for name, value in zip(ids, values, strict=True):
-            if not math.isfinite(value):
-                raise RewardError(f"The reward of task {self.name!r} must be a finite number, got {value} on {name}.")
+            if not abs(value) <= LARGEST_REWARD:  # nor is NaN
+                raise RewardError(
+                    f"The reward of task {self.name!r} must be a number of at most {LARGEST_REWARD:g} in size, got {value} "
+                    f"on {name}."
+                )
         return values
 
     def _report_slow(self, thread: int, ids: list[str]) -> None:
