@@ -113,7 +113,7 @@ def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
     [
         ({"adapters": "mine"}, "`adapters` must be 'own', 'base'"),
         ({"checkpoints": "best,last"}, "`checkpoints` must be 'all', or steps and names .* got 'best,last'"),
-        ({"n_rollouts": 0}, "`n_rollouts` must be a positive integer, got 0"),
+        ({"n_rollouts": 0}, "`n_rollouts` must be greater than or equal to 1, got 0"),
         ({"cell": Cell("single", "sp"), "adapters": "transfer"}, "into another workflow than 'single'"),
     ],
 )

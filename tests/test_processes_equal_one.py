@@ -63,6 +63,19 @@ def test_two_processes(alone, tmp_path):
     compare(alone, other)
 
 
+@pytest.mark.slow
+def test_two_processes_continue_a_nearly_finished_run(alone, tmp_path):
+    launch = Launch(results_dir=str(tmp_path), n_processes=2)
+    spawn(Cell(**FIELDS).parameters(), launch, torchrun)
+    folder = tmp_path / "tiny-s" / alone.name
+    for lost in ("checkpoints/checkpoint-3", "adapters/step_00003"):
+        shutil.rmtree(folder / lost)
+    (folder / "DONE").unlink()
+    spawn(Cell(**FIELDS).parameters(), launch, torchrun)
+    assert json.loads((folder / "provenance.json").read_text())["resumed"][0]["from"] == "checkpoint-2"
+    compare(alone, folder)
+
+
 def under_fsdp2(parameters: dict, folder: Path) -> None:
     log = folder / "log"
     given = parameters | {"results_dir": str(folder), "sharding": "fsdp2"}

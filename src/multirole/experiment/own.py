@@ -31,7 +31,7 @@ def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | N
     workflow = _object("workflow", given, builtin)
     check_workflow(workflow)
     _check_name("workflow", workflow, builtin)
-    return workflow, _digest(given, f"{workflow.roles} {inspect.getsource(type(workflow))}")
+    return workflow, _digest(given, str(workflow.roles), [type(workflow)])
 
 
 def own_task(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
@@ -45,9 +45,7 @@ def own_task(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
                 f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
             )
     _check_name("task", task, builtin)
-    members: list[Any] = [type(task), *(one for one in vars(task).values() if inspect.isfunction(one))]
-    functions = [inspect.getsource(one) for one in members]
-    return task, _digest(given, f"{task.describe()} {functions}")
+    return task, _digest(given, str(task.describe()), [type(task), *filter(inspect.isfunction, vars(task).values())])
 
 
 def _object(kind: str, given: object, builtin: Collection[str]) -> Any:
@@ -94,10 +92,14 @@ def _check_name(kind: str, own: Any, builtin: Collection[str]) -> None:
         )
 
 
-def _digest(given: object, code: str) -> str:
+def _digest(given: object, about: str, code: list[Any]) -> str:
     """The sha256 of the file that an own workflow or task was named by, or else of what distinguishes the object."""
-    content = Path(given.rpartition(":")[0]).expanduser().read_bytes() if isinstance(given, str) else code.encode()
-    return hashlib.sha256(content).hexdigest()
+    if isinstance(given, str):
+        return hashlib.sha256(Path(given.rpartition(":")[0]).expanduser().read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
 
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:
