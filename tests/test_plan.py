@@ -182,11 +182,12 @@ def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
 
 
 def test_disk_by_hand():
-    """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments, and the steps 0, 5, 10 … 500 of 500 iterations."""
+    """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments; steps 0, 5, 10 … 500 of 500 in bfloat16."""
     one = 2 * 4 * 28 * 64 * 22_528
-    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 101) * one
-    assert disk_need(Cell("voting", "ip", scale="0.6b", coherence_penalty=0.5)) == (3 * 4 + 101) * one
-    assert disk_need(Cell("voting", "ip", scale="0.6b", save_every=40, eval_every=100)) == (3 * 3 + 16) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 101 / 2) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b", coherence_penalty=0.5)) == (3 * 4 + 101 / 2) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b", save_every=40, eval_every=100)) == (3 * 3 + 16 / 2) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b", on_alarm="rollback")) == (3 * 3 + 101) * one
 
 
 def test_layers_are_kept_where_they_fit_and_computed_again_where_not():

@@ -131,6 +131,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     batch = activations(cell, s, tokens, on_gpu, recomputes)
+    merges, linear = cell.dtype == "float32" and shards == 1, s.layers * sum(a * b for a, b in s.linear_sizes)
     sums = (1 + min(2, slots - 1)) * one  # the last part's flat copy and up to two sums, when no micro-batch runs
     layer = sum(a * b for a, b in s.linear_sizes) + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
     gathered = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)  # this layer and the next; embedding and head
@@ -145,7 +146,8 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part(f"frozen base, {cell.dtype}", base, base, split),
         Part("adapters, float32", own, own, rank),
         Part("AdamW moments, float32", 2 * own, 2 * own, rank),
-        Part("gradients, float32", 0, (slots + 1) * one, rank),  # each part's, and what the present one accumulates
+        Part("gradients, float32", 0, (slots + (not merges)) * one, rank),  # by part, and what is accumulated
+        Part("layers with the adapter merged", 0, merges * 4 * linear, split),
         Part(f"activations of {tokens} tokens", 0, batch, "lower micro_batch_tokens" if tokens > row else lengths),
         Part("sums of gradients, float32", 0, max(0, sums - batch), rank),  # never beside the activations
         Part("changes of two iterations, float32", kept, 2 * kept, rank),
@@ -178,9 +180,7 @@ def adapters(cell: Cell) -> int:
 
 
 def n_parts(cell: Cell) -> int:
-    """Parts of the gradient of the adapter that has most: one per role and slot where they are told apart, else one."""
-    if not (cell.diagnostics or cell.balance_roles or cell.slot_scaling):
-        return 1
+    """Parts of the gradient of the adapter that has most, one per role and slot."""
     slots = cell.make_workflow().roles
     return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
 
@@ -385,8 +385,10 @@ def disk_need(cell: Cell) -> int:
     from multirole.experiment.checkpoints import KEPT
 
     every = (cell.eval_every, cell.save_every)
+    saved = 4 if cell.on_alarm == "rollback" else BYTES[cell.dtype]  # bytes of a number; checkpoints hold float32
     kept = {0, cell.iterations} | {step for gap in every for step in range(gap, cell.iterations, gap)}
-    return ((KEPT + 1) * (4 if cell.coherence_penalty else 3) + len(kept)) * adapters(cell)
+    checkpoint = (4 if cell.coherence_penalty else 3) * adapters(cell)
+    return (KEPT + 1) * checkpoint + len(kept) * adapters(cell) * saved // 4
 
 
 def check_disk(cell: Cell, folder: Path) -> None:

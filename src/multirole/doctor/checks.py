@@ -301,7 +301,7 @@ def _objectives(case: Case, row: Row) -> tuple[list[Tensor], int]:
     with torch.no_grad():
         base = bench.plain(row.turn, None)
     logps = bench.plain(row.turn, row.adapter, keeps=True)  # (C,)
-    old = torch.tensor(row.turn.logprobs) if args.old_logprobs == "sampled" else row.old_logps
+    old = torch.tensor(row.turn.logprobs) if row.old_logps is None else row.old_logps
     ratio = (logps - old.to(logps)).exp()
     apart = base.to(logps) - logps
     kl = apart.exp() - apart - 1

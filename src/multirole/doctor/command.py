@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from multirole import plan
 from multirole.doctor import examine, report
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import add_parameters, read_parameters
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(
             f"{cell.id} at {cell.scale}\n\n{tabulate(rows, maxcolwidths=(None, None, 60, 60), tablefmt='plain')}\n"
         )
-        sys.stdout.write(f"\n{plan.plan(cell, launch).verdict()}\n\n")
+        sys.stdout.write("\n")
         sys.stdout.flush()
         preflight(cell, launch)
         with tempfile.TemporaryDirectory() as folder:

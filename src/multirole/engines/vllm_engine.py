@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,8 @@ from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 
 from multirole.core.distributed import full
-from multirole.core.engine import Completion, Request, check_request
+from multirole.core.engine import Completion, Request
+from multirole.engines import check_request
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -216,7 +218,7 @@ class VLLMEngine:
                 model.peft_config[name].save_pretrained(path)
                 # Loaded in place once: a generation request with load_inplace would read the files at every step.
                 request = LoRARequest(f"{name}@{version}", slot, path, load_inplace=True)
-                self._do(lambda request=request: self.llm.llm_engine.add_lora(request))
+                self._do(partial(self.llm.llm_engine.add_lora, request))
             self.lora[name] = LoRARequest(f"{name}@{version}", slot, path)
 
     def sleep(self) -> None:
