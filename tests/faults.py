@@ -11,7 +11,7 @@ from pytest import MonkeyPatch
 from multirole.core import logprobs, rollout, trainer
 from multirole.core.engine import Sampling
 from multirole.core.inputs import INDEX
-from multirole.core.rows import ProblemSampler, left_aligned
+from multirole.core.rows import left_aligned
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Reward
 from multirole.diagnostics.gradients import weights_of
@@ -55,7 +55,7 @@ def change_batch(patch: MonkeyPatch, change: Callable[[dict], dict]) -> None:
 
 def change_rows(patch: MonkeyPatch, change: Callable[[list], list]) -> None:
     """Change the rows that are trained, after the callbacks have seen them."""
-    around(patch, trainer, "steps_by_adapter", lambda cut, rows, *rest: cut(change(rows), *rest))
+    around(patch, trainer, "optimizer_steps", lambda cut, rows, *rest: cut(change(rows), *rest))
 
 
 # ---- which tokens and rows
@@ -432,21 +432,18 @@ def the_episode_is_not_in_the_seed(patch):
 
 @sees("problems")
 def the_same_problems_every_pass(patch):
-    def iterate(original, self):
-        first = list(itertools.islice(original(self), self.n_rows * self.n_episodes))
-        return itertools.islice(itertools.cycle(first), self.length)
+    def first_pass(original, n_rows, n_episodes, length, *rest):
+        return list(itertools.islice(itertools.cycle(original(n_rows, n_episodes, n_rows * n_episodes, *rest)), length))
 
-    around(patch, ProblemSampler, "__iter__", iterate)
+    around(patch, trainer, "problem_order", first_pass)
 
 
 @sees("problems")
 def the_same_problems_every_iteration(patch):
-    def iterate(original, self):
-        return itertools.islice(
-            itertools.cycle(list(itertools.islice(original(self), 2 * self.n_episodes))), self.length
-        )
+    def first_two(original, n_rows, n_episodes, length, *rest):
+        return list(itertools.islice(itertools.cycle(original(n_rows, n_episodes, 2 * n_episodes, *rest)), length))
 
-    around(patch, ProblemSampler, "__iter__", iterate)
+    around(patch, trainer, "problem_order", first_two)
 
 
 @sees("problems")

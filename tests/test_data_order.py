@@ -1,25 +1,25 @@
 """Problems of an iteration come in groups of n; every pass is a fresh permutation; a resume sees the same order."""
 
-from multirole.core.rows import ProblemSampler
+from multirole.core.rows import problem_order
 
 
 def test_groups_and_passes():
-    order = list(ProblemSampler(n_rows=5, n_episodes=3, length=24, seed=0))
+    order = list(problem_order(n_rows=5, n_episodes=3, length=24, seed=0))
     assert len(order) == 24
     groups = [order[i : i + 3] for i in range(0, 24, 3)]
     assert all(len(set(group)) == 1 for group in groups)
     firsts = [group[0] for group in groups]
     assert sorted(firsts[:5]) == [0, 1, 2, 3, 4]  # the first pass sees every problem once
-    assert order == list(ProblemSampler(5, 3, 24, 0)) != list(ProblemSampler(5, 3, 24, 1))
+    assert order == list(problem_order(5, 3, 24, 0)) != list(problem_order(5, 3, 24, 1))
 
 
 def test_passes_differ():
-    order = list(ProblemSampler(n_rows=50, n_episodes=1, length=100, seed=0))
+    order = list(problem_order(n_rows=50, n_episodes=1, length=100, seed=0))
     assert order[:50] != order[50:] and sorted(order[:50]) == sorted(order[50:])
 
 
 def test_an_unshuffled_dataset_is_taken_in_its_order():
-    assert list(ProblemSampler(3, 2, 10, 0, shuffle=False)) == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1]
+    assert list(problem_order(3, 2, 10, 0, shuffle=False)) == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1]
 
 
 def test_the_trainer_draws_a_whole_run(make_library_trainer):
@@ -27,6 +27,6 @@ def test_the_trainer_draws_a_whole_run(make_library_trainer):
 
     trainer = make_library_trainer(Single(), n_prompts=5, max_steps=4)
     order = list(trainer._get_train_sampler())
-    assert order == list(ProblemSampler(5, 8, 4 * 16, trainer.args.seed))
+    assert order == list(problem_order(5, 8, 4 * 16, trainer.args.seed))
     passes = make_library_trainer(Single(), n_prompts=5, max_steps=-1, num_train_epochs=3)
     assert passes.args.max_steps == 8  # 15 problems, two in an iteration

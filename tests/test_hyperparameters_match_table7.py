@@ -109,7 +109,7 @@ def test_the_learning_rate_warms_up_over_15_steps_and_falls_as_a_cosine(tmp_path
 
 def test_a_mini_batch_is_the_rows_of_64_problems():
     """PPO mini-batch size 64, in problems of 8 episodes: 512 rows are one optimizer step, three slots are three."""
-    one, three = (mini_batches(list(range(n)), 64 * 8, "even") for n in (512, 3 * 512))
+    one, three = (mini_batches(list(range(n)), 64 * 8) for n in (512, 3 * 512))
     assert [(len(rows), divisor) for rows, divisor in one] == [(512, 512)]
     assert [(len(rows), divisor) for rows, divisor in three] == [(512, 512)] * 3
 

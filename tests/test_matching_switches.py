@@ -90,8 +90,8 @@ def test_the_aggregations_are_three_different_gradients(make_library_trainer):
 
 @pytest.mark.parametrize("kind", AGGREGATES)
 def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(make_library_trainer, kind):
-    """minibatch_split="sequential" divides by the full number of rows."""
-    trainer = make_library_trainer(Voting(), loss_type=kind, minibatch_split="sequential")
+    """It is divided by the full number of rows (`RowCuts`)."""
+    trainer = make_library_trainer(Voting(), loss_type=kind)
     rows = rows_of(trainer, episodes_of(trainer.workflow.roles))[:12]
     whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
     torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)

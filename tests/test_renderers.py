@@ -3,8 +3,10 @@
 import pytest
 from toy_qwen3 import toy_tokenizer
 
-from multirole.core.renderers import RENDERERS, SYSTEM, chat_template, released_code, reply_text
+from multirole.core.rollout import chat_template, reply_text
 from multirole.core.types import assistant, user
+from multirole.experiment.released_code import RENDERERS, SYSTEM
+from multirole.experiment.released_code import qwen_prompt as released_code
 
 CHAT = [user("solve it"), assistant(" draft \n"), assistant("\\boxed{Incorrect}"), user("again")]
 

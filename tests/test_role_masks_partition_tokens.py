@@ -4,7 +4,8 @@ import torch
 from conftest import episodes_of
 
 from multirole.core.policy import parse_policy
-from multirole.core.rows import Row, collate, micro_batches, mini_batches, order_rows
+from multirole.core.rows import Row, collate, micro_batches, mini_batches
+from multirole.experiment.released_code import mountain, sequential
 from multirole.workflows import OrchWorkers, Voting
 
 
@@ -20,7 +21,7 @@ def test_completion_masks_partition_the_trained_tokens_by_role():
     for row in rows:
         sampled[row.turn.role] = sampled.get(row.turn.role, 0) + len(row.turn.completion_ids)
     for adapter in {row.adapter for row in rows}:
-        for batch, _ in mini_batches([r for r in rows if r.adapter == adapter], 16, "even"):
+        for batch, _ in mini_batches([r for r in rows if r.adapter == adapter], 16):
             for micro in micro_batches(batch, 300):
                 tensors = collate(micro, 0, torch.device("cpu"))
                 for i, row in enumerate(micro):
@@ -34,10 +35,9 @@ def test_completion_masks_partition_the_trained_tokens_by_role():
 
 def test_batching_neither_drops_nor_repeats_a_row():
     rows = make_rows(Voting(), n_problems=5)
-    for order in ("shuffled", "mountain"):
-        ordered = order_rows(rows, order, torch.Generator().manual_seed(0))
-        for split in ("even", "sequential"):
-            batches = [micro for batch, _ in mini_batches(ordered, 48, split) for micro in micro_batches(batch, 200)]
+    for ordered in (rows, mountain(rows)):
+        for steps in (mini_batches(ordered, 48), sequential(ordered, 48)):
+            batches = [micro for batch, _ in steps for micro in micro_batches(batch, 200)]
             assert sorted(id(row) for batch in batches for row in batch) == sorted(id(row) for row in rows)
 
 
@@ -48,14 +48,13 @@ def test_micro_batches_keep_their_token_budget():
 
 def test_mini_batch_sizes_by_hand():
     rows = list(range(20))  # any objects
-    assert [(len(b), d) for b, d in mini_batches(rows, 8, "even")] == [(6, 6), (7, 7), (7, 7)]
-    assert [(len(b), d) for b, d in mini_batches(rows, 8, "sequential")] == [(8, 8), (8, 8), (4, 8)]
-    assert [(len(b), d) for b, d in mini_batches(rows[:16], 8, "even")] == [(8, 8), (8, 8)]
-    assert mini_batches([], 8, "even") == []
+    assert [(len(b), d) for b, d in mini_batches(rows, 8)] == [(6, 6), (7, 7), (7, 7)]
+    assert [(len(b), d) for b, d in sequential(rows, 8)] == [(8, 8), (8, 8), (4, 8)]
+    assert [(len(b), d) for b, d in mini_batches(rows[:16], 8)] == [(8, 8), (8, 8)]
+    assert mini_batches([], 8) == sequential([], 8) == []
 
 
 def test_the_mountain_runs_short_long_short():
-    rows = order_rows(make_rows(Voting()), "mountain", torch.Generator())
-    lengths = [row.length for row in rows]
+    lengths = [row.length for row in mountain(make_rows(Voting()))]
     top = lengths.index(max(lengths))
     assert lengths[: top + 1] == sorted(lengths[: top + 1]) and lengths[top:] == sorted(lengths[top:], reverse=True)

@@ -61,11 +61,6 @@ class MultiRoleGRPOConfig(GRPOConfig):
         lr_clock (`str`, defaults to `"iteration"`):
             The learning-rate schedule ticks once per `"iteration"`, or once per `"update_call"`, that is per adapter and iteration,
             as the authors' released code does.
-        minibatch_split (`str`, defaults to `"even"`):
-            Ragged row counts are cut into `"even"` mini-batches, or into `"sequential"` full ones and a partial one that is divided
-            by the full size (released code).
-        row_order (`str`, defaults to `"shuffled"`):
-            Rows are `"shuffled"` by the seed, or length-stratified (`"mountain"`, released code).
         role_beta (`dict[str, float]`, *optional*):
             KL weight of single roles, in place of `beta`.
         micro_batch_tokens (`int`, defaults to `16384`):
@@ -74,8 +69,6 @@ class MultiRoleGRPOConfig(GRPOConfig):
             A turn whose prompt is longer ends its episode without an answer.
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
-        renderer (`str`, defaults to `"chat_template"`):
-            How messages become tokens: the tokenizer's `"chat_template"`, or as the authors' `"released_code"` writes Qwen prompts.
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed
             and a GPU is visible.
@@ -95,17 +88,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
     lr_clock: Literal["iteration", "update_call"] = field(
         default="iteration", metadata={"help": "What a tick of the learning-rate schedule is."}
     )
-    minibatch_split: Literal["even", "sequential"] = field(
-        default="even", metadata={"help": "How ragged row counts are cut into optimizer steps."}
-    )
-    row_order: Literal["shuffled", "mountain"] = field(default="shuffled", metadata={"help": "Order of an iteration's rows."})
     role_beta: dict[str, float] | None = field(default=None, metadata={"help": "KL weight of single roles."})
     micro_batch_tokens: int = field(default=16384, metadata={"help": "Padded tokens of one forward pass."})
     max_prompt_tokens: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
     max_turns: int = field(default=256, metadata={"help": "Model calls of one episode, at most."})
-    renderer: Literal["chat_template", "released_code"] = field(
-        default="chat_template", metadata={"help": "How messages become tokens."}
-    )
     engine: str = field(default="auto", metadata={"help": "Rollout engine: auto, transformers, vllm or module:Class."})
 
     loss_type: str = field(default="grpo", metadata={"help": "TRL's loss type; the paper's is grpo, TRL's default dapo."})
@@ -150,11 +136,6 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
                 "`step_tokens`, and nothing else uses it."
-            )
-        if self.updates == "tokens" and self.minibatch_split == "sequential":
-            raise ValueError(
-                "`minibatch_split='sequential'` divides a partial step by the rows of a full one, and `updates='tokens'` has no "
-                "such number. Use `minibatch_split='even'`."
             )
         if self.advantage_group != "episode" and self.scale_rewards == "batch":
             raise ValueError(

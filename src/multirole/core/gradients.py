@@ -11,8 +11,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 

@@ -17,12 +17,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from multirole.core.engine import Completion, Engine, Request, Sampling
-from multirole.core.renderers import Renderer, chat_template, reply_text
 from multirole.core.types import Answer, Episode, Message, Problem, Turn, Workflow
 
 T = TypeVar("T")
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
+Renderer = Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]
+"""Chat messages -> the ids of the prompt."""
 
 
 class PromptOverflow(Exception):
@@ -57,28 +58,23 @@ def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, 
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
-def first_prompts(
-    workflow: Workflow, problems: Sequence[Problem], encode: Callable[[list[Message]], list[int]]
-) -> list[int]:
-    """Tokens of the longest prompt of each problem's first stage, found without any model call."""
+def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    """The prompt's ids by the tokenizer's own template, with Qwen3's thinking off."""
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use the "
+            "tokenizer of an instruction-tuned model, or save a template as chat_template.jinja in its folder."
+        )
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False, enable_thinking=False
+    )
 
-    async def measure(problem: Problem) -> int:
-        stage: list[int] = []
 
-        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
-            stage.append(len(encode(messages)))
-            raise PromptOverflow
-
-        try:
-            await workflow.run(problem, call)
-        except PromptOverflow:
-            pass
-        return max(stage, default=0)
-
-    async def measure_all() -> list[int]:
-        return [await measure(problem) for problem in problems]
-
-    return in_thread(lambda: asyncio.run(measure_all()))
+def reply_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
+    """What a reply says: its text after the reasoning, if it reasoned all the same (exactly one `</think>`)."""
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    _, think, said = text.partition("</think>")
+    return said.strip() if think and "</think>" not in said else text
 
 
 def in_thread(work: Callable[[], T]) -> T:

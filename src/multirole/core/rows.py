@@ -6,12 +6,10 @@ included. So the rows' completion masks partition the trained tokens by role.
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.types import Episode, Turn
@@ -44,44 +42,21 @@ Steps = dict[str, list[MiniBatch]]
 """adapter -> its optimizer steps, in order."""
 
 
-class ProblemSampler(Sampler[int]):
-    """The problems of a whole run as one epoch: each index `n_episodes` times, a fresh permutation per pass.
+def problem_order(n_rows: int, n_episodes: int, length: int, seed: int, shuffle: bool = True) -> list[int]:
+    """The indices of a whole run's problems: each `n_episodes` times, in a fresh permutation per pass.
 
     TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch; one long epoch cannot.
     """
-
-    def __init__(self, n_rows: int, n_episodes: int, length: int, seed: int, shuffle: bool = True) -> None:
-        self.n_rows, self.n_episodes, self.length, self.seed, self.shuffle = n_rows, n_episodes, length, seed, shuffle
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        drawn, generator = 0, torch.Generator().manual_seed(self.seed)
-        while drawn < self.length:
-            order = torch.randperm(self.n_rows, generator=generator) if self.shuffle else torch.arange(self.n_rows)
-            for index in order.tolist():
-                for _ in range(min(self.n_episodes, self.length - drawn)):
-                    yield index
-                    drawn += 1
+    drawn: list[int] = []
+    generator = torch.Generator().manual_seed(seed)
+    while len(drawn) < length:
+        order = torch.randperm(n_rows, generator=generator) if shuffle else torch.arange(n_rows)
+        drawn += order.repeat_interleave(n_episodes).tolist()
+    return drawn[:length]
 
 
-def order_rows(rows: list[Row], order: str, generator: torch.Generator) -> list[Row]:
-    """The whole iteration's rows, "shuffled" or as a "mountain": short, long, short (released code's batch balancing)."""
-    if order == "shuffled":
-        return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
-    by_length = sorted(rows, key=lambda row: row.length)
-    return by_length[::2] + by_length[1::2][::-1]
-
-
-def mini_batches(rows: list[Row], size: int, split: str) -> list[MiniBatch]:
-    """Cut one adapter's rows into ceil(len / size) optimizer steps.
-
-    "even" cuts near-equal mini-batches, each divided by its own size. "sequential" fills mini-batches of `size` and
-    divides the last, partial one by `size` too, so that its gradient is smaller (released code).
-    """
-    if split == "sequential":
-        return [(rows[i : i + size], size) for i in range(0, len(rows), size)]
+def mini_batches(rows: list[Row], size: int) -> list[MiniBatch]:
+    """Cut one adapter's rows into ceil(len / size) optimizer steps of near-equal size, each divided by its own."""
     n, k = len(rows), math.ceil(len(rows) / size)
     cuts = [n * i // k for i in range(k + 1)] if k else [0]
     return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
@@ -104,19 +79,7 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     """One adapter's rows of an iteration as its optimizer steps (`MultiRoleGRPOConfig.updates`)."""
     if args.updates == "tokens":
         return token_batches(rows, args.step_tokens or 1)
-    size = max(1, len(rows)) if args.updates == "one" else args.n_episodes
-    return mini_batches(rows, size, args.minibatch_split)
-
-
-def steps_by_adapter(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:
-    """The optimizer steps of every adapter, in the order in which the adapters are updated.
-
-    In a "mountain" the adapter of the shortest row comes first (released code), which matters to a clock per update call.
-    """
-    owned: dict[str, list[Row]] = {name: [] for name in adapters} if args.row_order == "shuffled" else {}
-    for row in rows:
-        owned.setdefault(row.adapter, []).append(row)
-    return {adapter: optimizer_steps(own, args) for adapter, own in owned.items()}
+    return mini_batches(rows, max(1, len(rows)) if args.updates == "one" else args.n_episodes)
 
 
 def loss_mass(rows: list[Row], loss_type: str) -> int:

@@ -11,8 +11,8 @@ _is_vllm_available = import_utils.is_vllm_available
 import_utils.is_vllm_available = lambda min_version=None: False
 try:
     from trl import GRPOTrainer
-    from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_callable_name, is_async_callable
     from trl.trainer import utils
+    from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_callable_name, is_async_callable
 finally:
     import_utils.is_vllm_available = _is_vllm_available
 

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local_metrics, processes, shard
-from multirole.core.engine import Engine, Sampling, load_engine
+from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, can_merge, clip, gradient_of, local, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import (
@@ -44,20 +45,21 @@ from multirole.core.inputs import (
 )
 from multirole.core.logprobs import head_at, score
 from multirole.core.policy import adapter_names, parse_policy
-from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import Attempt, Rollout, turn_seed
 from multirole.core.rows import (
-    ProblemSampler,
     Row,
     collate,
     loss_mass,
     micro_batches,
-    order_rows,
-    steps_by_adapter,
+    optimizer_steps,
+    problem_order,
     text_metrics,
 )
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import Episode, Reward, Turn, Workflow, check_workflow
+
+ENGINES = "multirole.engines"
+"""Where engines are found by name; that room stands on this one."""
 
 
 class MultiRoleGRPOTrainer(GRPOTrainer):
@@ -166,10 +168,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 "`generation_batch_size` so that they can."
             )
         self.problems = to_problems(train_dataset)
-        self.engine = engine if engine is not None else load_engine(args.engine).from_trainer(self)
+        self.engine = engine if engine is not None else import_module(ENGINES).load_engine(args.engine).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            RENDERERS[args.renderer], args.max_turns,
+            max_turns=args.max_turns,
         )  # fmt: skip
 
     @property
@@ -184,11 +186,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- data order, optimizer and schedule
 
-    def _get_train_sampler(self, dataset: Any = None) -> ProblemSampler:
-        args = self.args
-        return ProblemSampler(
-            len(self.problems), args.num_generations, args.n_episodes * args.max_steps, args.seed, args.shuffle_dataset
-        )
+    def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
+        args, length = self.args, self.args.n_episodes * self.args.max_steps
+        return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """One optimizer over every adapter. An adapter without gradients is not touched by a step."""
@@ -317,7 +317,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for watcher in self.watchers:
             rows = watcher.on_rows(self, rows)
         seed = turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0)
-        rows = order_rows(rows, args.row_order, torch.Generator().manual_seed(seed))
+        rows = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()]
         if args.old_logprobs == "recomputed":
             for row, logps in zip(rows, self.logprobs_of(rows), strict=True):
                 row.old_logps = logps
@@ -328,7 +328,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Every optimizer step of every adapter, and their mean loss, detached."""
-        steps, taken, losses = steps_by_adapter(rows, self.adapters, self.args), [], []
+        owned = {name: [row for row in rows if row.adapter == name] for name in self.adapters}
+        steps = {name: optimizer_steps(own, self.args) for name, own in owned.items()}
+        taken, losses = [], []
         for watcher in self.watchers:
             watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor
 
-from multirole.core.engine import Completion, Request, check_request
+from multirole.core.engine import Completion, Request
+from multirole.engines import check_request
 from multirole.engines.kv_cache import Pool, Shape
 from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
 

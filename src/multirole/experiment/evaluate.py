@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from multirole.core.renderers import RENDERERS
 from multirole.core.rollout import Rollout
 from multirole.core.types import Answer, Episode
 from multirole.diagnostics.judging import grade
@@ -28,6 +27,7 @@ from multirole.experiment.launch import ONE_PROCESS, Launch
 from multirole.experiment.progress import interval, say
 from multirole.experiment.provenance import provenance
 from multirole.experiment.record import outcome_row, turn_row
+from multirole.experiment.released_code import RENDERERS
 from multirole.experiment.run import TaskReward, load_adapters, load_model, make_engine, preflight
 from multirole.experiment.settings import refusing
 from multirole.experiment.storage import sums_of, write_table, write_text

@@ -8,9 +8,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-from multirole.core.renderers import RENDERERS
 from multirole.core.types import assistant, user
 from multirole.experiment.cell import Cell
+from multirole.experiment.released_code import RENDERERS
 
 SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
 """What the transformers engine can run (`engines.qwen3`)."""

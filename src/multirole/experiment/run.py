@@ -1,5 +1,6 @@
 """Train one cell from its configuration to DONE: builds the library's stock arguments from a `Cell` and records the run."""
 
+import asyncio
 import logging
 import math
 import os
@@ -26,20 +27,20 @@ from transformers.utils.logging import disable_progress_bar
 from multirole import sandbox
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import full, gather_objects, processes
-from multirole.core.engine import Engine, load_engine
+from multirole.core.engine import Engine
 from multirole.core.gradients import local
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
-from multirole.core.renderers import RENDERERS
-from multirole.core.rollout import first_prompts
+from multirole.core.rollout import PromptOverflow, in_thread
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward
+from multirole.core.types import Answer, Episode, Message, Problem, Reward, Turn, Workflow
 from multirole.diagnostics.alarms import AlarmCallback, Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.remedies import CoherencePenalty, ProcessReward, Rollback, ScaledRoles
 from multirole.diagnostics.skills import SkillWatch
+from multirole.engines import load_engine
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole, staging
 from multirole.experiment.folders import claim, folder_of, is_done, make_writable, open_folder
@@ -52,6 +53,7 @@ from multirole.experiment.preflight import look, stopping
 from multirole.experiment.progress import Progress, conclude, introduce
 from multirole.experiment.provenance import add_session
 from multirole.experiment.record import Recorder, Recording
+from multirole.experiment.released_code import RENDERERS, RowCuts
 from multirole.experiment.settings import refusing
 from multirole.experiment.stops import Stop, heeding
 from multirole.experiment.storage import reporting, writing
@@ -59,6 +61,11 @@ from multirole.experiment.storage import reporting, writing
 logger = logging.getLogger(__name__)
 
 LARGEST_REWARD = 1e6
+SAME_NAME = (
+    "seed", "policy", "temperature", "learning_rate", "lr_clock", "weight_decay", "max_grad_norm", "updates", "step_tokens",
+    "advantage_group", "old_logprobs", "max_prompt_tokens", "micro_batch_tokens",
+)  # fmt: skip
+"""Settings of a cell that are options of `MultiRoleGRPOConfig`."""
 
 
 def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
@@ -117,6 +124,30 @@ def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch =
     return engine(tokenizer.eos_token_id, max_length=max_length)
 
 
+def first_prompts(
+    workflow: Workflow, problems: Sequence[Problem], encode: Callable[[list[Message]], list[int]]
+) -> list[int]:
+    """Tokens of the longest prompt of each problem's first stage, found without any model call."""
+
+    async def measure(problem: Problem) -> int:
+        stage: list[int] = []
+
+        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+            stage.append(len(encode(messages)))
+            raise PromptOverflow
+
+        try:
+            await workflow.run(problem, call)
+        except PromptOverflow:
+            pass
+        return max(stage, default=0)
+
+    async def measure_all() -> list[int]:
+        return [await measure(problem) for problem in problems]
+
+    return in_thread(lambda: asyncio.run(measure_all()))
+
+
 def load_problems(
     cell: Cell, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
@@ -156,34 +187,19 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
     n_episodes = cell.n_problems * cell.n_episodes
     return MultiRoleGRPOConfig(
+        **{name: value for name, value in cell if name in SAME_NAME},
         output_dir=output_dir,
-        seed=cell.seed,
-        policy=cell.policy,
         max_steps=cell.iterations,
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
         num_generations=cell.n_episodes,
-        max_prompt_tokens=cell.max_prompt_tokens,
         max_completion_length=cell.max_response_tokens,
-        temperature=cell.temperature,
         role_beta=cell.anchors,
         epsilon=cell.clip_low,
         epsilon_high=cell.clip_high,
         delta=cell.dual_clip,
-        learning_rate=cell.learning_rate,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         warmup_steps=cell.warmup_iterations,
-        lr_clock=cell.lr_clock,
-        weight_decay=cell.weight_decay,
-        max_grad_norm=cell.max_grad_norm,
-        updates=cell.updates,
-        step_tokens=cell.step_tokens,
-        advantage_group=cell.advantage_group,
-        old_logprobs=cell.old_logprobs,
-        minibatch_split=cell.minibatch_split,
-        row_order=cell.row_order,
-        renderer=cell.renderer,
-        micro_batch_tokens=cell.micro_batch_tokens,
         engine=engine_of(cell),
         vllm_gpu_memory_utilization=launch.vllm_memory,
         vllm_tensor_parallel_size=launch.vllm_tensor_parallel,
@@ -261,11 +277,12 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
     recorder: Recorder | None
     alarms: Alarms
+    saved_dtype: torch.dtype
 
     def save_adapters(self) -> None:
-        """Write `adapters/step_N`, unless it is there; for all processes to call."""
+        """Write `adapters/step_N` in `saved_dtype`, unless it is there; for all processes to call. Checkpoints are exact."""
         own, named = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
-        weights = {name: full(p.detach()) for name, p in named if own in name}
+        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in named if own in name}
         if self.recorder is None:
             return
         target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
@@ -306,6 +323,8 @@ def make_trainer(
     watchers: list[TrainerCallback] = [
         Divergence(), diagnostics, AlarmCallback(alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm)
     ]  # fmt: skip
+    if cell.row_order != "shuffled" or cell.minibatch_split != "even":
+        watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.balance_roles or cell.slot_scaling:
         watchers.append(ScaledRoles(cell.balance_roles, cell.slot_scaling))
     if cell.coherence_penalty:
@@ -339,6 +358,9 @@ def make_trainer(
         engine=engine,
         is_answer=lambda text: task.extract(text) is not None,
     )
+    trainer.rollout.render = RENDERERS[cell.renderer]
+    # evaluations serve adapters in the base's dtype anyway; a rollback trains on from them
+    trainer.saved_dtype = torch.float32 if cell.on_alarm == "rollback" else getattr(torch, cell.dtype)
     trainer.recorder, trainer.alarms = recorder, alarms
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -394,9 +416,8 @@ def _train(
             add_session(folder, cell, checkpoint, counts)
             introduce(cell, launch.n_processes, folder, counts, checkpoint)
             callbacks = [Progress(), *callbacks]
-            os.environ["TENSORBOARD_LOGGING_DIR"] = str(
-                folder / "tensorboard"
-            )  # or it would go with the staged checkpoint
+            # or it would go with the staged checkpoint
+            os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
         trainer = make_trainer(
             cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
             problems=(train, validation),
@@ -404,7 +425,7 @@ def _train(
     try:
         if examine is not None:
             examine(trainer)
-        if not torch.cuda.is_available():  # transformers would read the optimizer of several processes to "cpu:0"
+        if not torch.cuda.is_available() and not launch.is_sharded:  # transformers would read the optimizer to "cpu:0"
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model

@@ -1,0 +1,74 @@
+"""What the authors' released code does differently with rows and prompts; settings of the preset of that name."""
+
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from multirole.core.hooks import MultiRoleCallback
+from multirole.core.rollout import Renderer, chat_template
+from multirole.core.rows import Row, Steps, optimizer_steps
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Message
+
+SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+ASSISTANT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def qwen_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    """The prompt's ids as rllm's Qwen parser builds them with `disable_thinking`.
+
+    A system turn is put in front of every prompt (Qwen2.5's default sentence), and the empty think block stands in front of
+    every past assistant turn, too, where Qwen3's own template writes it once, in front of the reply.
+    """
+    if messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": SYSTEM}, *messages]
+    parts = []
+    for message in messages:
+        is_assistant = message["role"] == "assistant"
+        head = ASSISTANT if is_assistant else f"<|im_start|>{message['role']}\n"
+        parts.append(f"{head}{message['content'].strip() if is_assistant else message['content']}<|im_end|>\n")
+    return tokenizer.encode("".join(parts) + ASSISTANT, add_special_tokens=False)
+
+
+RENDERERS: dict[str, Renderer] = {"chat_template": chat_template, "released_code": qwen_prompt}
+
+
+@dataclass
+class RowCuts(MultiRoleCallback):
+    """Cuts rows into optimizer steps as the released code does.
+
+    Args:
+        row_order: "mountain" sorts each iteration's rows into short, long, short (its batch balancing) before they are cut, and
+            updates the adapter of the shortest row first, which matters to a clock per update call. "shuffled" changes nothing.
+        minibatch_split: "sequential" fills steps of `generation_batch_size` rows and divides the last, partial one by that size,
+            too, so that its gradient is smaller. "even" changes nothing.
+    """
+
+    row_order: str = "shuffled"
+    minibatch_split: str = "even"
+    rows: list[Row] = field(default_factory=list)
+
+    def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+        self.rows = rows  # in the order of the episodes
+        return rows
+
+    def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
+        owned: dict[str, list[Row]] = {} if self.row_order == "mountain" else {name: [] for name in steps}
+        for row in mountain(self.rows) if self.row_order == "mountain" else rows:
+            owned.setdefault(row.adapter, []).append(row)
+        steps.clear()
+        size = trainer.args.n_episodes
+        for adapter, own in owned.items():
+            cut = trainer.args.updates == "per_batch" and self.minibatch_split == "sequential"
+            steps[adapter] = sequential(own, size) if cut else optimizer_steps(own, trainer.args)
+
+
+def mountain(rows: list[Row]) -> list[Row]:
+    """Short, long, short."""
+    by_length = sorted(rows, key=lambda row: row.length)
+    return by_length[::2] + by_length[1::2][::-1]
+
+
+def sequential(rows: list[Row], size: int) -> list[tuple[list[Row], int]]:
+    """Full steps of `size` rows and a partial one, all divided by `size`."""
+    return [(rows[i : i + size], size) for i in range(0, len(rows), size)]
