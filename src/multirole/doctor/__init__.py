@@ -8,7 +8,6 @@ Not covered: a base that FSDP2 shards, losses other than TRL's "grpo", callbacks
 """
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,13 +85,9 @@ def admit(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None, refuses: 
             "The doctor does not examine a sharded model. Run `multirole doctor` with sharding='none' first."
         )
         return
-    started = time.monotonic()
-    logger.info("doctor: examining the trainer in three short iterations")
     findings = examine(trainer, task)
     faults = [finding for finding in findings if not finding.holds]
-    logger.info(
-        "doctor: %d of %d checks pass, %.0f s", len(findings) - len(faults), len(findings), time.monotonic() - started
-    )
+    logger.info("doctor: %d of %d checks pass", len(findings) - len(faults), len(findings))
     if faults and refuses:
         raise RuntimeError(
             f"The doctor found faults, so training was not started:\n{report(findings)}\nWrite doctor='warn' to train all the same."

@@ -7,6 +7,8 @@ they come. In a stored notebook only the closing block stays.
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
@@ -24,6 +26,17 @@ def say(text: str) -> None:
     """Print a line at once, also into a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def announced(what: str, is_said: bool) -> Iterator[None]:
+    """Say that something begins which may take minutes, and how long it took."""
+    started = time.monotonic()
+    if is_said:
+        say(f"  {what} ...")
+    yield
+    if is_said:
+        say(f"  {what} took {time.monotonic() - started:.0f} s")
 
 
 def interval(right: int, n: int) -> str:

@@ -50,7 +50,8 @@ from multirole.experiment.model_checks import check_loaded, check_model
 from multirole.experiment.models import locate
 from multirole.experiment.own import dry_run
 from multirole.experiment.preflight import look, stopping
-from multirole.experiment.progress import Progress, conclude, introduce
+from multirole.experiment.presets import is_tiny
+from multirole.experiment.progress import Progress, announced, conclude, introduce, say
 from multirole.experiment.provenance import add_session
 from multirole.experiment.record import Recorder, Recording
 from multirole.experiment.released_code import RENDERERS, RowCuts
@@ -418,19 +419,24 @@ def _train(
             callbacks = [Progress(), *callbacks]
             # or it would go with the staged checkpoint
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
-        trainer = make_trainer(
-            cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
-            problems=(train, validation),
-        )  # fmt: skip
+        is_said = is_main and not is_tiny(cell.scale)
+        with announced("loading the model and the rollout engine", is_said):
+            trainer = make_trainer(
+                cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
+                problems=(train, validation),
+            )  # fmt: skip
     try:
         if examine is not None:
-            examine(trainer)
+            with announced("the doctor's examination", is_said):
+                examine(trainer)
         if not torch.cuda.is_available() and not launch.is_sharded:  # transformers would read the optimizer to "cpu:0"
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
         if checkpoint:
             trainer.alarms.replay(gather_objects(recorder.tables["roles"])[0])
+        if is_said and checkpoint is None:
+            say(f"  validating on {len(validation)} problems before the first iteration ...")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         stop.end()
         if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
