@@ -1,7 +1,8 @@
 """What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -99,35 +100,34 @@ def checked_reward(function: Any) -> Any:
         return function
     name = get_callable_name(function)
 
+    @contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the user's own code
+            raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
+
     def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
             if reward is not None and not math.isfinite(reward):
                 raise ValueError(
-                    f"The reward function {name!r} returned {reward} for problem {episode.problem.id!r}. Return a finite number, or None to "
-                    "leave an episode out."
+                    f"The reward function {name!r} returned {reward} for problem {episode.problem.id!r}. Return a finite number, or None "
+                    "to leave an episode out."
                 )
         return rewards
 
-    def failed(error: Exception) -> RuntimeError:
-        return RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}")
-
     @wraps(function)
     def call(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
-        try:
+        with named():
             rewards = list(function(*args, episodes=episodes, **kwargs))
-        except Exception as error:  # the user's own code
-            raise failed(error) from error
         return check(rewards, episodes)
 
     @wraps(function)
     async def call_async(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
-        try:
+        with named():
             rewards = list(await function(*args, episodes=episodes, **kwargs))
-        except Exception as error:  # the user's own code
-            raise failed(error) from error
         return check(rewards, episodes)
 
     wrapper: Callable[..., Any] = call_async if is_async_callable(function) else call
     wrapper.__name__ = name
     return wrapper
-

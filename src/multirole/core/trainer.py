@@ -371,7 +371,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         self.peft_model.set_adapter(adapter)
         params = [p for p in self.peft_model.parameters() if p.requires_grad]
-        parts = list(dict.fromkeys(map(part_of, rows)))
+        parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))}
         loss = torch.zeros((), device=self.accelerator.device)
         gradients = torch.zeros(len(parts), sum(local(p).numel() for p in params), device=loss.device)  # (K, n)
         whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
@@ -384,17 +384,17 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for (has_gradient, beta, part), owned in groups.items():
                 self.peft_model.zero_grad(set_to_none=True)
                 for micro, weight in self.shard(owned):
-                    micro.sort(key=lambda row: parts.index(part_of(row)))
+                    micro.sort(key=lambda row: parts[part_of(row)])
                     if sums:
-                        sums.set_rows([parts.index(part_of(row)) for row in micro])
+                        sums.set_rows([parts[part_of(row)] for row in micro])
                     weight *= loss_mass(micro, self.args.loss_type) / whole
                     loss = loss + self._backward(model, micro, weight, beta, has_gradient)
                 if not sums and has_gradient:
-                    gradients[parts.index(part)] += gradient_of(params)
+                    gradients[parts[part]] += gradient_of(params)
         if not self.is_sharded:  # FSDP2 has reduced the processes' gradients already
             all_reduce([gradients])
         for watcher in self.watchers:
-            watcher.on_gradient_parts(self, adapter, parts, gradients)
+            watcher.on_gradient_parts(self, adapter, list(parts), gradients)
         gradient = functools.reduce(torch.add, gradients)
         for watcher in self.watchers:
             gradient = watcher.on_gradient(self, adapter, gradient)
