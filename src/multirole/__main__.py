@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import os
 import sys
 
 from multirole import __version__
@@ -74,6 +75,7 @@ def main() -> int:
         parser.error(f"there is no command {given.command!r}.{known}")
     module, _, function = COMMANDS[given.command][0].partition(":")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("multirole").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     try:
         return getattr(importlib.import_module(module), function)(given.arguments)
     except Refused as error:

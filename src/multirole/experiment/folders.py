@@ -80,7 +80,8 @@ def is_done(folder: Path) -> bool:
 
 def outcome_of(folder: Path) -> dict[str, object] | None:
     """How a finished run ended, if not as planned: {"state": "diverged", "iteration": ..., "reason": ...}."""
-    return json.loads((folder / "provenance.json").read_text()).get("outcome")
+    path = folder / "provenance.json"
+    return json.loads(path.read_text()).get("outcome") if path.exists() else None
 
 
 @contextmanager

@@ -71,5 +71,6 @@ def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dic
                     f"{folder} was started with {what} {first[what]}, and its checkpoints belong to that; got {now[what]}. Put "
                     "the former back, or write another results_dir."
                 )
+        first.pop("outcome", None)
         now = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | now]}
     write_text(path, json.dumps(now, indent=2))

@@ -36,7 +36,7 @@ from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.skills import SkillWatch
 from multirole.experiment.checkpoints import RECORD, prune, publish, staging, step_of
-from multirole.experiment.folders import write_done
+from multirole.experiment.folders import outcome_of, write_done
 from multirole.experiment.storage import remove, write_table, write_text, writing
 
 N_INSPECTED = 32
@@ -120,7 +120,8 @@ class Recorder:
         if checkpoint is not None:
             tables = {path.stem: pq.read_table(path).to_pylist() for path in (checkpoint / RECORD).glob("*.parquet")}
             self.tables |= tables
-        elif (self.folder / "metrics.parquet").exists():  # they are put there when a checkpoint has its name
+        elif (self.folder / "metrics.parquet").exists() and not outcome_of(self.folder):
+            # tables are put there when a checkpoint has its name, or at the end of a run that diverged before it had one
             raise ValueError(
                 f"{self.folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
                 "overwrite them. Put its checkpoints folder back, or move that folder away."
@@ -132,12 +133,12 @@ class Recorder:
 
     def finish(self, outcome: dict[str, object] | None = None) -> None:
         """Write the tables and how the run ended, if not as planned; then DONE, with the checksum of every file."""
-        for name, rows in self.tables.items():
-            if rows:
-                write_table(self.folder / f"{name}.parquet", rows)
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
+        for name, rows in self.tables.items():
+            if rows:
+                write_table(self.folder / f"{name}.parquet", rows)
         remove(staging(self.folder))
         prune(self.folder)
         write_done(self.folder)
