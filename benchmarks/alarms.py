@@ -1,163 +1,157 @@
-"""How well the alarms announce falls: replays them over recorded runs and prints three numbers.
+"""Do alarms tell runs that fall from runs that do not? Thresholds from seed 0, judged on the other seeds, beside two baselines.
 
-    python benchmarks/alarms.py results/tiny-s [--runs PATTERN...] [--levels] [--out FILE.json]
+    python benchmarks/alarms.py results/tiny-s [--out results/bench/alarms.json]
 
-`multirole.diagnostics.falls` defines a *fall*. A *healthy* run does not fall, and trains at the preset's own learning rate and
-schedule; one that was pushed harder and did not fall is *strained*: alarms there may be right about a role all the same, so
-they are counted apart. The numbers:
-
-- announced: falls with an alarm before that evaluation, over all falls.
-- false alarms per 1,000 iterations of healthy runs.
-- warning: median over the announced falls of the iterations from the first alarm to the evaluation that shows the fall.
-  The fall itself lies somewhere after the evaluation before, so the warning counted to that one is printed beside it: the
-  truth is in between, and a run that is evaluated more often tells more.
-
-An alarm counts however long before the fall it rang. Each run's alarms, and those that could not be evaluated for want of a
-metric, are listed. `--levels` prints what the thresholds of `alarm_rules` are set by: how far each metric's level, a median
-over iterations, ever was from its baseline in healthy runs, for roles with one slot and with several.
+The unit is an evaluation interval of a multi-agent run that has not fallen yet (`multirole.diagnostics.falls`). *Ahead* asks for
+the next interval: is the score, the highest of the interval's iterations and of the roles, above the threshold before the last
+evaluation that is still good? *Seen* asks for the same interval: does the score show the fall that the evaluation at its end
+finds? *Skill lost* takes every interval: does the score show that a judging role adds at most `LOST` over its trivial twin
+(`multirole.diagnostics.skills`) at the interval's end? The threshold is the one with the largest sensitivity + specificity - 1 (Youden's J) on the runs of seed 0; AUC and J are
+of the runs of all other seeds, and `j, stress` of those among them that train at the grid's rate and constant schedule; `j, rule` is J at the threshold that the rule has. A score
+is worth its code if its J there is above that of every baseline: the *clock* (iterations so far), the *optimizer steps* per
+iteration, and the *rate x steps*, how far these steps can go, all known before training. *rings* counts runs of the other seeds
+with a score above the threshold at any time, falling ones and others apart.
 """
 
 import argparse
 import json
-import statistics
 import sys
-from collections import Counter
-from fnmatch import fnmatch
-from itertools import groupby, product
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from scipy.stats import rankdata
 
-from multirole.diagnostics.alarm_rules import READ, THRESHOLDS, WATCHED
-from multirole.diagnostics.alarms import Alarms
+from multirole.diagnostics.alarms import BASELINE, RULES, change_of
 from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
 from multirole.experiment.storage import write_text
 from multirole.paper import pack
 
-
-def find_runs(folder: Path, patterns: list[str]) -> dict[str, Cell]:
-    """Name -> cell of the packed runs whose names match a pattern."""
-    index = pack.index(folder)
-    runs = index[index["kind"] == "run"] if len(index) else index
-    found = {
-        run.run: Cell(**json.loads(run.settings))
-        for run in runs.itertuples()
-        if any(fnmatch(run.run, pattern) for pattern in patterns)
-    }
-    if not found:
-        raise ValueError(
-            f"{folder} holds no packed run whose name matches {patterns}. Pass a folder such as results/tiny-s."
-        )
-    return found
+TARGETS = {"fall_next": "ahead", "falls": "seen", "skill_lost": "skill lost"}
+BASELINES = ("baseline: clock", "baseline: optimizer steps", "baseline: rate x steps")
+LOST = 0.05
+"""Of balanced accuracy, or of the accuracy where candidates disagree."""
+STRESS = (0.006, "constant")
+DRIFTS = ("chi2", "chi2_after", "clip_fraction", "grad_norm", "coherence", "entropy")
+"""What the rules that were removed were made of; as its level, and as its ratio to the baseline where it falls or grows."""
 
 
-def is_pushed(cell: Cell) -> bool:
-    """Whether a run trains at another learning rate or schedule than its scale's own."""
-    return bool({"learning_rate", "lr_schedule"} & set(cell.changed()))
+def changes(change: str, within: tuple[float, float] = (-np.inf, np.inf)) -> Callable[[pd.Series], list[float]]:
+    """A role's series -> how far it stands from where it stood, by iteration; NaN where its baseline is not within."""
+
+    def of(series: pd.Series) -> list[float]:
+        known = series.dropna().tolist()
+        if not known or not within[0] <= np.median(known[:BASELINE]) <= within[1]:
+            return [np.nan] * len(series)
+        found = [change_of(change, known[: i + 1]) for i in range(len(known))]
+        return [np.nan] * (len(series) - len(found)) + [np.nan if one is None else one for one in found]
+
+    return of
 
 
-def prepare(folder: Path, name: str, cell: Cell) -> tuple[Alarms, list[dict]]:
-    """A run's alarms before its first row, and its rows."""
-    return Alarms(cell.policy, cell.make_workflow().roles), pack.read(folder, "roles", [name]).to_dict("records")
+SET = {f"{rule.alarm}: {rule.metric}, {rule.change}": rule.threshold for rule in RULES}
+SCORES: dict[str, tuple[str, Callable[[pd.Series], object]]] = {
+    **{
+        f"{rule.alarm}: {rule.metric}, {rule.change}": (rule.metric, changes(rule.change, rule.within))
+        for rule in RULES
+    },
+    **{f"removed: {name}": (name, lambda series: series.rolling(3, min_periods=1).mean()) for name in DRIFTS},
+    "removed: box loss, rise": ("boxed_rate", lambda series: -series.rolling(3, min_periods=1).median()),
+    "removed: length, rise": ("length_mean", changes("rise")),
+    "removed: entropy, share lost": ("entropy", changes("share lost")),
+}
 
 
-def levels(folder: Path, runs: dict[str, Cell]) -> pd.DataFrame:
-    """Metric x slots over every iteration after the baseline: highest level, rise, fall and ratio to the baseline.
-
-    `capped_rise` is `History.rise` with the threshold of chi2 or chi2_after.
-    """
-    rows = []
-    for name, cell in runs.items():
-        alarms, turns = prepare(folder, name, cell)
-        history = alarms.history
-        for iteration, group in groupby(turns, key=lambda row: row["iteration"]):
-            alarms.update(iteration, {row["role"]: {k: row[k] for k in row if k in READ} for row in group})
-            for role, metric in product(history.policy, WATCHED):
-                pair = history.pair(role, metric)
-                if pair is None:
-                    continue
-                ratio = pair[0] / pair[1] if pair[1] > 0 else None
-                values = {"level": pair[0], "rise": pair[0] - pair[1], "fall": pair[1] - pair[0], "ratio": ratio}
-                if metric in ("chi2", "chi2_after"):
-                    limit = metric if history.slots[role] > 1 else f"{metric}_one"
-                    rise = history.rise(role, metric, THRESHOLDS[limit].value)
-                    values["capped_rise"] = None if rise is None else rise[0]
-                if metric == "coherence":
-                    values["mean"] = history.mean(role, metric)
-                slots = "one" if history.slots[role] == 1 else "several"
-                rows.append({"metric": metric, "slots": slots} | values)
-    return pd.DataFrame(rows).groupby(["metric", "slots"]).max()
+def scored(folder: Path, name: str, cell: Cell) -> pd.DataFrame:
+    """iteration x score of one run, the largest over its roles; the baselines are the first columns."""
+    roles = pack.read(folder, "roles", [name])
+    calls = pack.read(folder, "ledger", [name]).groupby(["iteration", "adapter"])["lr"]
+    steps, moved = (of.groupby("iteration").max() for of in (calls.size(), calls.sum()))
+    clock = pd.Series(steps.index, index=steps.index)
+    table = dict(zip(BASELINES, (clock, steps, moved), strict=True))
+    for label, (metric, score) in SCORES.items():
+        by_role = {
+            role: pd.Series(score(rows.set_index("iteration")[metric]), index=rows["iteration"].to_numpy())
+            for role, rows in roles.groupby("role")
+        }
+        table[label] = pd.DataFrame(by_role).max(axis=1)
+    return pd.DataFrame(table)
 
 
-def examine(folder: Path, name: str, cell: Cell) -> dict[str, object]:
-    """One run's line: whether and when it falls, what was announced and when."""
-    alarms, rows = prepare(folder, name, cell)
-    fall = first_fall(pack.read(folder, "eval", [name], ["run", "step", "correct"]).groupby("step")["correct"].mean())
-    alarms.replay(rows)
-    before, shown = fall[:2] if fall else (None, None)
-    early = [row for row in alarms.log if shown is None or row["iteration"] < shown]
-    first = early[0] if early else None
+def intervals(folder: Path) -> pd.DataFrame:
+    """Run, seed, `fall_next`, `falls` and the highest scores of every interval of a multi-agent run that has not fallen."""
+    index, rows = pack.index(folder), []
+    for run in index[(index["kind"] == "run") & (index["workflow"] != "single")].itertuples():
+        cell = Cell(**json.loads(run.settings))
+        if cell.on_alarm == "rollback":
+            continue
+        accuracy = pack.read(folder, "eval", [run.run], ["run", "step", "correct"]).groupby("step")["correct"].mean()
+        fall, scores = first_fall(accuracy), scored(folder, run.run, cell)
+        skills = pack.read(folder, "skills", [run.run])
+        skills = skills[skills["measure"].isin(["judges", "selects", "merges"])].set_index("step")
+        gain = skills["skill"] - skills["trivial"]
+        for start, end in zip(accuracy.index, accuracy.index[1:], strict=False):
+            is_over = bool(fall and start > fall.before)
+            flags = {"falls": bool(fall and fall.at == end), "fall_next": bool(fall and fall.before == end)}
+            flags = {name: None if is_over else flag for name, flag in flags.items()}
+            flags["skill_lost"] = None if np.isnan(gain.get(end, np.nan)) else bool(gain[end] <= LOST)
+            is_stress = (cell.learning_rate, cell.lr_schedule) == STRESS
+            about = {
+                "run": run.run,
+                "seed": cell.seed,
+                "is_stress": is_stress,
+                "is_last": end == accuracy.index[-1],
+            } | flags
+            rows.append(about | scores.loc[start + 1 : end].max().to_dict())
+    return pd.DataFrame(rows)
+
+
+def auc(positive: np.ndarray, score: np.ndarray) -> float:
+    """The chance that an interval with a fall has the higher score, ties counted half."""
+    ranks, n = rankdata(score), positive.sum()
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (~positive).sum()))
+
+
+def youden(positive: np.ndarray, rings: np.ndarray) -> float:
+    """Sensitivity + specificity - 1."""
+    return float(rings[positive].mean() - rings[~positive].mean())
+
+
+def judged(table: pd.DataFrame, score: str, target: str) -> dict[str, object]:
+    """One line: the threshold of seed 0, and what it is worth on the other seeds."""
+    known = table[~((table["is_last"]) & (target == "fall_next"))].dropna(subset=[score, target])
+    known = known.astype({target: bool})
+    first, others = known[known["seed"] == 0], known[known["seed"] != 0]
+    limits = np.unique(first[score])
+    limit = max(limits, key=lambda one: youden(first[target].to_numpy(), (first[score] >= one).to_numpy()))
+    rings = (others[score] >= limit).to_numpy()
+    runs = others.assign(rings=rings).groupby("run").agg(falls=(target, "any"), rings=("rings", "any"))
+    positive, stress = others[target].to_numpy(), others["is_stress"].to_numpy()
     return {
-        "run": name,
-        "iterations": len(alarms.history.iterations),
-        "pushed": is_pushed(cell),
-        "fall": None if fall is None else [before, shown],
-        "alarms": [[row["iteration"], row["alarm"], row["role"]] for row in alarms.log],
-        "first": None if first is None else f"{first['iteration']} {first['alarm']} ({first['role']})",
-        "warning": None if fall is None or first is None else [before - first["iteration"], shown - first["iteration"]],
-        "not_evaluated": alarms.not_evaluated(),
-    }
-
-
-def summarise(runs: list[dict]) -> dict[str, object]:
-    """The three numbers, with the counts behind them; None where there is nothing to count."""
-    fallen = [run for run in runs if run["fall"]]
-    healthy = [run for run in runs if not run["fall"] and not run["pushed"]]
-    strained = [run for run in runs if not run["fall"] and run["pushed"]]
-    warnings = [run["warning"] for run in fallen if run["warning"]]
-    iterations, false = sum(run["iterations"] for run in healthy), sum(len(run["alarms"]) for run in healthy)
-    return {
-        "falls": len(fallen),
-        "announced": len(warnings) / len(fallen) if fallen else None,
-        "healthy_runs": len(healthy),
-        "healthy_iterations": iterations,
-        "false_alarms": false,
-        "false_alarms_per_1000": 1000 * false / iterations if iterations else None,
-        "strained_runs": len(strained),
-        "strained_runs_with_alarms": sum(bool(run["alarms"]) for run in strained),
-        "median_warning": statistics.median(shown for _, shown in warnings) if warnings else None,
-        "median_warning_to_evaluation_before": statistics.median(before for before, _ in warnings)
-        if warnings
-        else None,
-        "first_alarms": dict(Counter(run["first"].split()[1] for run in fallen if run["first"])),
-    }
+        "score": score, "target": TARGETS[target], "threshold": float(limit),
+        "auc": auc(positive, others[score].to_numpy()), "j": youden(positive, rings),
+        "j, stress": youden(positive[stress], rings[stress]),
+        "j, rule": youden(positive, (others[score] >= SET.get(score, np.nan)).to_numpy()) if score in SET else None,
+        "sensitivity": float(rings[positive].mean()), "specificity": float(1 - rings[~positive].mean()),
+        "rings, falling runs": f"{int(runs['rings'][runs['falls']].sum())} of {int(runs['falls'].sum())}",
+        "rings, other runs": f"{int(runs['rings'][~runs['falls']].sum())} of {int((~runs['falls']).sum())}",
+    }  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
-    """Print every run, then the numbers."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, whose runs are packed")
-    parser.add_argument("--runs", nargs="+", default=["*"], metavar="PATTERN", help="names of runs, such as '*-s3-*'")
-    parser.add_argument("--levels", action="store_true", help="also print how far healthy metrics move")
-    parser.add_argument("--out", type=Path, help="also write the runs and the numbers as JSON")
+    parser.add_argument("--out", type=Path, help="also write the table as JSON")
     arguments = parser.parse_args(argv)
-    found = find_runs(arguments.folder, arguments.runs)
-    runs = [examine(arguments.folder, name, cell) for name, cell in found.items()]
-    for run in runs:
-        still = "strained" if run["pushed"] else "healthy"
-        state = f"falls between {run['fall'][0]} and {run['fall'][1]}" if run["fall"] else still
-        print(f"{run['run']}: {run['iterations']} iterations, {state}")
-        print(f"    alarms: {'; '.join(f'{i} {name} ({role})' for i, name, role in run['alarms']) or 'none'}")
-        for name, reason in run["not_evaluated"].items():
-            print(f"    not evaluated: {name}: {reason}")
-    numbers = summarise(runs)
-    print(json.dumps(numbers, indent=2))
-    if arguments.levels:
-        healthy = {run["run"]: found[run["run"]] for run in runs if not run["fall"] and not run["pushed"]}
-        print(levels(arguments.folder, healthy).round(4).to_string())
+    table = intervals(arguments.folder)
+    names = [*BASELINES, *SCORES]
+    lines = [judged(table, name, target) for target in TARGETS for name in names]
+    print(pd.DataFrame(lines).round(3).to_markdown(index=False))
     if arguments.out:
-        write_text(arguments.out, json.dumps({"summary": numbers, "runs": runs}, indent=2))
+        write_text(arguments.out, json.dumps({"intervals": len(table), "scores": lines}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

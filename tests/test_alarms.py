@@ -13,19 +13,13 @@ from multirole.diagnostics.alarms import ADVICE, REARM, RULES, SMOOTH, AlarmCall
 
 POLICY = {"worker": "shared", "judge": "judge"}
 HEALTHY = {
-    "worker": {"reward": 0.5, "max_logprob_gap": 0.5, "correct_verdict_rate": 0.0, "unparsed_rate": 0.08, "boxed_rate": 0.9,
-               "verdict_rate": 0.0, "length_mean": 24.0, "truncated_rate": 0.0},
-    "judge": {"reward": 0.5, "max_logprob_gap": math.nan, "correct_verdict_rate": 0.5, "unparsed_rate": 0.01, "boxed_rate": 1.0,
-              "verdict_rate": 0.98, "length_mean": 8.0, "truncated_rate": 0.0},
+    "worker": {"reward": 0.5, "max_logprob_gap": 0.5, "correct_verdict_rate": 0.0, "unparsed_rate": 0.08},
+    "judge": {"reward": 0.5, "max_logprob_gap": math.nan, "correct_verdict_rate": 0.5, "unparsed_rate": 0.01},
 }  # fmt: skip
 TROUBLE = [  # alarm, role that it names, metrics of the trouble
     ("reward_fall", "workflow", {"worker": {"reward": 0.4}}),
     ("one_verdict", "judge", {"judge": {"correct_verdict_rate": 0.01}}),
     ("format_loss", "judge", {"judge": {"unparsed_rate": 0.12}}),
-    ("format_loss", "judge", {"judge": {"boxed_rate": 0.75}}),
-    ("format_loss", "judge", {"judge": {"verdict_rate": 0.7}}),
-    ("length_inflation", "judge", {"judge": {"length_mean": 21.0}}),
-    ("length_inflation", "worker", {"worker": {"truncated_rate": 0.12}}),
 ]
 
 
@@ -61,7 +55,7 @@ def test_a_drift_rings_by_its_mean():
 
 
 def test_a_short_lull_is_the_same_episode_of_trouble():
-    alarms, changes = Alarms(POLICY), TROUBLE[5][2]
+    alarms, changes = Alarms(POLICY), TROUBLE[1][2]
     play(alarms, 10)
     assert len(play(alarms, 5, changes)) == 1
     assert play(alarms, REARM - 1) == [] and play(alarms, 5, changes) == []
@@ -69,14 +63,7 @@ def test_a_short_lull_is_the_same_episode_of_trouble():
 
 def test_changes_by_hand():
     values = [1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 2.0, 2.0, 2.0]
-    assert [change_of(kind, values) for kind in ("below best", "rise", "fall", "ratio", "share lost", "level")] == [
-        3,
-        1,
-        -1,
-        2,
-        -1,
-        2,
-    ]
+    assert [change_of(kind, values) for kind in ("below best", "rise", "share lost", "level")] == [3, 1, -1, 2]
     assert change_of("rise", values[:5]) is None
 
 
@@ -85,7 +72,7 @@ def test_nothing_rings_in_healthy_learning():
     for iteration in range(1, 200):
         done = iteration / 200
         rows = {
-            role: values | {"reward": 0.3 + 0.6 * done + rng.gauss(0, 0.01), "length_mean": values["length_mean"] * (1 + 0.3 * done),
+            role: values | {"reward": 0.3 + 0.6 * done + rng.gauss(0, 0.01),
                             "correct_verdict_rate": values["correct_verdict_rate"] * (1 + done / 2)}
             for role, values in HEALTHY.items()
         }  # fmt: skip

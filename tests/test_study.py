@@ -1,26 +1,22 @@
 """A study's runs are the grid's with one thing changed; its tables pair them by seed and problem, by hand."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from paper_results import make_results
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of, write_done
 from multirole.experiment.storage import write_text
 from multirole.paper.grid import Grid
-from multirole.paper.ledger import TOLERANCE, compared, ledger_values, predicted, rate_error
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, key_of
 from multirole.paper.study import Study
-from multirole.paper.study_tables import controls, matched_updates, policies, remedies, setup, vote
+from multirole.paper.study_tables import controls, matched_updates, remedies, setup, vote
 from multirole.paper.tables import tables_of_study
-from multirole.paper.twins import run_of
 
 ROOT = Path(__file__).parents[1]
 GIVEN = {
@@ -42,9 +38,10 @@ GIVEN = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(grid_results, tmp_path_factory):
     """Every variant ends all right on IP and as its twin on SP; else it is its twin."""
-    folder = make_results(tmp_path_factory.mktemp("results"))
+    folder = tmp_path_factory.mktemp("results") / grid_results.name
+    shutil.copytree(grid_results, folder)
     results = Results(folder)
     for cell in Study.of(results.grid, GIVEN).cells():
         twin = folder_of(cell, folder.parent)
@@ -75,20 +72,10 @@ def test_gains_are_paired_by_seed_and_problem(results, study):
     assert values["sp", "change at the end"] == 0
 
 
-def test_the_change_of_the_difference_between_policies(results, study):
-    values = policies(results, study).set_index(["variant", "at", "number"])["value"]["one step"]
-    ip, sp = sum(ends(results, "ip")) / 2, sum(ends(results, "sp")) / 2
-    assert values["end", "IP − SP, grid"] == pytest.approx(ip - sp)
-    assert values["end", "IP − SP, variant"] == pytest.approx(1 - sp)
-    assert values["end", "change"] == pytest.approx(1 - ip)
-
-
 def test_a_remedy_shows_its_falls_and_what_it_changes(results, study):
     values = remedies(results, study).set_index(["variant", "number"])
     assert set(values.index.get_level_values("variant")) == {"KL anchor", "one step"}
-    assert values["value"]["KL anchor", "falls, grid"] == 2 and values["low"]["KL anchor", "change at the end"] > 0
-    table = {table.name: table for table in tables_of_study(results, study)}["remedies"]
-    assert table.shown["change at the end"].str.endswith("*").all()  # the interval excludes zero
+    assert values["value"]["KL anchor", "falls, grid"] == 2 and values["value"]["KL anchor", "change at the end"] > 0
 
 
 def test_controls_count_what_was_spent(results, study):
@@ -121,7 +108,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-s") == study
     assert [t.name for t in tables_of_study(results, study)] == [
-        "ledger", "matched_updates", "setup", "policies", "remedies",
+        "matched_updates", "setup", "remedies", "power", "coverage",
     ]  # fmt: skip
 
 
@@ -161,47 +148,20 @@ def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_
     assert cells["voting sp math"] == study.grid.cell("voting", "sp", "math", 0)
     assert cells["voting sp math"].id not in {cell.id for cell in study.cells()}
     assert set(setup(results, study)["policy"]) == {"ip"}
-    assert "clock" in set(policies(results, study)["variant"])
 
 
-def test_a_ledger_of_other_steps_than_the_options_ask_for_is_told(results, study):
-    """The variant's files are its twin's, which took three steps."""
-    run = run_of(study.cell("one step", "voting ip math", 0), results.folder.parent)
-    both = compared(run, run.table("ledger"))[lambda table: table["adapter"] == "generator"]
-    assert set(both["steps"]) == {1} and set(both["steps recorded"]) == {3}
-    values = ledger_values(results, study).query("number == 'counts that differ'")
-    values = values.set_index(["variant", "workflow", "policy"])["value"]
-    assert values["one step", "voting", "ip"] >= len(both) and values["as the grid", "single", "sp"] == 0
-
-
-def test_steps_of_one_call_at_other_rates_and_calls_that_are_missing_are_told():
-    grid = Grid.read(ROOT / "results/tiny-s")
-    run = run_of(grid.cell("voting", "ip", "math", 0), ROOT / "results")
-    steps = run.table("ledger")
-    assert rate_error(compared(run, steps)) <= TOLERANCE
-    several = steps.index[steps["step"] == 1][-1]
-    assert rate_error(compared(run, steps.assign(lr=steps["lr"].mask(steps.index == several, 1e-3)))) == math.inf
-    assert rate_error(compared(run, steps[steps["iteration"] < 60])) == math.inf
-
-
-def test_a_prediction_by_hand():
-    cell = Cell(
-        "voting", "ip", n_problems=2, n_episodes=4, updates="tokens", step_tokens=100, learning_rate=8e-3, warmup_iterations=4,
-        lr_clock="update_call", lr_schedule="constant", on_alarm="rollback", rollback_rate=0.5,
-    )  # fmt: skip
-    rows = [(1, "generator", 24, 240), (1, "aggregator", 8, 90), (3, "generator", 24, 200), (3, "aggregator", 8, 901)]
-    found = predicted(cell, pd.DataFrame(rows, columns=["iteration", "role", "rows", "tokens"]), rollbacks=[2, 3])
-    assert found.values.tolist() == [
-        [1, "generator", 3, 24, 240, 0.0],  # call 0 of 4 warm-up ticks
-        [1, "aggregator", 1, 8, 90, 2e-3],
-        [3, "generator", 2, 24, 200, 4e-3],  # call 4, after one rollback
-        [3, "aggregator", 8, 8, 901, 4e-3],  # ten steps of 100 tokens, but eight rows
-    ]
-
-
-def test_the_committed_ledgers_are_as_predicted():
-    grid = Grid.read(ROOT / "results/tiny-s")
-    values = ledger_values(Results(ROOT / "results/tiny-s"), Study.read(grid, ROOT / "results/tiny-s"))
-    values = values.pivot(index=["workflow", "policy", "variant"], columns="number", values="value")
-    assert len(values) == 34 and values["calls"].sum() > 10_000
-    assert not values["counts that differ"].any() and not values["learning rate off by"].any()
+def test_the_committed_tables_show_the_noise():
+    """An arm that is no treatment is undecided everywhere, and two seeds of one cell end far apart."""
+    tables = {
+        name: pd.read_csv(ROOT / f"results/tiny-s/tables/{name}.csv")
+        for name in ("matched_updates", "remedies", "power", "coverage")
+    }
+    for name in ("matched_updates", "remedies"):
+        placebo = tables[name][(tables[name]["variant"] == "A/A") & tables[name]["number"].str.startswith("change")]
+        assert len(placebo) == 2 and (placebo["p"] > 0.05).all()
+    floor = tables["power"].query(
+        "compared.str.startswith('noise floor') and at == 'end' and number == 'SD (points)'", engine="python"
+    )
+    assert floor["value"].item() > 20
+    covered = tables["coverage"].query("number == 't'")["value"]
+    assert covered.between(0.93, 0.97).all()

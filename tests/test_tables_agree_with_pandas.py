@@ -8,24 +8,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from paper_results import make_results
-from scipy.stats import binomtest
+from paper_results import without
+from scipy.stats import ttest_1samp
 
 from multirole.paper import statistics
 from multirole.paper.dynamics import amplitudes
 from multirole.paper.grid import Grid
 from multirole.paper.results import Key, Results
-from multirole.paper.tables import DECLARED, sentences, signature_table, tables
-from multirole.paper.write import Table, formatted, pivoted, value, write_tables
+from multirole.paper.tables import DECLARED, sentences, tables
+from multirole.paper.write import Table, formatted, pivoted, write_tables
 from multirole.paper.write import number as row_of
 
-MCNEMAR = ("only IP right", "only SP right", "p")
 CELLS = [(t, w) for t in ("math", "code") for w in ("eval_opt", "voting", "orch_workers")]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_results(tmp_path_factory.mktemp("results"))
+def folder(grid_results) -> Path:
+    return grid_results
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +72,12 @@ def test_table_1(folder, made):
         }
         for name, by_seed in expected.items():
             row = number(made["table_1"].values, name, task=task, workflow=workflow)
-            assert row["value"] == pytest.approx(by_seed.mean()) and (row["seeds"], row["problems"]) == (3, 16)
-            assert row["low"] <= row["value"] <= row["high"]
+            assert row["value"] == pytest.approx(by_seed.mean()) and row["seeds"] == 3
+            low, high = ttest_1samp(by_seed, 0).confidence_interval()
+            if name.startswith(("IP −", "SP −")):
+                assert (row["low"], row["high"]) == pytest.approx((low, high))
+            else:
+                assert (row["low"], row["high"]) == pytest.approx((max(0, low), min(1, high)))
 
 
 def test_table_1_checks(folder, made):
@@ -89,20 +92,36 @@ def test_table_1_checks(folder, made):
     assert collapsed["high"] < -0.5
 
 
-def test_mcnemar_counts(folder, made):
-    outcomes = (
-        files(folder, "eval")
-        .set_index(["workflow", "policy", "task", "seed", "problem", "step"])["correct"]
-        .sort_index()
+def test_ip_against_sp_pools_over_cells(folder, made):
+    steps, values = by_step(folder), made["ip_against_sp"].values
+    gaps = [(steps.loc[(w, "ip", t), 20] - steps.loc[(w, "sp", t), 20]).mean() for t, w in CELLS]
+    pooled = number(values, "IP − SP", workflow="all cells", at="end")
+    assert pooled["value"] == pytest.approx(np.mean(gaps)) and pooled["seeds"] == 6
+    assert pooled["p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
+
+
+def test_trivial_twins_are_the_first_turns(folder, made):
+    own = files(folder, "eval", "own").query(
+        "workflow == 'voting' and policy == 'sp' and task == 'code' and step == 20"
     )
-    for task, workflow in CELLS:
-        ip, sp = (outcomes[workflow, policy, task].xs(20, level="step") for policy in ("ip", "sp"))
-        both = pd.DataFrame({"ip": ip, "sp": sp})
-        only_ip, only_sp = int((both["ip"] & ~both["sp"]).sum()), int((~both["ip"] & both["sp"]).sum())
-        where = {"task": task, "workflow": workflow, "at": "final"}
-        found = [number(made["table_1_mcnemar"].values, name, **where)["value"] for name in MCNEMAR]
-        p = binomtest(only_ip, only_ip + only_sp).pvalue
-        assert found == pytest.approx([only_ip, only_sp, p])
+    first = own["slots_correct"].map(lambda slots: bool(slots[0])).groupby(own["seed"]).mean()
+    row = number(made["trivial_twins"].values, "end, twin", task="code", workflow="voting", policy="sp")
+    assert row["value"] == pytest.approx(first.mean())
+    gain = number(made["trivial_twins"].values, "gain at the end", task="code", workflow="voting", policy="sp")
+    assert gain["value"] == pytest.approx((own.groupby("seed")["correct"].mean() - first).mean())
+
+
+def test_skills_are_of_every_run_of_a_regime(folder, made):
+    skills = files(folder, "skills").query("measure == 'judges' and task == 'math'")
+    gain = (
+        (skills["skill"] - skills["trivial"])
+        .groupby([skills["policy"], skills["seed"], skills["step"]])
+        .mean()
+        .unstack()
+    )
+    change = gain[[15, 20]].mean(axis=1) - gain[0]
+    row = number(made["skills"].values, "change", regime="stress", role="judges", task="math")
+    assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
 
 
 def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
@@ -193,15 +212,6 @@ def pairwise(texts: list[str]) -> float:
     return float(np.mean([len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs]))
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [("eval_opt", "ip", "math"), ("voting", "sp", "code"), ("orch_workers", "ip", "code"), ("single", "sp", "math")],
-)
-def test_any_cell_has_a_signature_table(folder, cell):
-    values = signature_table(Results(folder), *cell).values
-    assert values["value"].notna().all() and set(values["number"]) == {"base", "early", "best", "terminal"}
-
-
 def test_compute(folder, made):
     metrics, values = files(folder, "metrics"), made["compute"].values
     for (task, workflow, policy), run in metrics.groupby(["task", "workflow", "policy"]):
@@ -229,40 +239,32 @@ def test_the_same_results_give_the_same_bytes(folder, made, tmp_path):
     write_tables(list(made.values()), tmp_path / "a")
     write_tables(tables(Results(folder)), tmp_path / "b")
     written = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(written) == 3 * len(made) == 33
+    assert len(written) == 3 * len(made) == 39
     for name in written:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert not [name for name in written if str(folder.parent) in (tmp_path / "a" / name).read_text()]
-    row = number(made["table_1"].values, "IP", task="math", workflow="voting")
-    where = {"task": "math", "workflow": "voting", "number": "IP", "folder": tmp_path / "a"}
-    assert value("table_1", **where) == pytest.approx(row["value"], rel=1e-5)
-    assert value("table_1", column="low", **where) == pytest.approx(row["low"], rel=1e-5)
-    with pytest.raises(ValueError, match="matches 6 rows"):
-        value("table_1", task="math", workflow="voting", folder=tmp_path / "a")
 
 
 def test_captions_name_the_regime_the_sample_and_the_intervals(made):
     for name, table in made.items():
         if name != "table_7":
-            assert "Scale tiny-s, learning rate 2e-3, cosine schedule: the preset's rate; seeds 0, 1 and 2." in table.caption or (
-                "the preset's rate; n = 16 validation problems per task, one episode each; seeds 0, 1 and 2" in table.caption
-            )
+            assert "0.34M parameters" in table.caption and "Regime" in table.caption
+            assert "learning rate 2e-3, cosine schedule, the preset's rate" in table.caption
+        if name.startswith(("table_1", "table_3", "ip_", "trivial")):
+            assert "95 % t intervals over seeds" in table.caption and "Rules: claims.yaml, version" in table.caption
             assert "All runs are finished" in table.caption
-        if name.startswith(("table_1", "table_3")):
-            assert "95 % percentile bootstrap, 4,000 draws" in table.caption
 
 
 def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
     Grid("tiny-s", [0], {"learning_rate": 6e-3, "lr_schedule": "constant"}).write(tmp_path)
-    regime = "learning rate 6e-3, constant schedule: three times the preset's rate; seed 0 alone."
+    regime = "Regime `stress`: learning rate 6e-3, constant schedule, three times the preset's rate; seed 0 alone."
     assert regime in sentences(Results(tmp_path / "tiny-s"))["regime"]
 
 
 def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_path):
     gone = [Key("orch_workers", "ip", "code", seed) for seed in (0, 1, 2)]
     gone += [Key("voting", "ip", "math", 0), Key("single", "sp", "math", 1)]
-    part = make_results(tmp_path, without=tuple(gone))
-    now = {table.name: table for table in tables(Results(part))}
+    now = {table.name: table for table in tables(Results(without(folder, gone, tmp_path)))}
     shown = now["table_1"].shown.set_index(["task", "workflow"])
     assert shown.loc[("Code", "Orch-Workers"), "IP"] == "–" == shown.loc[("Code", "Orch-Workers"), "IP − SA-RL"]
     assert shown.loc[("Code", "Orch-Workers"), "SP"] != "–" and "Not finished: 5 of 42 runs" in now["table_1"].caption
@@ -277,36 +279,54 @@ def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_pat
 def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
     Grid("tiny-s", [0, 1, 2]).write(tmp_path)
     for table in tables(Results(tmp_path / "tiny-s")):
-        assert table.name == "table_7" or "Not finished: 42 of 42 runs" in table.caption
+        assert table.name in ("table_7", "skills", "trivial_twins") or "Not finished: 42 of 42 runs" in table.caption
     assert (tables(Results(tmp_path / "tiny-s"))[0].shown["IP"] == "–").all()
 
 
-def test_bootstrap_by_hand():
-    assert statistics.bootstrap(np.full((3, 20), 0.25))[:3] == (0.25, 0.25, 0.25)
-    seeds = statistics.bootstrap(np.repeat([[0.0], [0.0], [1.0]], 20, axis=1))
-    assert (seeds.low, seeds.high) == (0.0, 1.0)  # seeds are resampled: all three can be the one that is right
-    two = statistics.bootstrap(np.repeat([[0.0], [1.0]], 20, axis=1))
-    assert (two.low, two.high) == (0.5, 0.5)  # two are not
-    right = np.zeros((1, 100))
-    right[:, :36] = 1
-    one = statistics.bootstrap(right)
-    assert one.low == pytest.approx(0.36 - 1.96 * 0.048, abs=0.012)
-    assert one.high == pytest.approx(0.36 + 1.96 * 0.048, abs=0.012)
+def test_t_intervals_by_hand():
+    found = statistics.t_interval([0.1, 0.2, 0.3])
+    assert (found.mean, found.sd, found.seeds) == (pytest.approx(0.2), pytest.approx(0.1), 3)
+    assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5)
+    assert found.p == pytest.approx(ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
+    assert isnan(statistics.t_interval([0.4]).low) and statistics.t_interval([0.4]).mean == 0.4
+    same = statistics.t_interval([0.5, 0.5, 0.5])
+    assert same.low == pytest.approx(0.5) == same.high and same.p < 1e-9
 
 
-def test_paired_differences_are_narrower_than_their_parts():
-    before = np.array([[0.0, 1.0] * 32])
-    assert statistics.difference(before, before)[:3] == (0.0, 0.0, 0.0)
-    many = np.repeat(before, 3, axis=0)
-    assert statistics.difference(many, before).seeds == 3  # one base serves every seed
+def test_equivalence_is_two_one_sided_tests():
+    inside, outside = statistics.t_interval([0.001, -0.001, 0.002]), statistics.t_interval([0.03, 0.05, 0.04])
+    assert inside.p_match == pytest.approx(ttest_1samp([0.001, -0.001, 0.002], 0.03, alternative="less").pvalue)
+    assert inside.p_match < 0.05 < outside.p_match
 
 
-def test_mcnemar_by_hand():
-    first = np.array([[1] * 8 + [0] + [1, 0]])
-    second = np.array([[0] * 8 + [1] + [1, 0]])
-    test = statistics.mcnemar(first, second)
-    assert (test.only_first, test.only_second) == (8, 1) and test.p == pytest.approx(2 * (1 + 9) / 2**9)
-    assert statistics.mcnemar(first, first).p == 1.0
+def test_holm_corrects_differences_alone_and_pooled_lines_apart():
+    rows = [
+        (0.01, "difference", "voting"),
+        (0.04, "difference", "voting"),
+        (0.001, "accuracy", "voting"),
+        (0.04, "difference", "all cells"),
+    ]
+    table = pd.DataFrame(rows, columns=["p", "unit", "workflow"]).assign(p_match=1.0)
+    assert statistics.corrected(table)["p_holm"].tolist() == pytest.approx([0.02, 0.04, np.nan, 0.04], nan_ok=True)
+
+
+def test_seeds_needed_by_hand():
+    assert statistics.seeds_needed(0.1, 0.1) == 10  # textbooks: d = 1, 80 %, two-sided 5 %
+    assert statistics.seeds_needed(0.1, 0.05) == 34
+    assert statistics.seeds_needed(1e-9, 0.05) == 2 and statistics.seeds_needed(1.0, 0.001) is None
+
+
+def test_t_intervals_cover_what_they_say():
+    table = statistics.coverage(np.array([-0.3, -0.1, 0.0, 0.1, 0.3]), draws=4000)
+    assert table["t"].between(0.93, 0.97).all()
+    assert (table["bootstrap"].dropna() < 0.92).all()
+
+
+def test_differences_are_paired_by_seed():
+    before, after = np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])
+    found = statistics.difference(after, before)
+    assert (found.mean, found.seeds) == (0.25, 2) and found.sd == pytest.approx(0.5 / 2**0.5)
+    assert statistics.difference(after, before[:1]).seeds == 1  # an unfinished grid: the seeds that both have
 
 
 def test_pass_at_k_by_hand():
@@ -336,7 +356,12 @@ def test_a_ratio_to_zero_is_undefined():
 
 
 def test_numbers_are_shown_by_their_unit():
-    shown = [formatted(0.9157, "accuracy"), formatted(-0.036, "difference"), formatted(9000, "hours"), formatted(2.13e6, "million")]
+    shown = [
+        formatted(0.9157, "accuracy"),
+        formatted(-0.036, "difference"),
+        formatted(9000, "hours"),
+        formatted(2.13e6, "million"),
+    ]
     assert shown == ["91.6", "−3.6", "2.50", "2.13"]
     assert [formatted(x, "ratio") for x in (38096, 0.0609, 20.6, 0, 1.3e6, 2e-7)] == [
         "38,096", "0.0609", "20.6", "0", "1.3e6", "2.0e−7",
@@ -344,13 +369,13 @@ def test_numbers_are_shown_by_their_unit():
 
 
 def test_a_table_has_a_line_per_key_and_a_column_per_number():
-    gap = statistics.Interval(0.02, 0.01, 0.03, 3, 16)
+    gap = statistics.Interval(0.02, 0.01, 0.03, 0.001, 0.2, 0.004, 3)
     values = pd.DataFrame([
         row_of("IP − SP", gap, "difference", task="math", workflow="single", policy="sp"),
-        row_of("p", 0.0004, "p", task="math", workflow="single", policy="sp"),
-        row_of("IP − SP", np.nan, "missing", task="code", workflow="voting", policy="ip"),
+        row_of("IP", gap._replace(mean=0.99, high=1.2), "accuracy", task="math", workflow="single", policy="sp"),
+        row_of("IP − SP", gap._replace(p=0.3, p_match=0.01), "difference", task="code", workflow="voting", policy="ip"),
     ])  # fmt: skip
     assert pivoted(values).to_numpy().tolist() == [
-        ["Math", "Single agent", "SA-RL", "+2.0 [+1.0, +3.0]*", "< 0.001"],
-        ["Code", "Voting", "IP", "–", "–"],
+        ["Math", "Single agent", "SA-RL", "+2.0 [+1.0, +3.0]*", "99.0 [1.0, 100.0]"],
+        ["Code", "Voting", "IP", "+2.0 [+1.0, +3.0] ≈", "–"],
     ]

@@ -8,7 +8,7 @@ from multirole.paper.claims import claims
 from multirole.paper.figures import figures, figures_of_study
 from multirole.paper.results import Results
 from multirole.paper.study import Study
-from multirole.paper.tables import tables, tables_of_study
+from multirole.paper.tables import sentences, tables, tables_of_study
 from multirole.paper.write import write_figure, write_tables
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def build(folder: str | Path) -> Results:
         )
     study = Study.read(results.grid, folder)
     studied = tables_of_study(results, study) if study else []
-    made = [*tables(results), claims(results), *studied]
+    made = [*tables(results), claims(results, sentences(results)), *studied]
     write_tables(made, results.folder / "tables")
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
     for plate in plates:

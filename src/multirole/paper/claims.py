@@ -1,94 +1,75 @@
-"""Hold the paper's qualitative claims, which `claims.yaml` lists, against a grid's runs: holds, fails or undecided.
+"""Hold the paper's qualitative claims against packed runs, in every regime and for every policy, by the rules of `claims.yaml`."""
 
-Every claim has cases, each for it (1), against it (-1) or open (0). The rules are the same for every claim of a kind:
-
-- *Most cells*: a matched cell counts for or against where the 95 % interval of the difference lies on one side of zero. The claim
-  holds with more than half of the cells for it, fails with more than half against it or with none for it and fewer than half
-  open, and is undecided otherwise.
-- *Every seed*: a pattern of single runs is looked for in each seed. It holds if every seed shows it, fails if none does.
-- Fewer than `OUTER` seeds decide nothing.
-"""
-
+import math
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.stats import binomtest
+from statsmodels.stats.proportion import proportion_confint
 
 from multirole.diagnostics.falls import first_fall
+from multirole.experiment.cell import Cell
 from multirole.experiment.presets import TASKS
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.measures import amplitudes, matched
-from multirole.paper.results import Key, Results
-from multirole.paper.statistics import OUTER, Interval, difference
-from multirole.paper.write import Table
+from multirole.paper.results import Results, Run, run_of
+from multirole.paper.statistics import ALPHA, MARGIN, RULES, t_interval
+from multirole.paper.write import MISSING, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
+LEAST_CELLS = 3
 FIRST = 5  # iterations whose median is the "first logged value" of a noisy metric
-CLIMBS, FLAT = 3.0, 1.5  # times its first value
-LONGER = 1.5  # times its length on the base model
-ALL = "all"
 GAP = "ip − sp"
 
 
-class Case(NamedTuple):
-    """A cell or run: which way it counts, the numbers that decide it, the seeds behind them."""
+class Regime:
+    """The packed runs of a regime."""
 
-    stands: int
-    where: Key
-    numbers: dict[str, float]
-    seeds: int = 1
+    def __init__(self, results: Results, parameters: dict[str, object], seeds: list[int]) -> None:
+        self.results, self.seeds = results, seeds
+        self.parameters = {k: v for k, v in (results.grid.parameters | parameters).items() if v is not None}
 
-
-Found = tuple[str, list[Case]]
-"""A verdict and the cases behind it."""
-
-
-def most(cases: list[Case], is_open_for: bool = False) -> str:
-    """Decide over cells. With `is_open_for` ("matches or exceeds") an open cell counts for the claim."""
-    if not cases or min(case.seeds for case in cases) < OUTER:
-        return "undecided"
-    n, against = len(cases), sum(case.stands < 0 for case in cases)
-    agrees = n - against if is_open_for else sum(case.stands > 0 for case in cases)
-    if agrees > n / 2:
-        return "holds"
-    return "fails" if against > n / 2 or (agrees == 0 and 2 * (n - against) < n) else "undecided"
+    @cache  # noqa: B019  (a handful of instances)
+    def runs(self, workflow: str, policy: str, task: str) -> dict[int, Run]:
+        """Seed -> run; a single agent takes one step per iteration anyway."""
+        own = {name: v for name, v in self.parameters.items() if (workflow, name) != ("single", "updates")}
+        cells = [Cell(workflow, policy, task, self.results.grid.scale, seed, **own) for seed in self.seeds]
+        found = {cell.seed: run_of(cell, self.results.folder.parent) for cell in cells}
+        return {seed: run for seed, run in found.items() if run}
 
 
-def every(cases: list[Case]) -> str:
-    """Decide over runs, or over one cell per workflow."""
-    stands = {case.stands for case in cases}
-    if len(cases) < OUTER:
-        return "undecided"
-    return "holds" if stands == {1} else "fails" if stands == {-1} else "undecided"
+# ---- what is measured of a run
 
 
-def of_cell(interval: Interval, workflow: str, policy: str, task: str) -> Case:
-    """Count a cell by the side of zero that its interval lies on."""
-    numbers = {"difference": interval.mean, "low": interval.low, "high": interval.high}
-    return Case(
-        int(interval.low > 0) - int(interval.high < 0), Key(workflow, policy, task, ALL), numbers, interval.seeds
-    )
-
-
-def of_run(is_seen: bool, key: Key, **numbers: float) -> Case:
-    """Count a run by whether it shows a pattern."""
-    return Case(1 if is_seen else -1, key, numbers)
-
-
-def falls(results: Results, key: Key) -> bool:
+def falls(run: Run) -> bool:
     """Whether a run ends in a terminal fall."""
-    fall = first_fall(results.correct(key).mean())
+    fall = first_fall(run.accuracy)
     return fall is not None and fall.is_terminal
 
 
-def metric_of(results: Results, key: Key, role: str, metric: str) -> pd.Series:
-    """iteration -> value of one role of a run."""
-    rows = results.of_run("roles", key)
+def metric_of(run: Run, role: str, metric: str) -> pd.Series:
+    """iteration -> value of one role."""
+    rows = run.table("roles")
     return rows[rows["role"] == role].set_index("iteration")[metric]
+
+
+def largest(run: Run, table: str, metric: str) -> float:
+    """The log of a metric's maximum over a run."""
+    return math.log(max(run.table(table)[metric].max(), 1e-6))
+
+
+MEASURES: dict[str, Callable[[Run], float]] = {
+    "base": lambda run: run.accuracy[0],
+    "first": lambda run: run.accuracy.iloc[1],
+    "peak": lambda run: run.accuracy[run.steps["best"]],
+    "fall": lambda run: run.accuracy[run.steps["best"]] - run.accuracy.iloc[-1],
+    "falls": falls,
+    "grad_norm": lambda run: largest(run, "ledger", "grad_norm"),
+    "chi2": lambda run: largest(run, "roles", "chi2"),
+}
 
 
 def climb(series: pd.Series) -> float:
@@ -97,182 +78,115 @@ def climb(series: pd.Series) -> float:
     return float(sizes.rolling(3).mean().max() / max(sizes.iloc[:FIRST].median(), 1e-6))
 
 
-def keys_of(results: Results, cell: tuple[str, str, str]) -> list[Key]:
-    """List the finished runs of a cell."""
-    return [Key(*cell, seed) for seed in results.seeds(*cell)]
+def grows(run: Run, role: str, flat: str) -> bool:
+    """Whether a role's texts reach `longer` times their first length in an iteration in which another role's have not."""
+    ratios = []
+    for name in (role, flat):
+        length = metric_of(run, name, "length_mean")
+        ratios.append(length.rolling(FIRST).mean() / length.iloc[:FIRST].mean())
+    return bool(((ratios[0] >= RULES["longer"]) & (ratios[1] < RULES["longer"])).any())
 
 
-# ---- the rules of claims.yaml
+def writes_code(run: Run, role: str) -> bool:
+    """Whether a role comes to write Python fences."""
+    share = metric_of(run, role, "code_fence_rate")
+    return bool((share.rolling(FIRST).mean() - share.iloc[:FIRST].mean() >= RULES["more_code"]).any())
 
 
-def peak_minus(results: Results, other: str, is_open_for: bool = False) -> Found:
-    """Compare every trained cell's peak with its base, or with the single agent's peak."""
-    cases = []
-    for cell in product(WORKFLOWS, POLICIES, TASKS):
-        before = (*cell, "base") if other == "base" else ("single", "sp", cell[2], "best")
-        after, before = results.outcomes(*cell, "best"), results.outcomes(*before)
-        if after is not None and before is not None:
-            cases.append(of_cell(difference(after, before), *cell))
-    return most(cases, is_open_for), cases
+def climbs_and_falls(run: Run, role: str, metric: str, flat: str | None = None) -> bool:
+    """Whether a role's metric climbs, farther than another role's, and the run falls."""
+    climbs = {name: climb(metric_of(run, name, metric)) for name in (role, flat) if name}
+    is_apart = flat is None or climbs[role] >= 1.5 * climbs[flat]
+    return climbs[role] >= RULES["climbs"] and is_apart and falls(run)
 
 
-def ip_minus_sp(results: Results, of: str, task: str | None = None) -> Found:
-    """Compare the policies of each matched cell; on one task, in every workflow."""
-    cases = []
-    for workflow, on in matched(results):
-        if task in (None, on):
-            after, before = (_outcomes(results, of, (workflow, policy, on)) for policy in POLICIES)
-            cases.append(of_cell(difference(after, before), workflow, GAP, on))
-    if task is None:
-        return most(cases), cases
-    if len(cases) < len(WORKFLOWS) or min(case.seeds for case in cases) < OUTER:
-        return "undecided", cases
-    least = min(case.stands for case in cases)
-    return "holds" if least > 0 else "fails" if least < 0 else "undecided", cases
+PATTERNS = {"falls": falls, "grows": grows, "writes_code": writes_code, "climbs_and_falls": climbs_and_falls}
 
 
-def _outcomes(results: Results, of: str, cell: tuple[str, str, str]) -> np.ndarray:
-    if of == "first checkpoint":
-        return np.stack([results.correct(key).iloc[:, 1] for key in keys_of(results, cell)])
-    peak = results.outcomes(*cell, "best")
-    return peak if of == "peak" else peak - results.outcomes(*cell, "terminal")
+# ---- verdicts
 
 
-def ip_falls_more_often(results: Results) -> Found:
-    """Count the matched runs where one policy alone falls."""
-    cases = []
-    for (workflow, task), seeds in matched(results).items():
-        for seed in seeds:
-            ip, sp = (falls(results, Key(workflow, policy, task, seed)) for policy in POLICIES)
-            cases.append(Case(ip - sp, Key(workflow, GAP, task, seed), {"ip falls": ip, "sp falls": sp}))
-    only_ip, only_sp = (sum(case.stands == stands for case in cases) for stands in (1, -1))
-    p = binomtest(only_ip, only_ip + only_sp).pvalue if only_ip + only_sp else 1.0
-    if len(cases) < OUTER * len(WORKFLOWS) or p > 0.05:
-        return "undecided", cases
-    return "holds" if only_ip > only_sp else "fails", cases
+def verdict(low: float, high: float, at: float, enough: float | None = None) -> str:
+    """Where an interval lies; above `enough` is enough to hold."""
+    if low > (at if enough is None else enough):
+        return "holds"
+    return "fails" if high < at else "undecided"
 
 
-def sp_fails_too(results: Results) -> Found:
-    """Look for a fall under SP."""
-    cells = [(workflow, "sp", task) for workflow, task in matched(results)]
-    fallen = {key: falls(results, key) for cell in cells for key in keys_of(results, cell)}
-    cases = [of_run(is_fallen, key, falls=is_fallen) for key, is_fallen in fallen.items()]
-    return "undecided" if len(cases) < OUTER else "holds" if any(fallen.values()) else "fails", cases
+def effect(regime: Regime, about: dict, policy: str) -> list[dict]:
+    """One number per cell: its mean over seeds of a measure, minus the same of the base, the single agent or SP."""
+    measure, other, cells = MEASURES[about["effect"]], about["minus"], []
+    for workflow, task in product(WORKFLOWS, [about["task"]] if "task" in about else TASKS):
+        after = {seed: float(measure(run)) for seed, run in regime.runs(workflow, policy, task).items()}
+        if other == "base":
+            before = {seed: MEASURES["base"](run) for seed, run in regime.runs(workflow, policy, task).items()}
+        else:
+            twin = ("single", "sp", task) if other == "single" else (workflow, "sp", task)
+            before = {seed: float(measure(run)) for seed, run in regime.runs(*twin).items()}
+        if seeds := [seed for seed in after if seed in before]:
+            value = np.mean([after[seed] - before[seed] for seed in seeds])
+            cells.append({"workflow": workflow, "task": task, "value": float(value), "seeds": len(seeds)})
+    return cells
 
 
-def larger_under_ip(results: Results, measure: str) -> Found:
-    """Compare the largest value of each run with that of its match under the other policy."""
-    cases = []
-    for (workflow, task), rows in amplitudes(results).groupby(["workflow", "task"], sort=False):
-        wide = rows.pivot(index="seed", columns="policy", values=measure)
-        larger = wide["ip"] > wide["sp"]
-        numbers = {f"{policy}, seed {seed}": wide.loc[seed, policy] for seed, policy in product(wide.index, POLICIES)}
-        cases.append(Case(int(larger.all()) - int(not larger.any()), Key(workflow, GAP, task, ALL), numbers, len(wide)))
-    if not cases or min(case.seeds for case in cases) < OUTER:
-        return "undecided", cases
-    n_for, n_against = (sum(case.stands == stands for case in cases) for stands in (1, -1))
-    return "holds" if 2 * n_for > len(cases) else "fails" if 2 * n_against > len(cases) else "undecided", cases
+def judged_effect(cells: list[dict], about: dict) -> tuple[str, str]:
+    """The verdict over cells, and the numbers behind it as text."""
+    if len(cells) < LEAST_CELLS or not any(cell["value"] for cell in cells):
+        return MISSING, MISSING
+    found = t_interval([cell["value"] for cell in cells])
+    unit = "ratio" if about["effect"] in ("grad_norm", "chi2") else "difference"
+    texts = [formatted(value, unit) for value in found[:3]]
+    found_verdict = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
+    return found_verdict, f"{texts[0]} [{texts[1]}, {texts[2]}], {len(cells)} cells"
 
 
-def ranking_changes(results: Results) -> Found:
-    """Compare the orders of the workflows between tasks."""
-    seeds = [s for s in results.grid.seeds if all(s in results.seeds(*c) for c in product(WORKFLOWS, POLICIES, TASKS))]
-    orders: dict[str, list[tuple[str, ...]]] = {task: [] for task in TASKS}
-    cases = []
-    for seed in seeds:
-        gains = {}
-        for task, workflow in product(TASKS, WORKFLOWS):
-            curve = results.correct(Key(workflow, "ip", task, seed)).mean()
-            gains[task, workflow] = curve.iloc[1:].max() - curve.iloc[0]
-        for task, held in orders.items():
-            held.append(tuple(sorted(WORKFLOWS, key=lambda w, task=task, gains=gains: -gains[task, w])))
-        differs = len({held[-1] for held in orders.values()}) > 1
-        cases.append(
-            of_run(differs, Key(ALL, "ip", ALL, seed), **{f"{w}, {task}": gain for (task, w), gain in gains.items()})
-        )
-    found = [set(held) for held in orders.values()]
-    if len(seeds) < OUTER:
-        return "undecided", cases
-    return "holds" if not set.intersection(*found) else "fails" if len(set.union(*found)) == 1 else "undecided", cases
+def pattern(regime: Regime, about: dict, policy: str) -> list[dict]:
+    """One number per run: whether it shows the pattern."""
+    options = {name: about[name] for name in ("role", "metric", "flat") if name in about}
+    workflows = [about["workflow"]] if "workflow" in about else WORKFLOWS
+    rows = []
+    for workflow, task in product(workflows, [about["task"]] if "task" in about else TASKS):
+        runs = regime.runs(workflow, policy, task)
+        if about["pattern"] == "only_ip_falls":
+            twins = regime.runs(workflow, "sp", task)
+            seen = {seed: falls(run) and not falls(twins[seed]) for seed, run in runs.items() if seed in twins}
+        else:
+            seen = {seed: PATTERNS[about["pattern"]](run, **options) for seed, run in runs.items()}
+        rows += [{"workflow": workflow, "task": task, "value": float(is_seen), "seeds": 1} for is_seen in seen.values()]
+    return rows
 
 
-def climbs_and_falls(results: Results, cell: list[str], role: str, metric: str, flat: str | None = None) -> Found:
-    """Look for a role's metric that climbs, another role's that does not, and a fall."""
-    cases = []
-    for key in keys_of(results, cell):
-        climbs = {name: climb(metric_of(results, key, name, metric)) for name in (role, flat) if name}
-        is_seen = climbs[role] >= CLIMBS and (flat is None or climbs[flat] < climbs[role] / FLAT)
-        cases.append(of_run(is_seen and falls(results, key), key, **climbs, falls=falls(results, key)))
-    return every(cases), cases
+def judged_pattern(runs: list[dict], about: dict) -> tuple[str, str]:
+    """The verdict over runs, and the numbers behind it as text."""
+    if not runs:
+        return MISSING, MISSING
+    count = int(sum(run["value"] for run in runs))
+    low, high = proportion_confint(count, len(runs), ALPHA, "beta")
+    text = f"{count} of {len(runs)} runs [{100 * low:.0f}, {100 * high:.0f}] %"
+    return verdict(low, high, RULES[about.get("share", "usually")]), text
 
 
-def only_ip_falls(results: Results, workflow: str, task: str) -> Found:
-    """Look for a fall under IP and none under SP."""
-    cases = []
-    for seed in matched(results).get((workflow, task), []):
-        ip, sp = (falls(results, Key(workflow, policy, task, seed)) for policy in POLICIES)
-        cases.append(of_run(ip and not sp, Key(workflow, GAP, task, seed), ip=ip, sp=sp))
-    return every(cases), cases
+def regimes_of(results: Results) -> dict[str, Regime]:
+    """Every regime by its name."""
+    return {name: Regime(results, **given) for name, given in DECLARED["regimes"].items()}
 
 
-def grows(results: Results, cell: list[str], role: str, other: str) -> Found:
-    """Look for a role whose texts grow longer while another role's do not."""
-    cases = []
-    for key in keys_of(results, cell):
-        (start, end), (before, after) = (_ends(results, key, name, "length_mean") for name in (role, other))
-        lengths = {f"{role}, start": start, f"{role}, end": end, f"{other}, start": before, f"{other}, end": after}
-        cases.append(of_run(end >= LONGER * start and after < LONGER * before, key, **lengths))
-    return every(cases), cases
-
-
-def writes_code(results: Results, cell: list[str], role: str) -> Found:
-    """Look for a role that begins to write Python fences."""
-    cases = []
-    for key in keys_of(results, cell):
-        start, end = _ends(results, key, role, "code_fence_rate")
-        cases.append(of_run(end - start >= 0.25, key, start=start, end=end))
-    return every(cases), cases
-
-
-def _ends(results: Results, key: Key, role: str, metric: str) -> tuple[float, float]:
-    """Means over the first and the last iterations."""
-    series = metric_of(results, key, role, metric)
-    return float(series.iloc[:FIRST].mean()), float(series.iloc[-FIRST:].mean())
-
-
-RULES = {
-    rule.__name__: rule
-    for rule in (
-        peak_minus, ip_minus_sp, ip_falls_more_often, sp_fails_too, larger_under_ip, ranking_changes, climbs_and_falls,
-        only_ip_falls, grows, writes_code,
-    )
-}  # fmt: skip
-
-
-def claims(results: Results) -> Table:
-    """Make the table of every claim's verdict; its values are the numbers of every case."""
-    shown, values = [], []
+def claims(results: Results, facts: dict[str, object]) -> Table:
+    """Make the table of every claim's verdicts; its values are the numbers of every cell or run."""
+    regimes, shown, values = regimes_of(results), [], []
     for about in DECLARED["claims"]:
-        verdict, cases = RULES[about["rule"]](results, **about.get("options", {}))
-        counts = {
-            name: sum(case.stands == stands for case in cases)
-            for name, stands in (("for", 1), ("open", 0), ("against", -1))
-        }
-        row = {"the paper's claim": about["claim"], "sec": about["section"], "tested by": about["test"]}
-        shown.append(row | counts | {"here": f"**{verdict}**", "see": about["see"]})
-        values += [
-            {
-                "claim": about["name"],
-                "verdict": verdict,
-                "stands": case.stands,
-                **case.where._asdict(),
-                "number": name,
-                "value": float(value),
-            }
-            for case in cases
-            for name, value in case.numbers.items()
-        ]
-    caption = DECLARED["caption"].format(
-        scale=results.grid.scale, seeds=len(results.grid.seeds), missing=len(results.missing())
-    )
+        measured, judged = (effect, judged_effect) if "effect" in about else (pattern, judged_pattern)
+        is_gap = about.get("minus") == "sp"
+        for policy in ("ip",) if is_gap else about.get("policies", POLICIES):
+            where = GAP if is_gap else policy
+            row = {"the paper's claim": about["claim"], "sec": about["section"], "tested by": about["test"],
+                   "policy": where.upper()}  # fmt: skip
+            for name, regime in regimes.items():
+                numbers = measured(regime, about, policy)
+                decision, text = judged(numbers, about)
+                row[name] = text if text == MISSING else f"**{decision}**: {text}"
+                named = {"claim": about["name"], "regime": name, "policy": where, "verdict": decision}
+                values += [named | number for number in numbers]
+            shown.append(row)
+    caption = DECLARED["caption"].format(**(facts | RULES))
     return Table("claims", "The paper's claims against these runs", caption, pd.DataFrame(shown), pd.DataFrame(values))

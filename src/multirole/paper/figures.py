@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -17,22 +18,27 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from multirole.diagnostics.names import (
     POLICY_COLOURS,
     POLICY_NAMES,
+    POLICY_STYLES,
+    ROLE_COLOURS,
     SETUP_COLOURS,
+    SETUP_STYLES,
     TASK_COLOURS,
     TASK_NAMES,
+    TASK_STYLES,
     WORKFLOW_MARKERS,
     WORKFLOW_NAMES,
     cell_name,
 )
 from multirole.experiment.presets import TASKS
-from multirole.paper import cliffs, measures
-from multirole.paper.dynamics import FIRST_ITERATIONS
+from multirole.paper import measures, skills
+from multirole.paper.claims import regimes_of
+from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, matched
-from multirole.paper.results import Results
+from multirole.paper.results import Key, Results
 from multirole.paper.study import Study
+from multirole.paper.study_tables import twins
 from multirole.paper.tables import sentences
-from multirole.paper.twins import twins
 from multirole.paper.write import STYLE, Plate, Table
 
 CAPTIONS = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
@@ -47,12 +53,24 @@ AMPLITUDES = {
 }
 
 
+LEAST = 1e-4
+"""Smaller chi2 is drawn here: such estimates are noise around zero."""
+CLIFFS = {
+    "chi2": "χ² during\nthe update",
+    "chi2_after": "χ² after\nthe update",
+    "perplexity": "perplexity\n/ first",
+    "grad_norm": "gradient norm\n/ first",
+    "validation": "validation\naccuracy",
+}
+"""What Figure 6 draws, from the top."""
+
+
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4 once per task, and Figure 6 a second time with this grid's own falls."""
     return [
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in TASKS), figure_5(results),
-        figure_6(results), figure_6_falls(results),
+        figure_6(results), figure_6_falls(results), figure_of_skills(results),
     ]  # fmt: skip
 
 
@@ -68,7 +86,9 @@ def figure_2(results: Results) -> Plate:
                 at, colour, (mean, low, high) = x + ASIDE[policy], POLICY_COLOURS[policy], gain.interval[:3]
                 axes.bar(at, mean, 0.34, color=colour, alpha=0.85, zorder=2)
                 axes.errorbar(at, mean, [[mean - low], [high - mean]], color="0.15", capsize=3, lw=1.1, zorder=4)
-                axes.scatter([at + 0.09] * len(gain.by_seed), gain.by_seed.values(), 12, color="white", ec=colour, zorder=3)
+                axes.scatter(
+                    [at + 0.09] * len(gain.by_seed), gain.by_seed.values(), 12, color="white", ec=colour, zorder=3
+                )
             if single and (untrained := measures.base(results, workflow, task)) is not None:
                 axes.hlines(single.interval.mean - untrained, x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
         axes.axhline(0, color="0.35", lw=0.8)
@@ -76,7 +96,7 @@ def figure_2(results: Results) -> Plate:
         axes.set_title(TASK_NAMES[task])
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
     panels[0].set_ylabel("peak minus base (points)")
-    _legend(figure, [*_policies(lw=6), Line2D([], [], ls=":", **REFERENCE, label="SA-RL's peak minus base")])
+    _legend(figure, [*_policies(lw=6, ls="-"), Line2D([], [], ls=":", **REFERENCE, label="SA-RL's peak minus base")])
     return plate(results, "figure_2", figure)
 
 
@@ -88,7 +108,9 @@ def figure_3(results: Results) -> Plate:
             sp, ip = (accuracy(results, workflow, policy, task, at, seeds=seeds) for policy in ("sp", "ip"))
             look = {"marker": WORKFLOW_MARKERS[workflow], "color": TASK_COLOURS[task], "edgecolor": "0.15"}
             (x, *across), (y, *up) = sp.interval[:3], ip.interval[:3]
-            axes.errorbar(x, y, [[y - up[0]], [up[1] - y]], [[x - across[0]], [across[1] - x]], color="0.5", lw=1, zorder=2)
+            axes.errorbar(
+                x, y, [[y - up[0]], [up[1] - y]], [[x - across[0]], [across[1] - x]], color="0.5", lw=1, zorder=2
+            )
             axes.scatter(x, y, 45, **look, zorder=4)
             axes.scatter(sp.by_seed.values(), ip.by_seed.values(), 12, **look, lw=0.5, alpha=0.4, zorder=3)
         low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
@@ -98,8 +120,13 @@ def figure_3(results: Results) -> Plate:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     mark = {"ls": "", "mec": "0.15"}
-    shapes = [Line2D([], [], marker=WORKFLOW_MARKERS[w], mfc="white", label=WORKFLOW_NAMES[w], **mark) for w in WORKFLOWS]
-    _legend(figure, [*shapes, *(Line2D([], [], marker="D", mfc=TASK_COLOURS[t], label=TASK_NAMES[t], **mark) for t in TASKS)])
+    shapes = [
+        Line2D([], [], marker=WORKFLOW_MARKERS[w], mfc="white", label=WORKFLOW_NAMES[w], **mark) for w in WORKFLOWS
+    ]
+    _legend(
+        figure,
+        [*shapes, *(Line2D([], [], marker="D", mfc=TASK_COLOURS[t], label=TASK_NAMES[t], **mark) for t in TASKS)],
+    )
     return plate(results, "figure_3", figure)
 
 
@@ -110,12 +137,18 @@ def figure_4(results: Results, task: str) -> Plate:
     single = accuracy(results, "single", "sp", task, "best")
     for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
         for policy, colour in POLICY_COLOURS.items():
-            raw, points = measures.training(results, workflow, policy, task), measures.validation(results, workflow, policy, task)
+            raw, points = (
+                measures.training(results, workflow, policy, task),
+                measures.validation(results, workflow, policy, task),
+            )
             if points.size:
                 above.plot(raw, color=colour, lw=0.5, alpha=0.3)
                 for axes, curves in ((above, measures.smoothed(raw)), (below, points)):
-                    axes.plot(curves.mean(axis=1), color=colour, lw=1.5, zorder=3, marker="." if axes is below else "")
-                    axes.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.15, lw=0)
+                    look = {"color": colour, "ls": POLICY_STYLES[policy], "lw": 1.5, "zorder": 3}
+                    axes.plot(curves.mean(axis=1), marker="." if axes is below else "", **look)
+                    axes.fill_between(
+                        curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.15, lw=0
+                    )
         if (untrained := measures.base(results, workflow, task)) is not None:
             below.axhline(untrained, ls="--", **REFERENCE)
         if single:
@@ -138,12 +171,20 @@ def figure_5(results: Results) -> Plate:
         for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]):
             at = [cells.index((task, workflow)) + ASIDE[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]
-            axes.plot(at, by_policy[name], color="0.7", lw=0.9, zorder=1)
-            axes.scatter(at, by_policy[name], 16, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
+            shown = by_policy[name].clip(lower=LEAST)
+            axes.plot(at, shown, color="0.7", lw=0.9, zorder=1)
+            axes.scatter(at, shown, 16, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
             if f"{name}_role" in by_policy:
-                axes.scatter(at[1], by_policy.loc["sp", f"{name}_role"], 16, fc="none", ec=POLICY_COLOURS["sp"], zorder=2)
+                axes.scatter(
+                    at[1],
+                    max(by_policy.loc["sp", f"{name}_role"], LEAST),
+                    16,
+                    fc="none",
+                    ec=POLICY_COLOURS["sp"],
+                    zorder=2,
+                )
         if name != "entropy":
-            axes.set_yscale("symlog", linthresh=1e-3) if (table[name] <= 0).any() else cliffs.log_axis(axes)
+            axes.set_yscale("log")
         axes.set_title(label)
         axes.set_xticks(range(len(cells)), [f"{WORKFLOW_NAMES[w][0]}\n{TASK_NAMES[t]}" for t, w in cells])
     role = Line2D([], [], ls="", marker="o", mfc="none", mec=POLICY_COLOURS["sp"], label="SP, role with the largest χ²")
@@ -154,26 +195,91 @@ def figure_5(results: Results) -> Plate:
 def figure_6(results: Results) -> Plate:
     """The paper's cliff cells."""
     cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
-    columns = [cliffs.Column(at + cell_name(*cell), *cell, tuple(results.seeds(*cell))) for at, cell in cells.items()]
+    columns = {at + cell_name(*cell): [Key(*cell, seed) for seed in results.seeds(*cell)] for at, cell in cells.items()}
     return _cliffs(results, "figure_6", columns)
 
 
 def figure_6_falls(results: Results) -> Plate:
     """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end."""
-    columns = []
+    columns = {}
     for policy, run in measures.falls(results).groupby("policy", sort=True).first().iterrows():
-        cell = run["workflow"], policy, run["task"]
-        title = f"{cell_name(*cell)}, seed {run['seed']}: {run['peak']:.0%} to {run['final']:.0%}"
-        columns.append(cliffs.Column(title, *cell, (int(run["seed"]),), has_alarms=True))
+        key = Key(run["workflow"], policy, run["task"], int(run["seed"]))
+        columns[f"{cell_name(*key[:3])}, seed {key.seed}: {run['peak']:.0%} to {run['final']:.0%}"] = [key]
     return _cliffs(results, "figure_6_falls", columns)
 
 
-def _cliffs(results: Results, name: str, columns: list[cliffs.Column]) -> Plate:
+def _cliffs(results: Results, name: str, columns: dict[str, list[Key]]) -> Plate:
+    """A column per cell with the runs of its seeds, a row per diagnostic, a colour per role."""
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
-    if columns:
-        cliffs.draw(figure, results, columns, POLICY_COLOURS)
-    facts = sentences(results) | {"smoothed": measures.SMOOTHED, "least_ratio": cliffs.LEAST_RATIO}
+    grid = figure.subplots(len(CLIFFS), len(columns) or 1, sharex=True, squeeze=False)
+    for axes, label in zip(grid[:, 0], CLIFFS.values(), strict=True):
+        axes.set_ylabel(label)
+    for (title, keys), axes in zip(columns.items(), grid.T, strict=False):
+        panels = dict(zip(CLIFFS, axes, strict=True))
+        series = [role_series(results, key) for key in keys]
+        handles = [_draw_role(panels, role, [run[role] for run in series]) for role in (series[0] if series else ())]
+        for metric in panels.keys() - {"validation"}:
+            panels[metric].set_yscale("log")
+        for policy, colour in POLICY_COLOURS.items() if keys else ():
+            points = measures.validation(results, keys[0].workflow, policy, keys[0].task)
+            points = points[[seed for seed in points if seed in {key.seed for key in keys}]]
+            if points.size:
+                look = {"color": colour, "ls": POLICY_STYLES[policy]}
+                panels["validation"].plot(points, lw=0.5, alpha=0.4, **look)
+                panels["validation"].plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
+        panels["validation"].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panels["validation"].set_xlabel("iteration")
+        panels["validation"].legend(ncols=2, loc="lower left")
+        axes[0].legend(handles=handles, title=title, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=7)
+    figure.align_ylabels()
+    facts = sentences(results) | {"smoothed": measures.SMOOTHED, "least": LEAST}
     return plate(results, name, figure, cliffs=CAPTIONS["cliffs"].format(**facts))
+
+
+def _draw_role(panels: dict[str, Axes], name: str, runs: list[pd.DataFrame]) -> Line2D:
+    """One role's diagnostics, a thin line per seed and a thick one for what is typical; returns its legend entry."""
+    label = "shared adapter" if name == POOLED else runs[0]["role"].iloc[0]
+    colour, lw = (POLICY_COLOURS["sp"], 2.2) if name == POOLED else (ROLE_COLOURS[label], 1.4)
+    for metric in panels.keys() - {"validation"}:
+        is_chi2 = metric.startswith("chi2")
+        curves = pd.concat([run[metric] if is_chi2 else measures.over_first(run[metric]) for run in runs], axis=1)
+        curves = curves.clip(lower=LEAST if is_chi2 else 0.03)
+        panels[metric].plot(curves, color=colour, lw=0.6, alpha=0.4)
+        panels[metric].plot(measures.typical(curves), color=colour, lw=lw)
+    return Line2D([], [], color=colour, lw=lw, label=label)
+
+
+def figure_of_skills(results: Results) -> Plate:
+    """Accuracy and what a judging role adds over its trivial twin, a row per role and a column per regime."""
+    regimes, shown = regimes_of(results), (("eval_opt", "judges"), ("voting", "selects"))
+    figure = Figure(figsize=(6.8, 4.0), layout="constrained")
+    grid = figure.subplots(len(shown), len(regimes), sharex=True, sharey=True)
+    for (workflow, measure), line in zip(shown, grid, strict=True):
+        for (name, regime), axes in zip(regimes.items(), line, strict=True):
+            for task in TASKS:
+                runs = [run for policy in POLICIES for run in regime.runs(workflow, policy, task).values()]
+                gains = skills.over_training(regime, workflow, task, measure)
+                look = {"color": TASK_COLOURS[task], "marker": ".", "lw": 1.6}
+                if runs:
+                    accuracy = pd.concat([run.accuracy for run in runs], axis=1).mean(axis=1)
+                    axes.plot(accuracy, **look | {"ls": ":", "lw": 1.1, "marker": ""})
+                if gains.size:
+                    axes.plot(gains, color=TASK_COLOURS[task], lw=0.4, alpha=0.3)
+                    axes.plot(gains.mean(axis=1), ls=TASK_STYLES[task], **look)
+            axes.axhline(0, color="0.6", lw=0.8)
+            axes.set_title(f"{skills.title(workflow, measure)}; {name}", fontsize=8)
+            axes.set_ylim(-0.55, 1.02)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    for axes in grid[-1]:
+        axes.set_xlabel("iteration")
+    figure.supylabel("accuracy, and gain over the trivial role", fontsize=8)
+    lines = [
+        Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}")
+        for task in TASKS
+        for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task]))
+    ]
+    _legend(figure, lines)
+    return plate(results, "skills", figure)
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:
@@ -183,10 +289,10 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
     figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
     for axes, twin in zip(grid.flat, found, strict=False):
-        for runs, colour in zip((twin.usual, twin.changed), SETUP_COLOURS, strict=True):
-            curves = pd.concat([run.correct.mean() for run in runs], axis=1)
+        for runs, colour, ls in zip((twin.usual, twin.changed), SETUP_COLOURS, SETUP_STYLES, strict=True):
+            curves = pd.concat([run.accuracy for run in runs], axis=1)
             axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
-            axes.plot(curves.mean(axis=1), color=colour, lw=1.8, marker=".")
+            axes.plot(curves.mean(axis=1), color=colour, lw=1.8, ls=ls, marker=".")
         if single := accuracy(results, "single", "sp", twin.task, "best"):
             axes.axhline(single.interval.mean, ls=":", **REFERENCE)
         axes.set_title(cell_name(*twin[:3]), fontsize=7.5)
@@ -195,25 +301,18 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     figure.supxlabel("iteration", fontsize=8)
     labels = "one step per batch of rows, as in the grid", "one step per iteration"
-    setups = [Line2D([], [], color=c, lw=1.8, label=label) for c, label in zip(SETUP_COLOURS, labels, strict=True)]
+    looks = zip(SETUP_COLOURS, SETUP_STYLES, labels, strict=True)
+    setups = [Line2D([], [], color=c, lw=1.8, ls=ls, label=label) for c, ls, label in looks]
     _legend(figure, [*setups, Line2D([], [], ls=":", label="single agent's peak", **REFERENCE)])
     return plate(results, "matched_updates", figure)
 
 
-def figure_of_policies(results: Results, table: Table) -> Plate:
-    """IP minus SP in the grid and under each variant, a panel per place."""
-    shown = table.values.query("number != 'change'")
-    shown = shown.assign(series=shown["number"].str.removeprefix("IP − SP, "))
-    setup = shown["variant"].mask(shown["series"] == "grid", "grid")
-    cell = shown["workflow"].map(WORKFLOW_NAMES) + ", " + shown["task"].map(TASK_NAMES)
-    shown = shown.assign(row=cell + ": " + setup, cell=cell).drop_duplicates(["at", "row"])
-    shown = shown.sort_values(["cell", "series"], kind="stable")
-    return plate(results, "policies", _forest(shown, "at", dict(zip(("grid", "variant"), SETUP_COLOURS, strict=True))))
-
-
 def figure_of_remedies(results: Results, table: Table) -> Plate:
     """What each remedy changes at the peak and at the end, a panel per cell."""
-    shown = table.values[table.values["number"].str.startswith("change")].rename(columns={"number": "series", "variant": "row"})
+    shown = table.values[table.values["number"].str.startswith("change")].rename(
+        columns={"number": "series", "variant": "row"}
+    )
+    shown = shown[shown["policy"] != ""]
     shown["cell"] = [cell_name(*cell) for cell in zip(shown["workflow"], shown["policy"], shown["task"], strict=True)]
     series = dict(zip(("change at the peak", "change at the end"), SETUP_COLOURS, strict=True))
     return plate(results, "remedies", _forest(shown, "cell", series))
@@ -242,7 +341,6 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
     """Draw those of the study's tables that have a figure."""
     drawn = {
         "matched_updates": lambda _: figure_of_matched_updates(results, study),
-        "policies": lambda table: figure_of_policies(results, table),
         "remedies": lambda table: figure_of_remedies(results, table),
     }
     return [drawn[table.name](table) for table in tables if table.name in drawn]
@@ -256,7 +354,10 @@ def plate(results: Results, caption: str, figure: Figure, name: str | None = Non
 
 
 def _policies(**look: object) -> list[Line2D]:
-    return [Line2D([], [], color=POLICY_COLOURS[p], label=POLICY_NAMES[p], **look) for p in POLICIES]
+    return [
+        Line2D([], [], color=POLICY_COLOURS[p], label=POLICY_NAMES[p], **{"ls": POLICY_STYLES[p]} | look)
+        for p in POLICIES
+    ]
 
 
 def _legend(figure: Figure, handles: list) -> None:

@@ -11,7 +11,7 @@ from multirole.experiment.presets import TASKS
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
-from multirole.paper.statistics import Interval, bootstrap, difference
+from multirole.paper.statistics import Interval, difference, over_seeds
 
 SMOOTHED = 5  # iterations
 
@@ -33,7 +33,7 @@ def accuracy(
     if not rows:
         return None
     after, before = (name and results.outcomes(workflow, policy, task, name)[rows] for name in (at, since))
-    interval = bootstrap(after) if before is None else difference(after, before)
+    interval = over_seeds(after) if before is None else difference(after, before)
     by_seed = (after if before is None else after - before).mean(axis=1).tolist()
     return Measured(interval, dict(zip([done[row] for row in rows], by_seed, strict=True)))
 

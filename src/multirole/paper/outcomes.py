@@ -5,21 +5,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from multirole.diagnostics.judging import verdict_is_right
-from multirole.paper.statistics import bootstrap, pass_at_k
+from multirole.diagnostics.skills import role_skills
+from multirole.paper.statistics import pass_at_k, t_interval
 
 
 def accuracy(folder: str | Path) -> pd.DataFrame:
     """One row per evaluated step, all fractions.
 
-    `accuracy` with its 95 % bootstrap interval over problems; `std` over rollouts (population; the released code's) and
+    `accuracy` with its 95 % t interval over problems; `std` over rollouts (population; the released code's) and
     `pass@n` over them where there are several; over the solver's turns of an episode, `one slot` (the mean of them),
     `any slot` (the oracle: at least one is right) and `slots` (how many there are on average).
     """
     table, rows = pd.read_parquet(Path(folder) / "eval.parquet"), []
     for step, part in table.groupby("step"):
         by_rollout = part.pivot(index="rollout", columns="problem", values="correct").astype(float)  # (n, P)
-        n, (mean, low, high, _, problems) = len(by_rollout), bootstrap(by_rollout.mean().to_numpy()[None])
+        n, problems = by_rollout.shape
+        mean, low, high = t_interval(by_rollout.mean().to_numpy())[:3]
         row = {"step": step, "problems": problems, "rollouts": n, "accuracy": mean, "low": low, "high": high}
         if n > 1:
             right = by_rollout.sum().to_numpy()
@@ -42,39 +43,8 @@ def slot_pass_at_k(folder: str | Path) -> pd.DataFrame:
 
 
 def judging(folder: str | Path) -> pd.DataFrame:
-    """Step x judging role: how often its judgement of other roles' turns was right, where it could be wrong.
-
-    An evaluator judges the draft of its round: `right on correct` and `right on wrong` drafts (an unparsed verdict is wrong on
-    both), and their mean `balanced`. An aggregator selects: over episodes whose candidates disagree, `balanced` is how often the
-    selected one is right, and `chance` what a random selection would have been. Empty for workflows without either.
-    """
-    turns, rows = pd.read_parquet(Path(folder) / "turns.parquet"), []
-    for step, part in turns.groupby("step"):
-        of = dict(iter(part.groupby("role")))
-        if "evaluator" in of:
-            keys = ["problem", "round"]
-            drafts = of["generator"].set_index(keys)["turn_correct"].rename("draft")
-            judged = of["evaluator"].join(drafts, on=keys)
-            judged["draft"] = judged["draft"].astype(bool)
-            judged["right"] = [verdict_is_right(*one) for one in zip(judged["outcome"], judged["draft"], strict=True)]
-            on = {name: judged["right"][judged["draft"] == is_right].mean()
-                  for name, is_right in (("right on correct", True), ("right on wrong", False))}  # fmt: skip
-            rows.append(
-                {"step": step, "role": "evaluator", "judged": len(judged)}
-                | on
-                | {"balanced": np.mean(list(on.values()))}
-            )
-        if "aggregator" in of:
-            candidates = of["generator"].astype({"turn_correct": bool}).groupby("problem")["turn_correct"].mean()
-            mixed = candidates[(candidates > 0) & (candidates < 1)]
-            chosen = of["aggregator"].set_index("problem")["correct"].reindex(mixed.index)
-            rows.append(
-                {
-                    "step": step,
-                    "role": "aggregator",
-                    "judged": len(mixed),
-                    "balanced": chosen.mean(),
-                    "chance": mixed.mean(),
-                }
-            )
-    return pd.DataFrame(rows).set_index("step") if rows else pd.DataFrame()
+    """Step x judging role: what the role adds over its trivial twin (`diagnostics.skills`); empty for a single agent."""
+    turns = pd.read_parquet(Path(folder) / "turns.parquet")
+    rows = [{"step": step} | row for step, part in turns.groupby("step") for row in role_skills(part)]
+    table = pd.DataFrame(rows).set_index("step")
+    return table[~table["measure"].isin(["workflow", "solves", "other"])]

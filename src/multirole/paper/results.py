@@ -14,9 +14,6 @@ from multirole.experiment.evaluation import Evaluation, named_steps
 from multirole.paper import pack
 from multirole.paper.grid import Grid
 
-MECHANISMS = ("gradient_amplification", "sp_role_capture_tokens", "sp_role_capture_frequency")
-"""The alarms of the paper's two mechanisms (sec 5)."""
-
 
 class Key(NamedTuple):
     """The coordinates of a run within a grid; `single` runs have policy "sp"."""
@@ -53,21 +50,23 @@ class Run:
     @cached_property
     def steps(self) -> dict[str, int]:
         """The early, best and terminal checkpoint, and the untrained start."""
-        return {"base": 0} | named_steps(self.correct.mean())
+        return {"base": 0} | named_steps(self.accuracy)
+
+    @cached_property
+    def accuracy(self) -> pd.Series:
+        """Evaluated step -> validation accuracy."""
+        return self.correct.mean()
 
     @property
     def falls(self) -> bool:
         """Whether validation falls."""
-        return first_fall(self.correct.mean()) is not None
+        return first_fall(self.accuracy) is not None
 
-    @property
-    def is_announced(self) -> bool:
-        """Whether the present thresholds announce one of the paper's two mechanisms in it."""
-        from multirole.diagnostics.alarms import Alarms  # imports torch
 
-        alarms = Alarms(self.cell.policy, self.cell.make_workflow().roles)
-        alarms.replay(self.table("roles").to_dict("records"))
-        return any(row["alarm"] in MECHANISMS for row in alarms.log)
+def run_of(cell: Cell, results_dir: Path) -> Run | None:
+    """Find a cell's run below a results folder; None if it is not packed."""
+    run = Run(cell, results_dir / cell.scale)
+    return None if run.table("eval", "step", "problem", "correct").empty else run
 
 
 @cache

@@ -1,88 +1,127 @@
-"""Intervals and tests over per-problem outcomes; every number of the tables carries one (the paper had one seed and none).
+"""Intervals and tests over seeds; the paper had one seed and none. The rules, such as the margin, stand in `claims.yaml`.
 
-Outcomes are (S, P): S seeds of one cell on the same P problems. Problems are resampled together in all seeds; with at least
-`OUTER` seeds, seeds are resampled as well, as the outer level. An interval over three seeds knows of few ways to draw them,
-and is too narrow rather than too wide.
+The unit is a seed: outcomes are (S, P), S seeds of one cell on the same P validation problems, and a seed's number is its mean
+over problems, so that the noise of an evaluation is part of the spread between seeds. Statements over several cells have the
+cell as their unit, whose number is its mean over seeds. All intervals are Student's t; `coverage` simulates what they cover.
 """
 
-from functools import cache
+import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import yaml
 from scipy.special import comb
-from statsmodels.stats.contingency_tables import mcnemar as exact_mcnemar
+from scipy.stats import nct, t
+from statsmodels.stats.multitest import multipletests
 
-OUTER = 3
-N_BOOTSTRAP = 4000
+RULES = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))["rules"]
+ALPHA, MARGIN, POWER = RULES["alpha"], RULES["margin"], RULES["power"]
 
 
 class Interval(NamedTuple):
-    """A mean with its 95 % percentile bootstrap interval, and what it is over."""
+    """A mean over units with its t interval; `p` is of the mean against 0, `p_match` of |mean| >= `MARGIN` (TOST).
+
+    All but the mean are NaN for a single unit.
+    """
 
     mean: float
     low: float
     high: float
+    p: float
+    p_match: float
+    sd: float
     seeds: int
-    problems: int
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
 
 
-@cache
-def _draws(n_seeds: int, n_problems: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each seed (B, S) and each problem (B, P) is in each draw; the same draws for every number of equal size."""
-    rng = np.random.default_rng(seed)
-    problems = rng.multinomial(n_problems, np.full(n_problems, 1 / n_problems), size=N_BOOTSTRAP)
-    seeds = np.ones((N_BOOTSTRAP, n_seeds))
-    if n_seeds >= OUTER:
-        seeds = rng.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_BOOTSTRAP)
-    return seeds.astype(float), problems.astype(float)
+def t_interval(values: np.ndarray | list[float]) -> Interval:
+    """The mean of one number per unit and its interval."""
+    values = np.asarray(values, float)
+    n, mean = len(values), float(values.mean())
+    if n < 2:
+        return Interval(mean, *[math.nan] * 5, n)
+    sd = float(values.std(ddof=1))
+    error = max(sd / math.sqrt(n), 1e-12)
+    half = t.ppf(1 - ALPHA / 2, n - 1) * error
+    p = 2 * t.sf(abs(mean) / error, n - 1)
+    return Interval(mean, mean - half, mean + half, float(p), float(t.sf((MARGIN - abs(mean)) / error, n - 1)), sd, n)
 
 
-def bootstrap(values: np.ndarray, seed: int = 0) -> Interval:
-    """95 % interval of the mean of (S, P) outcomes, or of paired differences of outcomes."""
-    n_seeds, n_problems = values.shape
-    seeds, problems = _draws(n_seeds, n_problems, seed)
-    means = ((problems @ values.T) * seeds).sum(1) / (n_seeds * n_problems)  # (B,)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high), n_seeds, n_problems)
+def over_seeds(outcomes: np.ndarray) -> Interval:
+    """Interval of the mean of (S, P) outcomes."""
+    return t_interval(outcomes.mean(axis=1))
 
 
 def difference(after: np.ndarray, before: np.ndarray) -> Interval:
-    """Interval of mean(after) - mean(before), paired by problem; by seed too, unless one of them has a single row."""
-    if after.shape[0] != before.shape[0] and 1 not in (after.shape[0], before.shape[0]):
-        n = min(after.shape[0], before.shape[0])  # a grid that is not finished: the seeds that both have
-        after, before = after[:n], before[:n]
-    return bootstrap(after - before)
+    """Interval of mean(after) - mean(before), (S, P) each, paired by seed."""
+    n = min(len(after), len(before))  # a grid that is not finished: the seeds that both have
+    return t_interval(after[:n].mean(axis=1) - before[:n].mean(axis=1))
 
 
-def method(n_seeds: int) -> str:
-    """How `bootstrap` makes its interval of so many seeds, for captions."""
-    level = "seeds as the outer level and problems as the inner one" if n_seeds >= OUTER else "problems only"
-    return f"95 % percentile bootstrap, {N_BOOTSTRAP:,} draws, {level}"
+ALL = "all cells"
+"""What the lines that pool cells have for their workflow."""
 
 
-class McNemar(NamedTuple):
-    """Discordant pairs of two cells on the same problems, and the exact two-sided p-value."""
+def corrected(table: pd.DataFrame) -> pd.DataFrame:
+    """Add `p_holm` and `p_match_holm` to rows of numbers: Holm's correction over the differences of the table.
 
-    only_first: int
-    only_second: int
-    p: float
-
-
-def mcnemar(first: np.ndarray, second: np.ndarray) -> McNemar:
-    """Exact McNemar test of (S, P) outcomes, pairs pooled over seeds.
-
-    Pooled pairs of the same problem are not independent: with several seeds the p-value is of this set of runs, and says
-    nothing of new seeds.
+    Lines that pool cells are a family of their own.
     """
-    first, second = first.astype(bool), second.astype(bool)
-    table = [[(first & second).sum(), (first & ~second).sum()], [(~first & second).sum(), (~first & ~second).sum()]]
-    return McNemar(int(table[0][1]), int(table[1][0]), float(exact_mcnemar(table, exact=True).pvalue))
+    table = table.assign(p_holm=np.nan, p_match_holm=np.nan)
+    is_pooled = table.get("workflow", pd.Series("", table.index)) == ALL
+    for name in ("p", "p_match") if "p" in table else ():
+        for members in (is_pooled, ~is_pooled):
+            family = members & (table["unit"] == "difference") & table[name].notna()
+            if family.any():
+                table.loc[family, f"{name}_holm"] = multipletests(table.loc[family, name], ALPHA, "holm")[1]
+    return table
+
+
+def seeds_needed(sd: float, effect: float, most: int = 1000) -> int | None:
+    """Pairs of seeds with which a paired t test finds an effect with probability `POWER`; None if `most` are too few."""
+    for n in range(2, most + 1):
+        limit, shift = t.ppf(1 - ALPHA / 2, n - 1), effect / max(sd, 1e-12) * math.sqrt(n)
+        if shift > 30 or nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift) >= POWER:
+            return n
+    return None
+
+
+def coverage(observed: np.ndarray, draws: int = 20_000) -> pd.DataFrame:
+    """What 95 % intervals of a difference of seeds cover in simulation, where there is no difference.
+
+    A seed's number is normal with this SD between seeds, or drawn from `observed` deviations of seeds from their cell's mean,
+    plus the noise of 512 problems. The percentile bootstrap over seeds is what earlier versions used. The last line pools cells of
+    three seeds that differ in their true effect by 5 points, the t interval being over cells.
+    """
+    rng, noise, rows = np.random.default_rng(0), math.sqrt(2 * 0.25 / 512), []
+    for n, sd in [(n, sd) for n in (3, 5, 10) for sd in (0.02, 0.05, 0.2, None)]:
+        spread = (
+            rng.normal(0, sd, (draws, n)) if sd else rng.choice(observed, (draws, n)) - rng.choice(observed, (draws, n))
+        )
+        values = spread + rng.normal(0, noise, (draws, n))
+        boot = values[:2000, rng.integers(0, n, (500, n))].mean(axis=2)
+        low, high = np.quantile(boot, [ALPHA / 2, 1 - ALPHA / 2], axis=1)
+        source = f"normal, SD {100 * sd:g} points" if sd else "as the ends of the grid's runs"
+        rows.append((f"{n} seeds", source, _covered(values), float(((low <= 0) & (high >= 0)).mean())))
+    for cells in (3, 8, 12):
+        means = rng.normal(0, 0.05, (draws, cells)) + rng.normal(0, 0.1, (draws, cells, 3)).mean(axis=2)
+        rows.append(
+            (
+                f"{cells} cells of 3 seeds, pooled",
+                "normal, SD 5 points of cells, 10 of seeds",
+                _covered(means),
+                math.nan,
+            )
+        )
+    return pd.DataFrame(rows, columns=["units", "noise", "t", "bootstrap"])
+
+
+def _covered(values: np.ndarray) -> float:
+    """How often the t interval of the rows of `values` (B, n) holds 0."""
+    n = values.shape[1]
+    half = t.ppf(1 - ALPHA / 2, n - 1) * values.std(axis=1, ddof=1) / math.sqrt(n)
+    return float((np.abs(values.mean(axis=1)) <= half).mean())
 
 
 def split_half_peak(correct: pd.DataFrame) -> np.ndarray:

@@ -1,57 +1,105 @@
 """What a study measures: what the number of updates, the schedule and the order of rows do to the comparison of policies, what
 each remedy does, and what the single agent reaches at the budgets of a workflow. None of them is in the paper.
 
-Every run of a study differs from a run of the grid in one thing and shares its seed and problems, so that all differences are
-paired by both.
+A run of a study differs from a run of the grid in one thing and shares its seed and problems. Pairing by seed removes little of the
+noise of an end, since two runs that differ in rounding alone part after some iterations: the A/A row of every table shows how much.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
-from multirole.paper.results import Key, Results
-from multirole.paper.statistics import bootstrap, difference
+from multirole.paper.claims import LEAST_CELLS
+from multirole.paper.results import Key, Results, Run, run_of
+from multirole.paper.statistics import ALL, RULES, Interval, coverage, difference, over_seeds, seeds_needed, t_interval
 from multirole.paper.study import Study
-from multirole.paper.twins import SHOWN, Run, Twins, at, run_of, twins
 from multirole.paper.write import number
 
+SHOWN = {"best": "peak", "terminal": "end"}
 
-def changes(found: Iterable[Twins], **counts: str) -> pd.DataFrame:
-    """Peak and end of each variant beside its twin in the grid; `counts` are numbers and the properties of `Run` that they count."""
-    rows = []
-    for twin in found:
+
+class Twins(NamedTuple):
+    """A cell of the grid and a variant of it: the runs of the seeds that have both."""
+
+    workflow: str
+    policy: str
+    task: str
+    variant: str
+    usual: list[Run]
+    changed: list[Run]
+
+
+def at(runs: list[Run], name: str) -> np.ndarray:
+    """(S, P): the runs' outcomes at "best" or "terminal"."""
+    return np.stack([run.correct[run.steps[name]] for run in runs])
+
+
+def twins(results: Results, study: Study, *questions: str) -> Iterator[Twins]:
+    """Yield every variant of the questions on every cell that has a packed run of both, in the study's order."""
+    found: dict[tuple[str, ...], list[tuple[Run, Run]]] = {}
+    root = results.folder.parent
+    for question in questions:
+        for name, where, cell in study.runs(question):
+            usual, changed = run_of(study.grid.cell(*where.split(), cell.seed), root), run_of(cell, root)
+            if usual and changed:
+                found.setdefault((*where.split(), name), []).append((usual, changed))
+    for coordinates, pairs in found.items():
+        yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
+
+
+def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFrame:
+    """Falls, peak and end of each variant beside its twin in the grid, the mean over the cells of a variant, and the A/A pairs."""
+    rows: list[dict] = []
+    pooled: dict[tuple[str, str], list[float]] = {}
+    for twin in [*found, *placebo]:
         where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True))
-        for name, what in counts.items():
-            before, after = (sum(getattr(run, what) for run in runs) for runs in (twin.usual, twin.changed))
-            rows += [number(f"{name}, grid", before, "count", **where), number(name, after, "count", **where)]
+        before, after = (sum(run.falls for run in runs) for runs in (twin.usual, twin.changed))
+        rows += [number("falls, grid", before, "count", **where), number("falls", after, "count", **where)]
         for x, place in SHOWN.items():
             usual, changed = at(twin.usual, x), at(twin.changed, x)
+            change = difference(changed, usual)
             rows += [
-                number(f"{place}, grid", bootstrap(usual), "accuracy", **where),
-                number(place, bootstrap(changed), "accuracy", **where),
-                number(f"change at the {place}", difference(changed, usual), "difference", **where),
+                number(f"{place}, grid", over_seeds(usual), "accuracy", **where),
+                number(place, over_seeds(changed), "accuracy", **where),
+                number(f"change at the {place}", change, "difference", **where),
             ]
+            pooled.setdefault((twin.variant, place), []).append(change.mean)
+    for (variant, place), means in pooled.items():
+        if len(means) >= LEAST_CELLS:
+            where = {"workflow": ALL, "policy": "", "task": "", "variant": variant}
+            rows.append(number(f"change at the {place}", t_interval(means), "difference", **where))
     return pd.DataFrame(rows)
 
 
 def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     """One step per iteration against one step per batch of rows, and against the single agent."""
-    found, rows = list(twins(results, study, "updates")), []
+    found, rows, means = list(twins(results, study, "updates")), [], []
     for twin in found:
         single = results.outcomes("single", "sp", twin.task, "best")
         where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True))
         if single is not None:
             rows.append(number("peak − SA-RL", difference(at(twin.changed, "best"), single), "difference", **where))
-    return pd.concat([changes(found, falls="falls"), pd.DataFrame(rows)])
+            means.append(rows[-1]["value"])
+    if len(means) >= LEAST_CELLS:
+        where = {"workflow": ALL, "policy": "", "task": "", "variant": found[0].variant}
+        rows.append(number("peak − SA-RL", t_interval(means), "difference", **where))
+    return pd.concat([changes(found, twins(results, study, "aa")), pd.DataFrame(rows)])
 
 
 def setup(results: Results, study: Study) -> pd.DataFrame:
-    """What the schedule, its clock and the order of rows change."""
+    """What the schedule, its clock, dual clip and the order of rows change."""
     found = twins(results, study, "setup")
-    return changes((twin for twin in found if twin.usual[0].cell.id != twin.changed[0].cell.id), falls="falls")
+    own = (twin for twin in found if twin.usual[0].cell.id != twin.changed[0].cell.id)
+    return changes(own, twins(results, study, "aa"))
+
+
+def factorial(results: Results, study: Study) -> pd.DataFrame:
+    """What steps, rows per step, learning rate and dual clip change for the single agent."""
+    return changes(twins(results, study, "factorial"))
 
 
 def remedies(results: Results, study: Study) -> pd.DataFrame:
@@ -60,21 +108,53 @@ def remedies(results: Results, study: Study) -> pd.DataFrame:
     cells = list(dict.fromkeys(twin[:3] for twin in tried))
     steps = [twin for twin in twins(results, study, "updates") if twin[:3] in cells]
     found = sorted([*tried, *steps], key=lambda twin: cells.index(twin[:3]))
-    return changes(found, falls="falls", alarms="is_announced")
+    return changes(found, twins(results, study, "aa"))
 
 
-def policies(results: Results, study: Study) -> pd.DataFrame:
-    """IP minus SP in the grid and under each variant."""
-    found, rows = list(twins(results, study, "updates", "setup")), []
-    by_cell = {(twin.workflow, twin.task, twin.variant, twin.policy): twin for twin in found}
-    for ip in sorted(found, key=lambda twin: (twin.workflow, twin.task)):
-        sp = by_cell.get((ip.workflow, ip.task, ip.variant, "sp"))
-        if ip.policy == "ip" and sp is not None and len(sp.usual) == len(ip.usual):
-            for x, place in SHOWN.items():
-                where = {"workflow": ip.workflow, "task": ip.task, "at": place, "variant": ip.variant}
-                usual, changed = (at(i, x) - at(s, x) for i, s in zip(ip[-2:], sp[-2:], strict=True))  # (S, P) each
-                gaps = {"IP − SP, grid": usual, "IP − SP, variant": changed, "change": changed - usual}
-                rows += [number(name, bootstrap(gap), "difference", **where) for name, gap in gaps.items()]
+def power(results: Results, study: Study) -> pd.DataFrame:
+    """The spread of what is compared, and the seeds that a paired t test needs to find effects of the declared sizes."""
+    compared: dict[tuple[str, str, str], Interval] = {}
+    for x, place in SHOWN.items():
+        within = []
+        for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
+            ends = results.outcomes(workflow, policy, task, x).mean(axis=1)
+            within += [ends - ends.mean()] if len(ends) > 1 else []
+            if policy == "ip" and results.seeds(workflow, "sp", task):
+                gap = difference(*(results.outcomes(workflow, p, task, x) for p in ("ip", "sp")))
+                compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
+        if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
+            freedom = sum(len(one) - 1 for one in within)
+            sd = float(np.sqrt(2 * (np.concatenate(within) ** 2).sum() / freedom))
+            compared["noise floor: two seeds of one cell", ALL, place] = t_interval([0.0])._replace(
+                sd=sd, seeds=freedom + len(within)
+            )
+        for twin in [*twins(results, study, "aa"), *twins(results, study, "updates")]:
+            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(
+                at(twin.changed, x), at(twin.usual, x)
+            )
+    rows = []
+    for (what, cell, place), found in compared.items():
+        where = {"compared": what, "cell": cell, "at": place}
+        rows += [
+            number("runs", found.seeds, "count", **where),
+            number("SD (points)", 100 * found.sd, "tokens", **where),
+        ]
+        for effect in RULES["effects"]:
+            needed = seeds_needed(found.sd, effect) if found.sd == found.sd else None
+            label = f"seeds for {100 * effect:.0f} points"
+            rows.append(number(label, needed or np.nan, "count" if needed else "missing", **where))
+    return pd.DataFrame(rows)
+
+
+def covered(results: Results, study: Study) -> pd.DataFrame:
+    """What the intervals of these tables cover in simulation, also with the spread of the ends of the grid's runs."""
+    ends = [results.outcomes(*cell, "terminal").mean(axis=1) for cell in dict.fromkeys(key[:3] for key in results.runs)]
+    apart = np.concatenate([(one - one.mean()) * np.sqrt(len(one) / max(1, len(one) - 1)) for one in ends])
+    rows = []
+    for line in coverage(apart).to_dict("records"):
+        where = {"units": line["units"], "noise": line["noise"]}
+        for label, name in (("t", "t"), ("percentile bootstrap", "bootstrap")):
+            rows.append(number(label, line[name], "missing" if line[name] != line[name] else "rate", **where))
     return pd.DataFrame(rows)
 
 
@@ -100,7 +180,7 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
-        rows += [number(place, bootstrap(at(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
+        rows += [number(place, over_seeds(at(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
     return pd.DataFrame(rows)
 
 
@@ -133,12 +213,14 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
             found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best)] if k > 1 else []
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
             keys = [Key(workflow, policy, task, seed) for seed in results.seeds(workflow, policy, task)]
-            at_peak = [own[(own[[*Key._fields, "step"]] == [*key, results.steps(key)["best"]]).all(axis=1)] for key in keys]
+            at_peak = [
+                own[(own[[*Key._fields, "step"]] == [*key, results.steps(key)["best"]]).all(axis=1)] for key in keys
+            ]
             spent = np.mean([one["completion_tokens"].mean() for one in at_peak])
             peaks = results.outcomes(workflow, policy, task, "best")
             found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks))
         for name, tokens, right in sorted(found, key=lambda one: one[1]):
             where = {"task": task, "run": name}
             rows.append(number("completion tokens per problem", tokens, "count", **where))
-            rows.append(number("accuracy", bootstrap(right), "accuracy", **where))
+            rows.append(number("accuracy", over_seeds(right), "accuracy", **where))
     return pd.DataFrame(rows)

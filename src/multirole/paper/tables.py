@@ -10,11 +10,11 @@ import yaml
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import TASKS
-from multirole.paper import ledger, setup_tables, signature_tables, study_tables
+from multirole.paper import setup_tables, signature_tables, skills, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
-from multirole.paper.statistics import OUTER, bootstrap, difference, mcnemar, method, split_half_peak
+from multirole.paper.statistics import ALL, RULES, difference, over_seeds, split_half_peak, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import Table, number, pivoted
 
@@ -23,28 +23,39 @@ Outcomes = dict[int, np.ndarray]
 """seed -> (P,) outcomes on the same problems in the same order."""
 
 
+SIZES = {"tiny-s": "0.34M parameters, arithmetic and list programs (the paper: 0.6B to 4B)."}
+"""What a caption says of the model."""
+
+
 @cache
 def sentences(results: Results) -> dict[str, str]:
     """What captions share: the regime and the sample, how the brackets are made, and what is missing."""
     cell, seeds = results.grid.cells()[0], results.grid.seeds
     times = cell.learning_rate / Cell("single", "sp", cell.task, cell.scale, preset=cell.preset).learning_rate
     times = {1.0: "", 3.0: "three times "}.get(round(times, 6), f"{times:.3g} times ")
-    rate = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
-    regime = f"Scale {cell.scale}, learning rate {rate}, {cell.lr_schedule} schedule: {times}the preset's rate;"
+    lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+    rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
+    model = SIZES.get(cell.scale, f"Scale {cell.scale}.")
+    regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
     over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
-    counts = {"runs": (results.grid.cells(), results.runs), "evaluations": (results.grid.evaluations(), results.evaluations)}
+    counts = {
+        "runs": (results.grid.cells(), results.runs),
+        "evaluations": (results.grid.evaluations(), results.evaluations),
+    }
     missing = [f"{len(asked) - len(done)} of {len(asked)} {what}" for what, (asked, done) in counts.items()]
     read = results.evaluated("own", "turns")
-    is_narrow = len(seeds) >= OUTER
-    few = "with so few seeds they are too narrow rather than too wide" if is_narrow else "they do not account for other seeds"
     facts = {
+        "model": model,
+        "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
-        "intervals": f"Brackets hold intervals: {method(len(seeds))}; {few}. A star marks a difference whose interval excludes zero.",
         "finished": f"Not finished: {' and '.join(missing)}." if results.missing() else "All runs are finished.",
         "cap": cell.max_response_tokens,
         "first": FIRST_ITERATIONS,
         "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
+        "margin": f"{100 * RULES['margin']:g}",
+        "power": f"{RULES['power']:.0%}",
+        "version": RULES["version"],
     }
     for name, sentence in DECLARED["sentences"].items():
         facts[name] = sentence.format(**facts)
@@ -60,7 +71,9 @@ def of_runs(results: Results, workflow: str, policy: str, task: str, at: str = "
 def of_evaluations(results: Results, adapters: str, workflow: str, task: str) -> Outcomes:
     """Outcomes of a transfer."""
     outcomes = results.evaluation_outcomes(adapters, workflow, task)
-    seeds = sorted(k.seed for kind, k in results.evaluations if (kind, k.workflow, k.task) == (adapters, workflow, task))
+    seeds = sorted(
+        k.seed for kind, k in results.evaluations if (kind, k.workflow, k.task) == (adapters, workflow, task)
+    )
     return {} if outcomes is None else dict(zip(seeds, outcomes, strict=True))
 
 
@@ -71,7 +84,7 @@ def measured(of: dict[str, Outcomes], columns: list[str], **where: str) -> list[
         after, _, before = column.partition(" − ")
         seeds = [seed for seed in of[after] if not before or seed in of[before]]
         right = [np.stack([of[name][seed] for seed in seeds]) for name in (after, before) if name and seeds]
-        found = difference(*right) if len(right) == 2 else bootstrap(*right) if right else np.nan
+        found = difference(*right) if len(right) == 2 else over_seeds(*right) if right else np.nan
         rows.append(number(column, found, ("difference" if before else "accuracy") if seeds else "missing", **where))
     return rows
 
@@ -104,17 +117,15 @@ def checks(results: Results, columns: list[str]) -> pd.DataFrame:
 
 
 def ip_against_sp(results: Results) -> pd.DataFrame:
-    """IP minus SP on the same problems, with the discordant pairs and McNemar's test."""
-    rows = []
-    for (task, workflow), (name, at) in product(product(TASKS, WORKFLOWS), (("peak", "best"), ("final", "terminal"))):
+    """IP minus SP in every cell, and the mean over cells."""
+    rows, means = [], {}
+    for (task, workflow), (name, at) in product(product(TASKS, WORKFLOWS), (("peak", "best"), ("end", "terminal"))):
         of = {policy.upper(): of_runs(results, workflow, policy, task, at) for policy in POLICIES}
-        where = {"task": task, "workflow": workflow, "at": name}
-        rows += measured(of, ["IP − SP"], **where)
-        if seeds := [seed for seed in of["IP"] if seed in of["SP"]]:
-            test = mcnemar(*(np.stack([of[policy][seed] for seed in seeds]) for policy in ("IP", "SP")))
-            rows.append(number("only IP right", test.only_first, "count", **where))
-            rows.append(number("only SP right", test.only_second, "count", **where))
-            rows.append(number("p", test.p, "p", **where))
+        rows += measured(of, ["IP − SP"], task=task, workflow=workflow, at=name)
+        means.setdefault(name, []).append(rows[-1]["value"])
+    for name, values in means.items():
+        found, where = t_interval(values), {"task": "", "workflow": ALL, "at": name}
+        rows.append(number("IP − SP", found, "missing" if np.isnan(found.mean) else "difference", **where))
     return pd.DataFrame(rows)
 
 
@@ -126,17 +137,22 @@ MEASURES = {
     "signatures": signature_tables.panel_values,
     "hyper_parameters": setup_tables.hyper_parameters,
     "compute": setup_tables.compute,
-    "ledger": ledger.ledger_values,
+    "skills": skills.skills,
+    "trivial_twins": skills.trivial_twins,
     "matched_updates": study_tables.matched_updates,
     "setup": study_tables.setup,
-    "policies": study_tables.policies,
+    "factorial": study_tables.factorial,
+    "power": study_tables.power,
+    "coverage": study_tables.covered,
     "remedies": study_tables.remedies,
     "controls": study_tables.controls,
     "inference": study_tables.inference,
 }
 
 
-def make(results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, **options: object) -> Table:
+def make(
+    results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, **options: object
+) -> Table:
     """Measure and draw one declared table; values that are texts are shown as they are."""
     if measure == "signatures":
         options["labels"] = DECLARED["signatures"]
@@ -154,13 +170,3 @@ def tables_of_study(results: Results, study: Study) -> list[Table]:
     """Make the study's tables, as far as their runs are finished."""
     made = [make(results, study, **declared) for declared in DECLARED["study"]]
     return [table for table in made if len(table.shown)]
-
-
-def signature_table(results: Results, workflow: str, policy: str, task: str) -> Table:
-    """Make a table of every signature of one cell, as Tables 4 to 6 show some."""
-    roles = results.grid.cell(workflow, policy, task, results.grid.seeds[0]).make_workflow().roles
-    names = [name for name in DECLARED["signatures"] if name != "iteration"]
-    panel = {"cell": f"{workflow} {policy} {task}"} | dict.fromkeys(roles, names)
-    name = f"signatures_{workflow}_{policy}_{task}"
-    caption = "{checkpoints} {texts}"
-    return make(results, None, name, f"Signatures of {panel['cell']}", "signatures", caption, panels={"all": panel})

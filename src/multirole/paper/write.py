@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 
 from multirole.diagnostics.names import POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES
 from multirole.experiment.storage import write_text
-from multirole.paper.statistics import Interval
+from multirole.paper.statistics import ALPHA, Interval, corrected
 
 MISSING = "–"
 NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
 FORMS = {  # unit -> (factor, format)
     "accuracy": (100, ",.1f"),
     "difference": (100, "+,.1f"),
+    "gain": (100, "+,.1f"),
     "rate": (100, ",.1f"),
     "tokens": (1, ",.1f"),
     "similarity": (1, ",.2f"),
@@ -25,7 +26,6 @@ FORMS = {  # unit -> (factor, format)
     "million": (1e-6, ",.2f"),
     "hours": (1 / 3600, "significant"),
     "ratio": (1, "significant"),
-    "p": (1, ",.3f"),
 }
 """Of a number's unit: accuracies and rates are fractions that are shown in percent, differences of them in points, and durations,
 held in seconds, in hours."""
@@ -69,6 +69,8 @@ class Plate:
 def number(name: str, value: float | Interval, unit: str, **where: object) -> dict[str, object]:
     """Make one row of a table's values: `where` says which line of the table, `name` which column."""
     of = value._asdict() if isinstance(value, Interval) else {"mean": value}
+    if unit == "accuracy" and "low" in of:  # a t interval does not know that there are no others
+        of |= {"low": max(0.0, of["low"]), "high": min(1.0, of["high"])}
     return where | {"number": name, "unit": unit, "value": of.pop("mean")} | of
 
 
@@ -92,27 +94,23 @@ def formatted(value: float, unit: str) -> str:
 
 
 def cell_text(row: pd.Series | dict) -> str:
-    """Show a number with its interval, or with its range where seeds differ; a star marks differences that exclude zero."""
+    """Show a number with its interval, or with its range where seeds differ.
+
+    A star marks a difference that is decided, ≈ one that is equivalent, both after Holm's correction (`statistics.corrected`).
+    """
     if np.isnan(row["value"]):
         return MISSING if row["unit"] == "missing" else "undefined"
-    if row["unit"] == "p" and row["value"] < 0.001:
-        return "< 0.001"
     text, low, high = (formatted(row.get(name, np.nan), row["unit"]) for name in ("value", "low", "high"))
     if "nan" in low or (low == high and row["unit"] not in ("accuracy", "difference")):
         return text
-    star = "*" * (row["unit"] == "difference" and (row["low"] > 0 or row["high"] < 0))
-    return f"{text} [{low}, {high}]{star}"
-
-
-def points(interval: Interval) -> str:
-    """Show a difference of accuracies in percentage points."""
-    return cell_text(number("", interval, "difference")).removesuffix("*")
+    mark = "*" * (row.get("p_holm", np.nan) < ALPHA) + " ≈" * (row.get("p_match_holm", np.nan) < ALPHA)
+    return f"{text} [{low}, {high}]{mark}"
 
 
 def pivoted(values: pd.DataFrame) -> pd.DataFrame:
     """One line per combination of the columns before "number", one column per number, as texts in the order of `values`."""
     keys = list(values.columns[: values.columns.get_loc("number")])
-    texts = values.assign(text=[cell_text(row) for row in values.to_dict("records")])
+    texts = values.assign(text=[cell_text(row) for row in corrected(values).to_dict("records")])
     lines = texts[keys].drop_duplicates()
     wide = texts.pivot(index=keys, columns="number", values="text").reindex(columns=texts["number"].unique())
     shown = lines.merge(wide.fillna(MISSING).reset_index(), on=keys, how="left").astype(object)
@@ -149,12 +147,3 @@ def write_figure(plate: Plate, folder: Path) -> None:
         plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
     write_text(folder / f"{plate.name}.md", plate.caption + "\n")
     plt.close(plate.figure)
-
-
-def value(table: str, folder: str | Path = "results/tiny-s/tables", column: str = "value", **where: object) -> float:
-    """Look one number up in a written table, such as `value("table_1", task="math", workflow="voting", number="IP")`."""
-    rows = pd.read_csv(Path(folder) / f"{table}.csv")
-    rows = rows[(rows[list(where)] == list(where.values())).all(axis=1)]
-    if len(rows) != 1:
-        raise ValueError(f"{where} matches {len(rows)} rows of {table}.csv; give the values of more columns, or others.")
-    return float(rows[column].iloc[0])

@@ -1,0 +1,120 @@
+"""Role skill (`diagnostics.skills`) over training: tables, and the grading of runs that were recorded before it was.
+
+python -m multirole.paper.skills results/tiny-s      grades the recorded turns of such runs and adds them to skills.parquet
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from multirole.diagnostics.judging import UNGRADED
+from multirole.diagnostics.names import WORKFLOW_NAMES
+from multirole.diagnostics.skills import role_skills
+from multirole.experiment.presets import TASKS
+from multirole.paper import pack
+from multirole.paper.claims import Regime, regimes_of
+from multirole.paper.grid import POLICIES, WORKFLOWS
+from multirole.paper.results import Results
+from multirole.paper.statistics import t_interval
+from multirole.paper.write import number
+
+MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
+TWINS = {"eval_opt": "first draft", "voting": "candidate 1", "orch_workers": "worker 1"}
+
+
+def over_training(regime: Regime, workflow: str, task: str, measure: str) -> pd.DataFrame:
+    """Evaluated step x run of both policies: what a role's skill is above its trivial twin's."""
+    curves = {}
+    for policy in POLICIES:
+        for seed, run in regime.runs(workflow, policy, task).items():
+            rows = run.table("skills")
+            if len(rows):
+                rows = rows[rows["measure"] == measure].set_index("step")
+                curves[policy, seed] = rows["skill"] - rows["trivial"]
+    return pd.DataFrame(curves)
+
+
+def skills(results: Results) -> pd.DataFrame:
+    """What each judging role adds over its trivial twin, at the start and over the last two evaluations, in every regime."""
+    rows = []
+    for name, regime in regimes_of(results).items():
+        for workflow, measure in [(workflow, measure) for workflow, of in MEASURES.items() for measure in of]:
+            for task in TASKS:
+                curves = over_training(regime, workflow, task, measure)
+                accuracy = [run.accuracy for policy in POLICIES for run in regime.runs(workflow, policy, task).values()]
+                if not curves.size:
+                    continue
+                known = pd.DataFrame({"start": curves.iloc[0], "end": curves.iloc[-2:].mean()}).dropna()
+                start, end = known.groupby(level=1).mean().to_numpy().T  # by seed: its policies share the start
+                where = {"regime": name, "workflow": workflow, "role": measure, "task": task}
+                rows.append(number("runs", len(known), "count", **where))
+                rows.append(
+                    number("accuracy, end", np.mean([run.iloc[-2:].mean() for run in accuracy]), "accuracy", **where)
+                )
+                gains = {
+                    "gain, start": (start, "gain"),
+                    "gain, end": (end, "gain"),
+                    "change": (end - start, "difference"),
+                }
+                rows += [number(label, t_interval(of), unit, **where) for label, (of, unit) in gains.items()]
+    return pd.DataFrame(rows)
+
+
+def trivial_twins(results: Results) -> pd.DataFrame:
+    """Each workflow beside its trivial twin, the solver's first turn alone, at the peak and the end of the grid's runs."""
+    own, rows = results.evaluated("own"), []
+    if own.empty:
+        return pd.DataFrame()
+    own = own.assign(twin=own["slots_correct"].map(lambda slots: bool(len(slots)) and bool(slots[0])))
+    means = own.groupby(["task", "workflow", "policy", "seed", "step"])[["correct", "twin"]].mean()
+    for task in TASKS:
+        for workflow, policy in [(w, p) for w in WORKFLOWS for p in POLICIES]:
+            keys = [key for key in results.runs if key[:3] == (workflow, policy, task)]
+            for place, at in (("peak", "best"), ("end", "terminal")) if keys else ():
+                found = means.loc[[(task, workflow, policy, key.seed, results.steps(key)[at]) for key in keys]]
+                where = {"task": task, "workflow": workflow, "policy": policy, "twin": TWINS[workflow]}
+                rows += [
+                    number(f"{place}", t_interval(found["correct"]), "accuracy", **where),
+                    number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where),
+                    number(f"gain at the {place}", t_interval(found["correct"] - found["twin"]), "difference", **where),
+                ]
+    return pd.DataFrame(rows)
+
+
+def title(workflow: str, measure: str) -> str:
+    """Name a measure, such as "Voting: selects"."""
+    return f"{WORKFLOW_NAMES[workflow]}: {measure}"
+
+
+def grade_recorded(folder: Path) -> int:
+    """Grade the recorded turns of packed runs without skills, write skills.parquet anew, and return how many runs were added."""
+    results, columns = Results(folder), ["run", "step", "problem", "correct", "role", "slot", "round", "outcome",
+                                         "completion_tokens", "text"]  # fmt: skip
+    done, turns = pack.read(folder, "skills"), pack.read(folder, "turns", columns=columns)
+    turns = turns[~turns["run"].isin(done["run"].unique())]
+    turns["turn_correct"] = False
+    for task in TASKS:
+        grader = results.grid.cell("single", "sp", task, results.grid.seeds[0]).make_task()
+        problems = {problem.id: problem for problem in grader.problems("validation", 512)}
+        mine = turns["problem"].isin(list(problems)) & ~turns["role"].isin(UNGRADED)
+        unique = turns[mine].drop_duplicates(["problem", "text"])[["problem", "text"]]
+        rewards = grader.score([problems[name] for name in unique["problem"]], list(unique["text"]))
+        right = pd.Series([reward.is_correct for reward in rewards], pd.MultiIndex.from_frame(unique))
+        asked = pd.MultiIndex.from_frame(turns.loc[mine, ["problem", "text"]])
+        turns.loc[mine, "turn_correct"] = right.reindex(asked).to_numpy()
+    rows = [
+        {"run": str(run), "step": step} | row
+        for (run, step), part in turns.groupby(["run", "step"], observed=True)
+        for row in role_skills(part)
+    ]
+    if rows:
+        table = pd.concat([done.astype({"run": str}), pd.DataFrame(rows)]).sort_values(["run", "step"], kind="stable")
+        pack._write(folder / "skills.parquet", [pack._as_packed(pa.Table.from_pandas(table, preserve_index=False))])
+    return turns["run"].nunique()
+
+
+if __name__ == "__main__":
+    print(grade_recorded(Path(sys.argv[1])), "runs added to skills.parquet")
