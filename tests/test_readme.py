@@ -20,31 +20,47 @@ def test_every_make_target_that_it_names_exists():
     assert named and named <= targets
 
 
+NUMBER = r"([+−]?\d+\.\d)"
+
+
 def finding(pattern: str) -> list[float]:
-    """The numbers of one sentence of the README."""
-    match = re.search(pattern, re.sub(r"\s+", " ", README))
+    """The numbers of one sentence of the README; "N" stands for one."""
+    match = re.search(pattern.replace("N", NUMBER), re.sub(r"\s+", " ", README))
     assert match, pattern
-    return [float(number) for number in match.groups()]
+    return [float(number.replace("−", "-")) for number in match.groups()]
 
 
-def table(name: str) -> pd.DataFrame:
-    return pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / f"{name}.csv")
+def points(table: str, *columns: str, **where: str) -> list[float]:
+    """Numbers of a row of a table in percentage points: its value, low and high, or those of these columns."""
+    rows = pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / f"{table}.csv").fillna({"task": ""})
+    row = rows[(rows[list(where)] == list(where.values())).all(axis=1)].squeeze()
+    return [round(100 * row[column], 1) for column in columns or ("value", "low", "high")]
 
 
-def test_the_findings_are_the_numbers_of_the_tables():
-    claims = table("claims")
-    by_policy = {policy: claims[claims["number"] == f"{policy} falls"]["value"] for policy in ("ip", "sp")}
-    ip, n_ip, sp, n_sp = (int(count) for runs in by_policy.values() for count in (runs.sum(), len(runs)))
-    ends = finding(r"(\d+) of (\d+) multi-agent runs end .*?: (\d+) of (\d+) with isolated and (\d+) of (\d+) with shared")
-    assert ends == [ip + sp, n_ip + n_sp, ip, n_ip, sp, n_sp]
+def test_the_findings_on_skill_are_the_numbers_of_the_table():
+    def skill(regime, role, task, number, *columns):
+        return points("skills", *columns, regime=regime, role=role, task=task, number=number)
 
-    updates = table("matched_updates")
-    falls, grid = (updates[updates["number"] == name]["value"].sum() for name in ("falls", "falls, grid"))
-    n_runs = updates[updates["number"] == "peak"]["seeds"].sum()
-    assert finding(r"(\d+) of (\d+) runs fall at some point; with the paper's setup, (\d+) of (\d+)") == [
-        falls, n_runs, grid, n_runs
-    ]  # fmt: skip
+    judges = ("stress, one step", "judges", "math")
+    assert finding("Eval-Opt ends at N %") == skill(*judges, "accuracy, end", "value")
+    start, end = (skill(*judges, f"gain, {place}", "value")[0] for place in ("start", "end"))
+    assert finding("from N points above a coin to N below") == [start, -end]
+    assert finding(r"a change of N \[N, N\] \(3 seeds") == skill(*judges, "change")
+    selects = ("stress, one step", "selects", "math")
+    ends = [skill(*selects, f"gain, {place}", "value")[0] for place in ("start", "end")]
+    assert finding("aggregator goes from N over a random candidate to N") == ends
+    paper = [skill("paper", "judges", task, "gain, end", "value")[0] for task in ("math", "code")]
+    assert finding("the evaluator ends at N on arithmetic, but at N on programs") == paper
 
-    peaks = table("table_1")
-    single = peaks[(peaks["task"] == "math") & (peaks["number"] == "SA-RL")]["value"].unique()
-    assert finding(r"\((\d+\.\d) % on arithmetic\)") == [round(100 * single.item(), 1)]
+
+def test_the_findings_on_steps_and_policies_are_the_numbers_of_the_tables():
+    step = {"workflow": "all cells", "variant": "one step"}
+    ends = points("matched_updates", **step, number="change at the end")
+    assert finding(r"ends N points higher \[N, N\] than one per batch") == ends
+    assert finding(r"as the single agent does \(N \[N, N\]\)") == points(
+        "matched_updates", **step, number="peak − SA-RL"
+    )
+    gaps = [points("ip_against_sp", workflow="all cells", at=place) for place in ("end", "peak")]
+    assert finding(r"isolated ones end N points higher \[N, N\] and peak N higher \[N, N\]") == gaps[0] + gaps[1]
+    floor = points("power", "value", cell="all cells", at="end", number="SD (points)")
+    assert finding("Two seeds of one cell differ by N points") == [round(floor[0] / 100, 1)]
