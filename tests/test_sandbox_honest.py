@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
 from honest_programs import FUNCTIONS, STDIN
 from library_uses import USES
 
@@ -14,28 +13,31 @@ from multirole.sandbox import Limits
 LIMITS = Limits(test_seconds=1.5, memory_bytes=2 << 30)
 
 
-def check(program: str, tests: list[dict], due: list[bool]) -> None:
-    verdict = sandbox.grade(program, tests, limits=LIMITS)
-    assert [reason == "passed" for reason in verdict.reasons] == due
-    assert verdict.reward == verdict.passed / verdict.total == sum(due) / len(due)
+def check(programs: dict[str, tuple[str, list[dict], list[bool]]]) -> None:
+    """Each test of each program passes where it is due, and no other."""
+    texts, tests, due = zip(*programs.values(), strict=True)
+    verdicts = dict(zip(programs, sandbox.grade_batch(texts, tests, limits=LIMITS), strict=True))
+    passed = {name: [reason == "passed" for reason in verdict.reasons] for name, verdict in verdicts.items()}
+    assert passed == dict(zip(programs, due, strict=True))
+    assert all(v.reward == v.passed / v.total == sum(passed[n]) / len(passed[n]) for n, v in verdicts.items())
 
 
-@pytest.mark.parametrize("name", STDIN)
-def test_a_program_gets_its_fraction(name: str) -> None:
-    program, cases = STDIN[name]
-    tests = [{"input": given, "output": expected, "testtype": "stdin"} for given, expected, _ in cases]
-    check(program, tests, [is_due for *_, is_due in cases])
+def test_programs_get_their_fraction() -> None:
+    check({
+        name: (program, [{"input": i, "output": o, "testtype": "stdin"} for i, o, _ in cases], [due for *_, due in cases])
+        for name, (program, cases) in STDIN.items()
+    })  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_gets_its_fraction(name: str) -> None:
-    program, function, cases = FUNCTIONS[name]
-    metadata = {"func_name": function}
-    tests = [
-        {"input": given, "output": expected, "testtype": "functional", "metadata": metadata}
-        for given, expected, _ in cases
-    ]
-    check(program, tests, [is_due for *_, is_due in cases])
+def test_functions_get_their_fraction() -> None:
+    def tests(function: str, cases: list) -> list[dict]:
+        more = {"testtype": "functional", "metadata": {"func_name": function}}
+        return [{"input": given, "output": expected, **more} for given, expected, _ in cases]
+
+    check({
+        name: (program, tests(function, cases), [due for *_, due in cases])
+        for name, (program, function, cases) in FUNCTIONS.items()
+    })  # fmt: skip
 
 
 def test_the_standard_library_works_as_it_does_outside() -> None:

@@ -28,7 +28,11 @@ QUICK = {  # one of each class; the others are marked slow
     "traces its parent", "outlives its parent", "mounts", "uses 32-bit call numbers", "makes shared memory",
     "raises its limits", "turns the walls off", "infinite loop", "disarms its alarm", "folds constants",
     "nested beyond the parser", "memory at once", "threads without end", "descriptors without end", "output without end",
-    "a hole as output", "recursion past the stack", "breaks the interpreter", "ends in an exit hook",
+    "a hole as output", "recursion past the stack", "breaks the interpreter", "ends in an exit hook", "exits well",
+    "closes what it has", "writes everywhere", "searches the heap", "leaves a hook", "a surrogate", "always equal",
+    "not a number", "a deep forged result", "a second forged result", "a giant result", "exits in the function",
+    "a name in builtins", "a class that is changed by type", "a replaced stdin", "a thread", "a mapping of its input",
+    "readers behind stdin", "descriptors", "the memory",
 }  # fmt: skip
 
 
@@ -123,13 +127,13 @@ def test_a_bomb_ends_within_its_limits(world: World, name: str) -> None:
     check(world, program, stdin_test("", SECRET), reasons)
 
 
-@pytest.mark.parametrize("name", HACKS)
+@pytest.mark.parametrize("name", quick_first(HACKS))
 def test_no_trick_earns_a_reward(world: World, name: str) -> None:
     reasons, program = HACKS[name]
     check(world, program, stdin_test("", SECRET), reasons, n_tests=3)
 
 
-@pytest.mark.parametrize("name", FUNCTION_HACKS)
+@pytest.mark.parametrize("name", quick_first(FUNCTION_HACKS))
 def test_no_function_earns_a_reward(world: World, name: str) -> None:
     reasons, program = FUNCTION_HACKS[name]
     test = {"input": "1", "output": "7319", "testtype": "functional", "metadata": {"func_name": "f"}}
@@ -139,7 +143,7 @@ def test_no_function_earns_a_reward(world: World, name: str) -> None:
 NUMBERS = [stdin_test(str(n), str(n + 1)) for n in (73191111, 73192222, 73193333, 73194444)]
 
 
-@pytest.mark.parametrize("name", [*CARRIERS, *FINDERS])
+@pytest.mark.parametrize("name", quick_first(CARRIERS | FINDERS))
 def test_a_test_knows_nothing_of_the_others(name: str) -> None:
     """A program that carried or found something would print it, and fail."""
     verdict = sandbox.grade((CARRIERS | FINDERS)[name], NUMBERS, limits=LIMITS)

@@ -47,10 +47,10 @@ from pathlib import Path
 from multirole.sandbox import selftest
 from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import RULES, Limits, Reason, SandboxError, Stats, Verdict
+from multirole.sandbox.verdict import REASONS, RULES, Limits, SandboxError, Stats, Verdict
 
 __all__ = [
-    "Limits", "Reason", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "main",
+    "REASONS", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "main",
     "normalise_tests", "require", "take_stats",
 ]  # fmt: skip
 
@@ -115,11 +115,11 @@ def _verdict(job: Job, rule: str) -> Verdict:
     return Verdict(reward, passed, total, failures[0] if failures else "passed", tuple(job.reasons), job.seconds)
 
 
-def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[Reason, bytes]]:
+def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[str, bytes]]:
     """Call a function of our own on untrusted values (JSON types), each time in a process of its own.
 
-    The workers import the file `module` before they lock themselves in; it may use all installed packages. A call that
-    ended in order has the reason "passed" and its result as JSON.
+    The workers import the file `module` and call its `preload()` before they lock themselves in; it may use all installed
+    packages. A call that ended in order has the reason "passed" and its result as JSON.
     """
     outputs = [b""] * len(arguments)
 

@@ -10,7 +10,6 @@ Otherwise the sandbox itself is broken, which raises `SandboxError`.
 
 import contextlib
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,17 +17,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from multirole.sandbox.inside import wire
-from multirole.sandbox.verdict import Limits, Reason, SandboxError
+from multirole.sandbox.verdict import Limits, SandboxError
 from multirole.sandbox.worker import Frame, Worker
 
 logger = logging.getLogger(__name__)
 
 _UNIT_TESTS = 16  # starting a manager costs as much as two or three tests
 _MOST_PROGRAM_BYTES = 4 << 20
-_EXIT_REASONS: dict[int, Reason] = {wire.NO_MEMORY: "memory", wire.FORBIDDEN: "violation"}
-_SIGNAL_REASONS: dict[int, Reason] = {
-    signal.SIGSYS: "violation", signal.SIGXCPU: "timeout", signal.SIGKILL: "memory", signal.SIGXFSZ: "output_limit",
-}  # fmt: skip
 
 
 @dataclass
@@ -44,7 +39,7 @@ class Job:
     functions: list[str]
     is_right: Callable[[int, bytes], bool]
     stops_early: bool = False
-    rest: Reason | None = None
+    rest: str | None = None
     has_crashed: bool = False
     timeouts: int = 0
     started: float = 0.0
@@ -53,14 +48,14 @@ class Job:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.reasons: list[Reason] = ["not_run"] * len(self.inputs)
+        self.reasons: list[str] = ["not_run"] * len(self.inputs)
         self.source = self.program.encode("utf-8", "surrogatepass")
         if not self.program.strip():
             self.rest = "no_code"
         elif len(self.source) > _MOST_PROGRAM_BYTES:
             self.rest = "error"
 
-    def end(self, reason: Reason, tests: Iterable[int]) -> None:
+    def end(self, reason: str, tests: Iterable[int]) -> None:
         """Give a reason to these tests and to all that have not been started."""
         self.rest = reason
         for test in tests:
@@ -68,16 +63,8 @@ class Job:
 
     def note(self, test: int, frame: Frame) -> None:
         """Take one test's outcome and judge it."""
-        reason: Reason
-        if frame.kind == wire.TIMED_OUT:
-            reason = "timeout"
-        elif frame.kind == wire.TOO_MUCH_OUTPUT:
-            reason = "output_limit"
-        elif frame.kind == wire.SIGNALLED:
-            reason = _SIGNAL_REASONS.get(frame.code, "error")
-        elif frame.code != wire.FINE:
-            reason = _EXIT_REASONS.get(frame.code, "error")
-        else:
+        reason = frame.reason
+        if reason == "ended":
             reason = "passed" if self.is_right(test, frame.output) else "wrong_answer"
         with self.lock:
             if self.stops_early and self.rest is not None:
@@ -156,7 +143,9 @@ class Pool:
             with job.lock:  # from here on nobody stops it, since its next unit will be another program's
                 job.workers.remove(worker)
             if left and job.rest is None:
-                job.end(_reason_of_manager(end, worker), left)
+                if end.reason not in ("timeout", "error"):
+                    raise SandboxError(f"A manager {end.reason}: {worker.last_words()}")
+                job.end(end.reason, left)  # its text cannot be compiled
             is_whole = True
             return None
         except SandboxError as error:
@@ -176,7 +165,6 @@ class Pool:
             wall_seconds=limits.wall_factor * limits.test_seconds,
             unit_seconds=max(0.0, limits.problem_seconds - (time.monotonic() - job.started)),
             full_timeouts=max(0, limits.full_timeouts - job.timeouts),
-            short_seconds=limits.test_seconds / 20,
             memory_bytes=limits.memory_bytes,
             output_bytes=limits.output_bytes,
         )
@@ -197,12 +185,3 @@ class Pool:
             raise SandboxError(f"The sandbox does not work any more: {error}") from error
         logger.error("A program made two workers fail; its remaining tests count as errors. The last one: %s", error)
         job.has_crashed, job.rest = True, "error"
-
-
-def _reason_of_manager(frame: Frame, worker: Worker) -> Reason:
-    """Why a manager ended before its tests: compiling the program can time out or crash; the rest is a failure."""
-    if frame.kind == wire.TIMED_OUT or (frame.kind == wire.SIGNALLED and frame.code == signal.SIGXCPU):
-        return "timeout"
-    if frame.kind == wire.SIGNALLED and frame.code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS):
-        return "error"
-    raise SandboxError(f"A manager ended (kind {frame.kind}, code {frame.code}): {worker.last_words()}")

@@ -7,7 +7,7 @@ import os
 import tempfile
 
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import Limits, Reason, SandboxError
+from multirole.sandbox.verdict import Limits, SandboxError
 
 GOOD = {
     "reads, computes, prints": "import math\nprint(math.factorial(int(input())))",
@@ -50,7 +50,7 @@ def check(pool: Pool) -> None:
             raise SandboxError(f"a program wrote a file at level {pool.level!r}.")
 
 
-def _reason_of(pool: Pool, program: str, expected: bytes) -> Reason:
+def _reason_of(pool: Pool, program: str, expected: bytes) -> str:
     job = Job(program, [b"5"], [""], lambda _, output: output.strip() == expected)
     pool.run([job], Limits(test_seconds=10.0))
     return job.reasons[0]

@@ -2,11 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
 
-Reason = Literal[
-    "passed", "wrong_answer", "error", "timeout", "memory", "output_limit", "violation", "no_code", "not_run"
-]
+REASONS = ("passed", "wrong_answer", "error", "timeout", "memory", "output_limit", "violation", "no_code", "not_run")
 RULES = ("fraction", "all_pass")
 
 
@@ -70,13 +67,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of grading one program. `reason` is "passed", or the reason of the first test that was run and not passed."""
+    """The result of grading one program. `reason` is "passed", or that of the first test that was run and not passed."""
 
     reward: float
     passed: int
     total: int
-    reason: Reason
-    reasons: tuple[Reason, ...]
+    reason: str
+    reasons: tuple[str, ...]
     seconds: float
 
 

@@ -30,16 +30,15 @@ _ENVIRONMENT = {
 
 
 class Frame(NamedTuple):
-    """One test's end: kind, code and output as in `inside.wire`; test: its index in the unit, -1 for the end of the unit."""
+    """One test's end: its index in the unit (-1: the end of the unit), one of `wire.REASONS`, and its output."""
 
     test: int
-    kind: int
-    code: int
+    reason: str
     output: bytes
 
 
 class Worker:
-    """A running zygote and its two channels; made once it has locked itself down. A `module` is a file that it imports first."""
+    """A running zygote and its two channels; made once it has locked itself down. It imports the file `module` first."""
 
     def __init__(self, module: str = "") -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -85,10 +84,10 @@ class Worker:
         self.channel.send(wire.STOP)
 
     def _frame(self, most: int, deadline: float) -> Frame:
-        mark, index, kind, code, size = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline))
-        if mark != wire.MARK or size > most:
+        mark, test, reason, size = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline))
+        if mark != wire.MARK or size > most or not 0 <= reason < len(wire.REASONS):
             raise SandboxError("A worker sent bytes that are not a frame.")
-        return Frame(index, kind, code, self._read(size, deadline))
+        return Frame(test, wire.REASONS[reason], self._read(size, deadline))
 
     def _read(self, size: int, deadline: float) -> bytes:
         read = bytearray()

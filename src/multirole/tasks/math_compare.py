@@ -1,7 +1,7 @@
 """Compares mathematical answers with math-verify: what `math_answer.py` runs in the sandbox, one process per comparison.
 
-The sandbox's workers import this file before they lock themselves in. math-verify's own time limits are off: they are
-alarms inside the interpreter, which a long power in C never notices.
+The sandbox's workers import this file and call `preload` before they lock themselves in. math-verify's own time limits
+are off: they are alarms inside the interpreter, which a long power in C never notices.
 
 How texts are compared:
   * `parse` extracts LaTeX only. Its extraction of plain expressions ends in sympy's `parse_expr`, which evaluates text.
@@ -132,6 +132,3 @@ def judge(answers: list[str], reference: str) -> str:
         return f"broken: {error!r}"
     except Exception:  # noqa: BLE001 (whatever sympy says of a text)
         return "unparsable"
-
-
-preload()

@@ -13,7 +13,6 @@ and 2.5 into "3.0" and "2.5".
 import csv
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,8 +24,6 @@ import numpy as np
 
 from multirole.core.types import Problem
 from multirole.tasks.splits import check_split
-
-logger = logging.getLogger(__name__)
 
 SPLIT_SEED = 42
 MOST_BROKEN = 0.01
@@ -105,12 +102,6 @@ def text_of(row: Row, column: str, reason: str) -> str:
     return value
 
 
-def sha256(path: Path) -> str:
-    """Return the hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a .parquet, .jsonl, .json (one list of objects) or .csv file. Raises DataError."""
     try:
@@ -181,7 +172,10 @@ def _from_disk(source: Source, place: Path) -> list[Path]:
 def _read(
     source: Source, paths: tuple[Path, ...], changed: tuple[tuple[int, int], ...], must_be_pinned: bool
 ) -> Loaded:
-    digests = {sha256(path): path for path in paths}
+    digests = {}
+    for path in paths:
+        with path.open("rb") as file:
+            digests[hashlib.file_digest(file, "sha256").hexdigest()] = path
     is_pinned = set(digests) == {sha for _, sha in source.files}
     if is_pinned:
         files = [(name, sha, digests[sha]) for name, sha in source.files]
@@ -193,15 +187,20 @@ def _read(
         )
     else:
         files = [(path.name, sha, path) for sha, path in digests.items()]
-    outcomes = [_attempt(source, row) for _, _, path in files for row in read_rows(path)]
+    outcomes: list[Problem | BadRow] = []
+    for row in (row for _, _, path in files for row in read_rows(path)):
+        try:
+            outcomes.append(source.to_problem(row))
+        except BadRow as error:
+            outcomes.append(error)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(outcomes)).tolist()  # as `datasets` draws it
     n_test = source.n_test(len(outcomes))
     splits: dict[str, list[Problem]] = {"train": [], "validation": []}
     seen, skipped, broken = Counter[str](), Counter[str](), list[str]()
     for position, number in enumerate(order):
         problem = outcomes[number]
-        if isinstance(problem, str):
-            skipped[problem] += 1
+        if isinstance(problem, BadRow):
+            skipped[str(problem)] += 1
             broken.append(f"row {number}: {problem}")
             continue
         seen[problem.id] += 1
@@ -218,7 +217,6 @@ def _read(
             f"({', '.join(broken[:3])}). At most {MOST_BROKEN:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
-    logger.info("%s: %s problems, left out: %s", source.repo if is_pinned else paths, counts, dict(skipped))
     return splits, {
         "repo": source.repo if is_pinned else None,
         "revision": source.revision if is_pinned else None,
@@ -231,11 +229,3 @@ def _read(
         "skipped": dict(sorted(skipped.items())),
         "repeated": sum(seen.values()) - len(seen) if is_pinned else 0,
     }
-
-
-def _attempt(source: Source, row: Row) -> Problem | str:
-    """Return the problem that a row makes, or the reason why it makes none."""
-    try:
-        return source.to_problem(row)
-    except BadRow as error:
-        return str(error)

@@ -21,6 +21,7 @@ STOP = signal.SIGRTMIN + 1  # from the zygote: no more results of this unit are 
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
 AWAITED = {signal.SIGCHLD, STOP}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MOST_FILES = 256
+SHORT_SHARE = 0.05  # of its limits that a test may use after several others have used up theirs
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 
 
@@ -45,14 +46,14 @@ def copy(source: int, target: int, offset: int, count: int) -> None:
         offset, count = offset + moved, count - moved
 
 
-def compile_program(source: str) -> types.CodeType | int:
-    """Return a program's code, or the exit code to report if there is none."""
+def compile_program(source: str) -> types.CodeType | str:
+    """Return a program's code, or the reason why there is none."""
     try:
         return compile(source, "<program>", "exec", dont_inherit=True)
     except MemoryError:  # also what the parser says of deep nesting
-        return wire.FAILED if len(source) < 1 << 20 else wire.NO_MEMORY
+        return "error" if len(source) < 1 << 20 else "memory"
     except Exception:  # noqa: BLE001 (whatever the compiler says of a text is that program's error)
-        return wire.FAILED
+        return "error"
 
 
 class Manager:
@@ -68,9 +69,9 @@ class Manager:
         offset = self.head.source_bytes
         source = os.pread(self.body, offset, 0).decode("utf-8", "surrogatepass").removeprefix("\ufeff")
         code = compile_program(source)
-        if isinstance(code, int):
+        if isinstance(code, str):
             for index in range(len(self.head.sizes)):
-                self.report(index, wire.EXITED, code)
+                self.report(index, code)
             return
         names = prelude.import_ahead(source, code)
         os.chdir("/")
@@ -85,14 +86,14 @@ class Manager:
     def limits(self) -> tuple[float, float]:
         """CPU and wall-clock seconds of the next test: less once several tests have used up theirs, 0 at the unit's end."""
         left = max(0.0, self.ends - time.monotonic())
-        share = 1.0 if self.full_timeouts > 0 else self.head.short_seconds / self.head.test_seconds
+        share = 1.0 if self.full_timeouts > 0 else SHORT_SHARE
         return min(left, self.head.test_seconds * share), min(left, self.head.wall_seconds * share)
 
     def run_test(self, index: int, offset: int, size: int) -> None:
         """Run one test in a process of its own and report it."""
         cpu_limit, wall_limit = self.limits()
         if cpu_limit <= 0:
-            self.report(index, wire.TIMED_OUT, 0)
+            self.report(index, "timeout")
             return
         given, output = os.memfd_create("input"), os.memfd_create("output")
         copy(self.body, given, offset, size)
@@ -109,14 +110,12 @@ class Manager:
                 end_process(exit_code)
         if pid < 0:
             raise OSError("a test's process could not be forked")
-        status = self.watch(pid, cpu_limit, time.monotonic() + wall_limit)
-        kind, code = (wire.TIMED_OUT, 0) if status is None else (wire.EXITED, os.waitstatus_to_exitcode(status))
-        if code < 0:
-            kind, code = (wire.TIMED_OUT, 0) if -code == signal.SIGXCPU else (wire.SIGNALLED, -code)
-        if code == NOT_STARTED and kind == wire.SIGNALLED:
+        code = self.watch(pid, cpu_limit, time.monotonic() + wall_limit)
+        if code == -NOT_STARTED:
             raise OSError("a test's process could not be set up")
-        self.full_timeouts -= kind == wire.TIMED_OUT
-        self.report(index, kind, code, output)
+        reason = "timeout" if code is None else wire.REASON_OF_EXIT.get(code, "error")
+        self.full_timeouts -= reason == "timeout"
+        self.report(index, reason, output)
         os.close(given)
         os.close(output)
 
@@ -139,7 +138,7 @@ class Manager:
                 os.kill(os.getpid(), NOT_STARTED)
 
     def watch(self, pid: int, cpu_limit: float, deadline: float) -> int | None:
-        """Wait for a test's process to end, and kill it at its limit; its wait status, None if it was killed."""
+        """Wait for a test's process to end, and kill it at its limit; its exit code, None if it was killed."""
         left = min(cpu_limit, deadline - time.monotonic())
         while left > 0:
             signalled = signal.sigtimedwait(AWAITED, max(left, 0.001))
@@ -147,18 +146,18 @@ class Manager:
                 raise Stopped
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                return status
+                return os.waitstatus_to_exitcode(status)
             left = min(cpu_limit - cpu_seconds_of(pid), deadline - time.monotonic())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return None
 
-    def report(self, index: int, kind: int, code: int, output: int = -1) -> None:
-        """Send one frame, with the bytes that an ended test left unless they are too many."""
-        size = os.fstat(output).st_size if kind == wire.EXITED and output >= 0 else 0
+    def report(self, index: int, reason: str, output: int = -1) -> None:
+        """Send one frame, with the bytes that a test left which ended well, unless they are too many."""
+        size = os.fstat(output).st_size if reason == "ended" else 0
         if size > self.head.output_bytes:
-            kind, size = wire.TOO_MUCH_OUTPUT, 0
-        os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, index, kind, code, size))
+            reason, size = "output_limit", 0
+        os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, index, wire.REASONS.index(reason), size))
         copy(output, wire.ANSWERS, 0, size)
 
 

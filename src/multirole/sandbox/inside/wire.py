@@ -5,16 +5,25 @@ program and the inputs one after another. The zygote never reads that file, and 
 program, so the process that runs one test never had the input of another test in its memory.
 """
 
+import signal
 import struct
 from dataclasses import dataclass
 
 STOP = b"stop"  # the packet that ends a unit early; the end of the unit is still reported
-FRAME = struct.Struct("!4siBiQ")  # MARK, test index (-1: end of the unit), how it ended, its code, bytes that follow
+FRAME = struct.Struct("!4sibQ")  # MARK, test index (-1: end of the unit), position in REASONS, bytes that follow
 MARK = b"test"
 CHANNEL, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # descriptors of a zygote, out of the way of a program's 0 to 3
 
-EXITED, SIGNALLED, TIMED_OUT, TOO_MUCH_OUTPUT = range(4)  # how a test ended
+REASONS = ("ended", "error", "timeout", "memory", "output_limit", "violation", "failed")
+"""How a test or a unit ended; "failed" is a failure of our own."""
 FINE, FAILED, NO_MEMORY, FORBIDDEN = 0, 1, 81, 82  # exit codes of a test's process
+REASON_OF_EXIT = {  # and of negative signal numbers; anything else is an "error"
+    FINE: "ended", NO_MEMORY: "memory", FORBIDDEN: "violation", -signal.SIGSYS: "violation", -signal.SIGXCPU: "timeout",
+    -signal.SIGKILL: "memory", -signal.SIGXFSZ: "output_limit",
+}  # fmt: skip
+REASON_OF_MANAGER = {  # compiling a program can time out or crash; anything else is a failure
+    FINE: "ended", -signal.SIGXCPU: "timeout", -signal.SIGSEGV: "error", -signal.SIGABRT: "error", -signal.SIGBUS: "error",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,5 @@ class Head:
     wall_seconds: float
     unit_seconds: float
     full_timeouts: int
-    short_seconds: float
     memory_bytes: int
     output_bytes: int

@@ -55,7 +55,7 @@ def preload(module: str) -> None:
     prelude.load()
     if module:
         sys.path.append(os.path.dirname(module))
-        __import__(os.path.splitext(os.path.basename(module))[0])
+        __import__(os.path.splitext(os.path.basename(module))[0]).preload()
     sys.modules["random"].seed(0)
     builtins.exit = builtins.quit = sys.exit  # `-S` leaves them out
     warnings.simplefilter("ignore")
@@ -154,7 +154,7 @@ def main(module: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, manager.AWAITED)
     channel = socket.socket(fileno=wire.CHANNEL)
     hello = f"{level}+rlimits".lstrip("+").encode()
-    os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, 0, 0, len(hello)) + hello)
+    os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, 0, len(hello)) + hello)
     gc.collect()
     gc.freeze()
     while True:
@@ -170,5 +170,5 @@ def main(module: str) -> None:
         is_in_time = wait_for_end(pid, end, channel, trainer, head.unit_seconds + GRACE_SECONDS)
         os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
-        kind = wire.TIMED_OUT if not is_in_time else wire.SIGNALLED if code < 0 else wire.EXITED
-        os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, kind, abs(code), 0))
+        reason = wire.REASON_OF_MANAGER.get(code, "failed") if is_in_time else "timeout"
+        os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, wire.REASONS.index(reason), 0))
