@@ -128,9 +128,14 @@ class Pool:
             if job.rest is not None:
                 job.end(job.rest, left)
 
+    def _take(self) -> Worker:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+            return self.idle.pop()
+        return Worker(self.module)
+
     def _attempt(self, job: Job, left: set[int], limits: Limits, on_new_worker: bool) -> SandboxError | None:
         """Run tests on a worker and take those that it reports out of `left`; the error of a worker that fails."""
-        worker, is_whole = Worker(self.module) if on_new_worker or not self.idle else self.idle.pop(), True
+        worker, is_whole = Worker(self.module) if on_new_worker else self._take(), True
         self.level = worker.level
         try:
             with job.lock:
