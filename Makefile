@@ -45,7 +45,7 @@ SNAKEMAKE = $(BIN)/python -m snakemake
 GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-s)) results_dir=$(call quoted,$(RESULTS_DIR)) \
 	$(if $(STUDY),study=$(call quoted,$(STUDY))) $(if $(SEEDS),$(call quoted,seeds=[$(SEEDS)])) $(ARGS)
 
-.PHONY: help setup cell grid study grid-status paper test test-all bench clean
+.PHONY: help setup cell grid study grid-status paper docs test test-all bench clean
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
@@ -58,6 +58,7 @@ help:
 	@echo "make study   the same with the variants of study.yaml besides: matched updates, remedies, single-agent controls"
 	@echo "make grid-status  count what remains of it, with the same variables"
 	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-s"
+	@echo "make docs    build the documentation as a site, with the API from the docstrings; a dead link stops it"
 	@echo "make test    run the tests; make test-all also the exhaustive lists (an hour)"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv and caches; results stay"
@@ -91,8 +92,8 @@ export RUN_PAPERMILL
 cell: $(STAMP)
 	@mkdir -p "$$(dirname -- $(call quoted,$(OUT)))"
 	@printf 'Executing notebooks/train_cell.ipynb as %s\n' $(call quoted,$(OUT))
-	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --log-level WARNING --stdout-file /dev/stdout \
-	  --stderr-file /dev/stderr notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
+	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --log-level WARNING --stdout-file - --stderr-file - \
+	  notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
 	  2> >(grep --line-buffered -v 'IPKernelApp. WARNING' >&2)
 
 # flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
@@ -120,6 +121,10 @@ paper: $(STAMP)
 	    $(BIN)/python -m nbconvert --log-level WARN --to html "$(FOLDER)/$$name.ipynb" ) & started="$${started:-} $$!"; \
 	done; \
 	for one in $$started; do wait $$one; done
+
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --quiet
+	@echo "The documentation is in site/index.html."
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile < /dev/null

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 def papermill(tmp_path, **parameters):
     given = {"results_dir": str(tmp_path / "runs")} | parameters
-    command = [sys.executable, "-m", "papermill", "-k", "python3", "--stdout-file", "/dev/stdout"]
+    command = [sys.executable, "-m", "papermill", "-k", "python3", "--stdout-file", "-"]
     command += [str(ROOT / "notebooks" / "train_cell.ipynb"), str(tmp_path / "out.ipynb")]
     for name, value in given.items():
         command += ["-p", name, str(value)]

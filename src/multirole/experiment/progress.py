@@ -1,6 +1,6 @@
 """What a run says: what it is about to do, a line per iteration and per evaluation, and a closing block.
 
-The lines go to standard output, so that a terminal, papermill (`--log-output` or `--stdout-file`) and a notebook show them as
+The lines go to standard output, so that a terminal, papermill (`--log-output` or `--stdout-file -`) and a notebook show them as
 they come. In a stored notebook only the closing block stays.
 """
 
