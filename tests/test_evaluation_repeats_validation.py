@@ -90,7 +90,7 @@ def test_early_best_and_terminal_follow_the_released_rule():
 def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
     def turn(problem, role, round, outcome, turn_correct=None, slot=0, correct=False):
         return {"step": 1, "problem": problem, "role": role, "round": round, "slot": slot, "outcome": outcome,
-                "turn_correct": turn_correct, "correct": correct}  # fmt: skip
+                "turn_correct": turn_correct, "correct": correct, "completion_tokens": 5}  # fmt: skip
 
     turns = [
         turn("a", "generator", 0, "answered", False), turn("a", "evaluator", 0, "incorrect"),
@@ -98,14 +98,14 @@ def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
         turn("b", "generator", 0, "answered", True), turn("b", "evaluator", 0, "correct"),
     ]  # fmt: skip
     pd.DataFrame(turns).to_parquet(tmp_path / "turns.parquet")
-    row = judging(tmp_path).loc[1]
-    assert (row["right on correct"], row["right on wrong"], row["balanced"]) == (0.5, 1.0, 0.75)
+    row = judging(tmp_path).set_index("measure").loc["judges"]
+    assert (row["skill"], row["trivial"], row["cases"], row["valid"]) == (0.75, 0.5, 3, pytest.approx(2 / 3))
     votes = [turn("a", "generator", 0, "answered", c, slot) for slot, c in enumerate((True, False, False))]
     votes += [turn("b", "generator", 0, "answered", True, slot) for slot in range(3)]
     votes += [turn("a", "aggregator", 0, "1", correct=True), turn("b", "aggregator", 0, "2", correct=True)]
     pd.DataFrame(votes).to_parquet(tmp_path / "turns.parquet")
-    row = judging(tmp_path).loc[1]
-    assert (row["judged"], row["balanced"], row["chance"]) == (1, 1.0, pytest.approx(1 / 3))
+    row = judging(tmp_path).set_index("measure").loc["selects"]
+    assert (row["cases"], row["skill"], row["trivial"]) == (1, 1.0, pytest.approx(1 / 3))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,10 @@ def figure_3(results: Results) -> Plate:
             )
             axes.scatter(x, y, 45, **look, zorder=4)
             axes.scatter(sp.by_seed.values(), ip.by_seed.values(), 12, **look, lw=0.5, alpha=0.4, zorder=3)
-        low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
+        low, high = (
+            max(0, min(axes.get_xlim()[0], axes.get_ylim()[0])),
+            min(1.02, max(axes.get_xlim()[1], axes.get_ylim()[1])),
+        )
         axes.plot([low, high], [low, high], color="0.35", lw=0.8, ls="--", zorder=1)
         axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel=f"SP, {title}", ylabel=f"IP, {title}")
         axes.set_title("above the diagonal: IP higher")
