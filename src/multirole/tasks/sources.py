@@ -187,20 +187,20 @@ def _read(
         )
     else:
         files = [(path.name, sha, path) for sha, path in digests.items()]
-    outcomes: list[Problem | BadRow] = []
+    outcomes: list[Problem | str] = []
     for row in (row for _, _, path in files for row in read_rows(path)):
         try:
             outcomes.append(source.to_problem(row))
         except BadRow as error:
-            outcomes.append(error)
+            outcomes.append(str(error))
     order = np.random.default_rng(SPLIT_SEED).permutation(len(outcomes)).tolist()  # as `datasets` draws it
     n_test = source.n_test(len(outcomes))
     splits: dict[str, list[Problem]] = {"train": [], "validation": []}
     seen, skipped, broken = Counter[str](), Counter[str](), list[str]()
     for position, number in enumerate(order):
         problem = outcomes[number]
-        if isinstance(problem, BadRow):
-            skipped[str(problem)] += 1
+        if isinstance(problem, str):
+            skipped[problem] += 1
             broken.append(f"row {number}: {problem}")
             continue
         seen[problem.id] += 1
