@@ -16,6 +16,7 @@ from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor import command
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
 from multirole.experiment.run import make_trainer, to_dataset
 from multirole.tasks.tiny_math import TinyMath
 from multirole.workflows import WORKFLOWS, Voting
@@ -124,6 +125,14 @@ def test_a_run_that_would_train_wrongly_is_not_admitted(monkeypatch, tmp_path):
         doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)))
 
 
+def test_faults_are_only_warned_of_where_asked(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(doctor, "CHECKS", {"adapters": CHECKS["adapters"]})
+    FAULTS["wrong_adapter_at_update"][1](monkeypatch)
+    doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)), refuses=False)
+    assert "The doctor found faults" in caplog.text and "FAIL" in caplog.text
+
+
 def test_only_cells_of_the_papers_scales_are_examined_before_training():
     assert doctor.examiner(Cell("voting", "ip")) is None
     assert doctor.examiner(Cell("voting", "ip", scale="0.6b")) is not None
+    assert doctor.examiner(Cell("voting", "ip", scale="0.6b"), Launch(doctor="off")) is None

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import processes
 import pytest
 import torch
 from conftest import table
-from toy_qwen3 import toy_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from fsdp2_on_cpu import run_sharded
+from toy_qwen3 import toy_model, toy_tokenizer
 
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
@@ -58,11 +59,10 @@ def same_rollouts(one: Path, other: Path, logprobs: float) -> None:
 def test_shards_in_bfloat16_with_checkpointing(tmp_path):
     fields = FIELDS | {"dtype": "bfloat16"}
     one = run_cell(Cell(**fields), tmp_path / "one")
-    torchrun(
-        "fsdp2_on_cpu.py",
-        fields | {"results_dir": str(tmp_path), "sharding": "fsdp2", "gradient_checkpointing": True},
-        tmp_path,
-    )
+    given = fields | {"results_dir": str(tmp_path), "sharding": "fsdp2", "gradient_checkpointing": True}
+    assert processes.run_together(2, tmp_path / "log", run_sharded, given) == [0, 0], (tmp_path / "log.0").read_text()[
+        -3000:
+    ]
     other = tmp_path / "tiny-s" / one.name
     assert is_done(other)
     same_rollouts(one, other, 5e-3)
@@ -103,15 +103,11 @@ def test_the_doctor_passes_vllm_in_bfloat16(tmp_path):
 def test_a_cell_with_the_real_widths_and_words(tmp_path):
     """Qwen3-0.6B with 4 of its 28 layers, one iteration; the peak of the resident set, which has no other layer's activations."""
     s, tokenizer = MODELS["0.6b"].shape, toy_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=4,
-        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim, tie_word_embeddings=True,
-        max_position_embeddings=40960, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    with torch.device("cpu"):
-        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    shape = {
+        "vocab_size": s.vocab, "hidden_size": s.hidden, "intermediate_size": s.intermediate, "num_hidden_layers": 4,
+        "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim,
+    }  # fmt: skip
+    toy_model(tokenizer, **shape).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     fields = {
         "workflow": "voting", "policy": "ip", "scale": "0.6b", "model": str(tmp_path / "model"), "data": ROWS, "iterations": 1,

@@ -138,7 +138,7 @@ class VLLMEngine:
                 f"vLLM serves LoRA ranks up to {LORA_RANKS[-1]}, got {max_lora_rank}. Use a smaller rank or engine='transformers'."
             )
         self.adapters, self.max_length, self.dtype = list(adapters), max_length, dtype
-        self.is_asleep = False
+        self.is_asleep, self.is_guest = False, torch.distributed.is_initialized()
         self.lora: dict[str, LoRARequest] = {}
         self.running: set[int] = set()
         options = llm_options(
@@ -234,11 +234,21 @@ class VLLMEngine:
     def close(self) -> None:
         """Drop vLLM and its memory; idempotent."""
         if self.llm is not None:
-            self._do(lambda: self.llm.llm_engine.engine_core.shutdown())
+            self._do(self._shut_down)
             self.thread.shutdown()
         self.llm = None
         self.running.clear()
         self.lora.clear()
+
+    def _shut_down(self) -> None:
+        """vLLM also ends torch's process group; where that was there before it, the run's processes still need it."""
+        destroy = torch.distributed.destroy_process_group
+        if self.is_guest:
+            torch.distributed.destroy_process_group = lambda group=None: destroy(group) if group is not None else None
+        try:
+            self.llm.llm_engine.engine_core.shutdown()
+        finally:
+            torch.distributed.destroy_process_group = destroy
 
 
 def folder_with_room(n_bytes: int) -> Path:
