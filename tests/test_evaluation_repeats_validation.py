@@ -45,6 +45,17 @@ def test_own_checkpoints_repeat_the_runs_validation_problem_by_problem(results_d
     assert not is_done(folder)
 
 
+def test_a_run_records_the_skill_of_its_roles(results_dir):
+    run = folder_of(Cell("voting", "ip", **SMALL), results_dir)
+    skills, right = pd.read_parquet(run / "skills.parquet"), pd.read_parquet(run / "eval.parquet")
+    whole = skills[skills["measure"] == "workflow"].set_index("step")["skill"]
+    assert whole.to_dict() == pytest.approx(right.groupby("step")["correct"].mean().to_dict())
+    at_end = skills[skills["step"] == 4].set_index("measure")
+    assert set(at_end.index) == {"solves", "selects", "workflow"} and at_end.loc["solves", "cases"] == 36
+    judged = judging(run_evaluation(Evaluation(Cell("voting", "ip", **SMALL)), results_dir)).loc[4]
+    assert judged["cases"] == at_end.loc["selects", "cases"] and judged["valid"] == at_end.loc["selects", "valid"]
+
+
 def test_the_base_is_the_untrained_workflow_and_rollouts_differ(results_dir):
     folder = run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "base", n_rollouts=2), results_dir)
     played = pd.read_parquet(folder / "eval.parquet")

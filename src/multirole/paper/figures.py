@@ -270,7 +270,7 @@ def figure_of_skills(results: Results) -> Plate:
                     axes.plot(gains, color=TASK_COLOURS[task], lw=0.4, alpha=0.3)
                     axes.plot(gains.mean(axis=1), ls=TASK_STYLES[task], **look)
             axes.axhline(0, color="0.6", lw=0.8)
-            axes.set_title(f"{skills.title(workflow, measure)}; {name}", fontsize=8)
+            axes.set_title(f"{WORKFLOW_NAMES[workflow]}: {measure}; {name}", fontsize=8)
             axes.set_ylim(-0.55, 1.02)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     for axes in grid[-1]:
@@ -311,32 +311,23 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
 
 
 def figure_of_remedies(results: Results, table: Table) -> Plate:
-    """What each remedy changes at the peak and at the end, a panel per cell."""
-    shown = table.values[table.values["number"].str.startswith("change")].rename(
-        columns={"number": "series", "variant": "row"}
-    )
-    shown = shown[shown["policy"] != ""]
-    shown["cell"] = [cell_name(*cell) for cell in zip(shown["workflow"], shown["policy"], shown["task"], strict=True)]
-    series = dict(zip(("change at the peak", "change at the end"), SETUP_COLOURS, strict=True))
-    return plate(results, "remedies", _forest(shown, "cell", series))
-
-
-def _forest(shown: pd.DataFrame, panel: str, series: dict[str, str]) -> Figure:
-    """Differences with their intervals, a line per `row` and a colour per `series`, in a panel per value of a column."""
-    panels = list(shown.groupby(panel, sort=False))
-    rows = list(dict.fromkeys(shown["row"]))[::-1]
+    """What each remedy changes at the peak and at the end, with intervals: a panel per cell, a line per remedy."""
+    shown = table.values[table.values["number"].str.startswith("change") & (table.values["policy"] != "")]
+    rows = list(dict.fromkeys(shown["variant"]))[::-1]
+    panels = list(shown.groupby(["workflow", "policy", "task"], sort=False))
     figure = Figure(figsize=(6.8, 0.8 + 0.24 * len(rows)), layout="constrained")
     grid = figure.subplots(1, len(panels) or 1, sharey=True, squeeze=False)[0]
-    for axes, (title, mine) in zip(grid, panels, strict=False):
-        for shift, (name, colour) in zip((0.12, -0.12), series.items(), strict=True):
-            of = mine[mine["series"] == name]
+    for axes, (cell, mine) in zip(grid, panels, strict=False):
+        for shift, place, colour in zip((0.12, -0.12), ("peak", "end"), SETUP_COLOURS, strict=True):
+            of = mine[mine["number"] == f"change at the {place}"]
             mean, low, high = (100 * of[column].astype(float) for column in ("value", "low", "high"))
-            at = [rows.index(row) + shift for row in of["row"]]
-            axes.errorbar(mean, at, xerr=[mean - low, high - mean], fmt="o", ms=3.5, lw=1.3, color=colour, label=name)
+            at = [rows.index(variant) + shift for variant in of["variant"]]
+            look = {"fmt": "o", "ms": 3.5, "lw": 1.3, "color": colour, "label": f"change at the {place}"}
+            axes.errorbar(mean, at, xerr=[mean - low, high - mean], **look)
         axes.axvline(0, color="0.6", lw=0.8)
-        axes.set(yticks=range(len(rows)), yticklabels=rows, title=title, xlabel="percentage points")
+        axes.set(yticks=range(len(rows)), yticklabels=rows, title=cell_name(*cell), xlabel="percentage points")
     _legend(figure, grid[0].get_legend_handles_labels()[0])
-    return figure
+    return plate(results, "remedies", figure)
 
 
 @plt.rc_context(STYLE)

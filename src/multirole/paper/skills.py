@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 
 from multirole.diagnostics.judging import UNGRADED
-from multirole.diagnostics.names import WORKFLOW_NAMES
 from multirole.diagnostics.skills import role_skills
 from multirole.experiment.presets import TASKS
 from multirole.paper import pack
@@ -82,11 +81,6 @@ def trivial_twins(results: Results) -> pd.DataFrame:
                     number(f"gain at the {place}", t_interval(found["correct"] - found["twin"]), "difference", **where),
                 ]
     return pd.DataFrame(rows)
-
-
-def title(workflow: str, measure: str) -> str:
-    """Name a measure, such as "Voting: selects"."""
-    return f"{WORKFLOW_NAMES[workflow]}: {measure}"
 
 
 def grade_recorded(folder: Path) -> int:
