@@ -9,16 +9,16 @@ no script but the page's own and no request at all. Finished and unfinished runs
 import argparse
 import base64
 import hashlib
-import html
 import json
 import os
-import re
 import sys
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from multirole.diagnostics.names import colours_of
 from multirole.diagnostics.signatures import HEDGES
@@ -29,6 +29,8 @@ from multirole.inspector.episodes import describe_episodes, training_groups
 FILE = "inspector.html"
 SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
 INDEXED = ("start", "best", "end", "first fall", "first alarm")
+LOADER = PackageLoader("multirole.inspector", "page")
+PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame) -> list[dict]:
@@ -41,92 +43,105 @@ def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame) -> li
     ]
 
 
-def collect(folder: Path, index: str | None = None) -> dict:
+def collect(folder: Path, index: str | None = None, n_problems: int | None = None) -> dict:
     """Everything that the page shows of a run, as plain JSON data; `index` is the address of a page to link back to."""
-    config, provenance = reader.read_config(folder), folder / "provenance.json"
+    config = reader.read_config(folder)
     metrics, roles, turns, outcomes = (reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
+    if n_problems and len(turns):
+        turns = turns[turns["problem"].isin(turns["problem"].unique()[:n_problems])]
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
     points = reader.validation(folder)
     panels = [
         vars(panel) | {"series": {name: reader.numbers(one.reindex(iterations)) for name, one in series.items()}}
         for panel, series in reader.curves(folder)
     ]
-    alarms = reader.load_alarms(folder)
+    alarms = reader.load_alarms(folder).to_dict("records")
     return {
         "title": reader.title(config),
         "name": folder.resolve().name,
+        "regime": reader.regime(config),
         "index": index,
         "state": reader.state(folder),
         "config": config | {"policy": reader.policy_name(config["policy"])},
-        "provenance": json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {},
+        "provenance": reader.read_provenance(folder),
         "iterations": iterations,
         "facts": reader.facts(folder).reset_index().to_dict("records"),
         "roles": describe_roles(config, roles, turns),
         "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
-        "groups": reader.GROUPS,
         "panels": panels,
         "validation": {name: reader.numbers(points[name]) for name in points},
-        "alarms": alarms.assign(**{name: reader.numbers(alarms[name]) for name in ("value", "threshold")}).to_dict("records"),
+        "skills": reader.skills(folder),
+        "alarms": [alarm | {n: reader.number(alarm[n]) for n in ("value", "threshold")} for alarm in alarms],
         "hedges": HEDGES,
         "training_groups": training_groups(reader.load(folder, "episodes"), config.get("n_episodes") or 1),
         "episodes": describe_episodes(turns, outcomes, points),
     }
 
 
-def page_file(name: str) -> str:
-    """A template, style sheet or script of this package."""
-    return (files("multirole.inspector") / "page" / name).read_text(encoding="utf-8")
+def source(name: str) -> str:
+    """A style sheet or script of the pages."""
+    return LOADER.get_source(PAGES, name)[0]
 
 
-def render(template: str, title: str, data: dict | None = None, table: str = "") -> str:
-    """A page from its template: style and script inside, and a policy that lets nothing else in."""
+def render(template: str, data: dict | None = None, **parts: Any) -> str:
+    """A page from its template: style and script inside, and a policy that lets no other script in."""
     scripts = SCRIPTS if data is not None else ("base.js",)
-    script = '"use strict";\n(() => {\n' + "\n".join(map(page_file, scripts)) + "\n})();\n"
+    script = '"use strict";\n(() => {\n' + "\n".join(map(source, scripts)) + "\n})();\n"
     embedded = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    parts = {
-        "title": html.escape(title),
-        "hash": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "style": page_file("style.css"),
-        "script": script,
-        "table": table,
-        "data": embedded.replace("<", "\\u003c"),  # so that it cannot end the script element it stands in
-    }
-    return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], page_file(template))  # what is put in is not looked at again
+    return PAGES.get_template(template).render(
+        hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Markup(source("style.css")),
+        script=Markup(script),
+        data=Markup(embedded.replace("<", "\\u003c")),  # so that it cannot end the script element it stands in
+        **parts,
+    )
 
 
-def inspect_run(folder: str | Path, out: Path | None = None, index: str | None = None) -> Path:
+def relative(page: Path, folder: Path) -> str:
+    """The address of a page as a link from a page in `folder`."""
+    return quote(Path(os.path.relpath(page, folder)).as_posix())
+
+
+def inspect_run(
+    folder: str | Path, out: Path | None = None, index: Path | None = None, n_problems: int | None = None
+) -> Path:
     """Write the page of one run, by default `<folder>/inspector.html`; ValueError if the folder holds no run.
 
-    `index` is the relative address of a page that lists runs, which the page then links to.
+    It links back to `index`, by default the one that `inspect_all` wrote in a folder above. With `n_problems` it shows only
+    the first of the recorded problems.
     """
-    data = collect(Path(folder), index)
-    target = out if out is not None else Path(folder) / FILE
-    write_text(target, render("run.html", data["title"], data))
+    folder = Path(folder)
+    target = out if out is not None else folder / FILE
+    if index is None:
+        index = next((above / FILE for above in folder.resolve().parents[:2] if (above / FILE).exists()), None)
+    data = collect(folder, index and relative(index, target.parent), n_problems)
+    write_text(target, render("run.html", data, title=data["title"]))
     return target
 
 
-def index_row(folder: Path, results_dir: Path) -> str:
-    """One run as a row of the index: the link to its page, and its facts."""
-    facts = reader.facts(folder).to_dict("index")
-    cells = [f"{facts[fact]['value']} at\N{NO-BREAK SPACE}{facts[fact]['iteration']}" if fact in facts else "–" for fact in INDEXED]
-    link = quote((folder / FILE).relative_to(results_dir).as_posix())
-    title, name = html.escape(reader.title(reader.read_config(folder))), html.escape(folder.name)
-    values = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-    return f'<tr><td><a href="{link}">{title}</a><br><small class="muted">{name}</small></td>{values}</tr>'
+def index_row(folder: Path, page: Path, index: Path) -> dict[str, Any]:
+    """One run as a row of an index: the link to its page, its name and regime, and its facts."""
+    config = reader.read_config(folder)
+    return {
+        "link": relative(page, index.parent),
+        "title": reader.title(config),
+        "about": f"{folder.name}: {reader.regime(config)}",
+        "facts": reader.facts(folder).to_dict("index"),
+    }
 
 
 def inspect_all(results_dir: Path) -> list[Path]:
     """The pages of all finished runs below a folder, then an index that links to them; ValueError where there is none."""
-    runs = [config.parent for config in sorted(results_dir.rglob("config.json"))]
-    runs = [folder for folder in runs if reader.state(folder) == "finished"]
+    runs = [config.parent for config in sorted(results_dir.rglob("config.json")) if (config.parent / "DONE").exists()]
     if not runs:
         raise ValueError(
             f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json)."
         )
     index = results_dir / FILE
-    pages = [inspect_run(folder, index=Path(os.path.relpath(index, folder)).as_posix()) for folder in runs]
-    rows = "\n".join(index_row(folder, results_dir) for folder in runs)
-    write_text(index, render("index.html", f"{len(runs)} runs in {results_dir.resolve().name}", table=rows))
+    pages = [inspect_run(folder, index=index) for folder in runs]
+    rows = [index_row(folder, page, index) for folder, page in zip(runs, pages, strict=True)]
+    title = f"{len(runs)} runs in {results_dir.resolve().name}"
+    write_text(index, render("index.html", title=title, facts=INDEXED, runs=rows))
     return [*pages, index]
 
 

@@ -30,7 +30,8 @@ def describe_turn(row: dict, part: float = 1.0) -> dict:
     ends; `gap` is how many come before what is left out, and how many characters that has. `text` is there where the tokens'
     texts do not add up to it (a character may span several tokens).
     """
-    text, has_tokens = row["text"], all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
+    has_tokens = all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
+    text = row["text"]
     pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
     n = len(pieces)
     head, tail = (n, 0) if part == 1 else (int(n * part * HEAD), int(n * part * (1 - HEAD)))
@@ -121,14 +122,15 @@ def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] 
     """Iteration -> its groups, each [problem, [reward, advantage, correct] per episode]; None where they were not recorded.
 
     `episodes` has a row per training episode: iteration, problem, episode (its index among the attempts at the problem),
-    reward, advantage and correct. A problem that was drawn twice makes two groups.
+    reward, advantage and correct, which is None where the reward does not say. A problem that was drawn twice makes two groups.
     """
     if not len(episodes):
         return None
     kept = sorted(episodes["iteration"].unique())[:: math.ceil(len(episodes) / MAX_TRAINING)]
     shown = episodes[episodes["iteration"].isin(kept)]
     groups: dict[int, list] = {int(iteration): [] for iteration in kept}
-    for (iteration, problem, _), rows in shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False):
-        values = zip(rows["reward"].round(3), rows["advantage"].round(3), rows["correct"].astype(int), strict=True)
+    by_group = shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False)
+    for (iteration, problem, _), rows in by_group:
+        values = zip(rows["reward"].round(3), rows["advantage"].round(3), rows["correct"].astype(object), strict=True)
         groups[iteration].append([problem, [list(value) for value in values]])
     return groups

@@ -16,10 +16,8 @@ from statsmodels.stats.proportion import proportion_confint
 from multirole.core.policy import parse_policy
 from multirole.diagnostics.falls import first_fall
 from multirole.diagnostics.names import cell_name
+from multirole.experiment.cell import preset_values
 from multirole.experiment.storage import sha256
-
-GROUPS = {"main": "", "gradients": "Gradients", "signatures": "Signatures of the texts", "more": "More"}
-"""Where a panel stands, with the heading above it."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,22 @@ def read_config(folder: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def read_provenance(folder: Path) -> dict:
+    """Where and how it ran; empty where that was not recorded."""
+    path = folder / "provenance.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def state(folder: Path) -> str:
-    """ "finished", "not finished", or "changed after it finished" where a file is no longer the one that DONE lists."""
+    """Whether it is finished, how it ended, and whether a file is no longer the one that DONE lists."""
     done = folder / "DONE"
     if not done.exists():
         return "not finished"
     for name, digest in json.loads(done.read_text(encoding="utf-8")).items():
         if not (folder / name).exists() or sha256(folder / name) != digest:
             return "changed after it finished"
-    return "finished"
+    outcome = read_provenance(folder).get("outcome")
+    return f"{outcome['state']} at iteration {outcome['iteration']}" if outcome else "finished"
 
 
 def policy_name(policy: dict[str, str]) -> str:
@@ -117,14 +122,26 @@ def policy_name(policy: dict[str, str]) -> str:
 
 
 def title(config: dict) -> str:
-    """A run's name for people, such as "Voting-IP, Code · tiny-s · seed 0"."""
+    """A run's name for people, such as "Voting-IP, Code · seed 0"."""
     cell = cell_name(str(config.get("workflow")), policy_name(config["policy"]), config.get("task"))
-    return " · ".join([cell, str(config.get("scale", "")), f"seed {config.get('seed', '?')}"])
+    return f"{cell} · seed {config.get('seed', '?')}"
+
+
+def regime(config: dict) -> str:
+    """The scale and the settings that differ from its preset's, such as "tiny-s, learning_rate 0.006, lr_schedule constant"."""
+    usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset")))
+    changed = [f"{name} {config[name]}" for name in usual if config.get(name, usual[name]) != usual[name]]
+    return ", ".join([str(config.get("scale")), *(changed or ["the preset's settings"])])
+
+
+def number(value: float) -> float | None:
+    """A number for JSON, to 7 significant digits; None for NaN, infinities and missing values."""
+    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
 
 
 def numbers(values: pd.Series) -> list[float | None]:
-    """Numbers for JSON, to 7 significant digits; None for NaN, infinities and missing values."""
-    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values.astype(float)]
+    """Numbers for JSON."""
+    return [number(value) for value in values.astype(float)]
 
 
 def validation(folder: str | Path) -> pd.DataFrame:
@@ -136,6 +153,17 @@ def validation(folder: str | Path) -> pd.DataFrame:
     low, high = proportion_confint(by_step["sum"], by_step["count"], method="wilson")
     columns = {"accuracy": by_step["mean"], "low": low, "high": high, "n": by_step["count"]}
     return pd.DataFrame(columns).reset_index()
+
+
+def skills(folder: str | Path) -> list[dict]:
+    """What each role achieves over the evaluated steps, and what a trivial one would; one entry per role and measure."""
+    table = load(folder, "skills")
+    return [
+        {"role": role, "measure": measure, "step": rows["step"].astype(int).tolist()}
+        | {name: numbers(rows[name]) for name in ("skill", "trivial")}
+        for (role, measure), rows in (table.groupby(["role", "measure"], sort=False) if len(table) else ())
+        if rows["skill"].notna().any()
+    ]
 
 
 def load_alarms(folder: str | Path) -> pd.DataFrame:
@@ -161,7 +189,8 @@ def facts(folder: str | Path) -> pd.DataFrame:
             rows.append((fact, int(step), f"{100 * at['accuracy']:.1f}\N{NO-BREAK SPACE}%", interval))
     if len(alarms):
         first = alarms.iloc[0]
-        rows.append(("first alarm", int(first["iteration"]), first["alarm"].replace("_", " "), first["role"] or first["adapter"]))
+        who = first["role"] or first["adapter"]
+        rows.append(("first alarm", int(first["iteration"]), first["alarm"].replace("_", " "), who))
     return pd.DataFrame(rows, columns=["fact", "iteration", "value", "detail"]).set_index("fact")
 
 
@@ -174,6 +203,9 @@ def curves(folder: str | Path, group: str | None = None) -> Iterator[tuple[Panel
             continue
         if panel.column == "jaccard":
             table = table[table["slot_pairs"] > 0]  # elsewhere nothing was compared
-        values = table.assign(role=table.get("role", "")).pivot_table(panel.column, "iteration", "role", "last", sort=False)
-        if values.size and (panel.group != "signatures" or values.to_numpy().any()):  # a workflow asks for some forms only
+        table = table.assign(role=table.get("role", ""))
+        values = table.pivot_table(panel.column, "iteration", "role", "last", sort=False)
+        if values.size and (
+            panel.group != "signatures" or values.to_numpy().any()
+        ):  # workflows ask for some forms only
             yield panel, {role: values[role] for role in values}

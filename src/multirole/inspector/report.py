@@ -1,8 +1,7 @@
-"""What the notebooks show of a run: its settings, facts, curves, episodes and files, as tables, figures and HTML."""
+"""What the notebooks show of a run: its settings, curves and files, as tables and figures."""
 
-import html
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -15,13 +14,7 @@ from multirole.inspector.reader import load, policy_name, validation
 LINE_STYLES = ("-", "--", ":", "-.")
 
 
-class Configured(Protocol):
-    """A cell, as far as its settings go."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-def describe(cell: Configured) -> pd.DataFrame:
+def describe(cell: Any) -> pd.DataFrame:
     """The settings of a cell, two per row."""
     settings = cell.to_dict()
     values = [(name, str(value)) for name, value in (settings | {"policy": policy_name(settings["policy"])}).items()]
@@ -92,27 +85,6 @@ def ledger_summary(folder: str | Path) -> pd.DataFrame:
     )
     table.insert(0, "steps_per_iteration", table["optimizer_steps"] / ledger["iteration"].nunique())
     return table
-
-
-def episodes_page(folder: str | Path, step: int | None = None, n_episodes: int = 3) -> str:
-    """The first validation episodes at an evaluated step (default: the last) as HTML, turn by turn."""
-    turns = load(folder, "turns")
-    turns = turns[turns["step"] == (turns["step"].max() if step is None else step)]
-    colours, esc = colours_of(list(turns["role"].unique())), html.escape
-    style = "margin:2px 0 6px 0;padding:6px 10px;border-left:3px solid {};white-space:pre-wrap;overflow-wrap:anywhere"
-    page = []
-    for problem in turns["problem"].unique()[:n_episodes]:
-        episode = turns[turns["problem"] == problem]
-        first = episode.iloc[0]
-        page.append(f"<h4>step {first['step']}: {esc(first['question'])} &rarr; {esc(first['reason'])}</h4>")
-        for turn in episode.to_dict("records"):
-            colour = colours[turn["role"]]
-            about = esc(f"{turn['role']} {turn['slot'] + 1}, round {turn['round'] + 1}: {turn['outcome']}")
-            page.append(
-                f"<div><small style='color:{colour}'>{about}, {turn['completion_tokens']} tokens</small>"
-                f"<pre style='{style.format(colour)}'>{esc(turn['text'])}</pre></div>"
-            )
-    return "\n".join(page)
 
 
 def files_written(folder: str | Path) -> pd.DataFrame:

@@ -3,7 +3,10 @@
 import argparse
 import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from multirole.inspector.landing import landing_page
+from multirole.paper import pack
 from multirole.paper.claims import claims
 from multirole.paper.figures import figures, figures_of_study
 from multirole.paper.results import Results
@@ -33,6 +36,19 @@ def build(folder: str | Path) -> Results:
     return results
 
 
+def publish(folder: Path) -> Path:
+    """Write `index.html` beside a scale whose `page.yaml` says what to show, and pages of the runs that it names."""
+    with TemporaryDirectory() as aside:
+
+        def unpacked(run: str) -> Path:
+            target, skills = pack.unpack(folder, run, aside), pack.read(folder, "skills", [run])
+            if len(skills):  # of an older run they were graded after it
+                skills.drop(columns="run").to_parquet(target / "skills.parquet")
+            return target
+
+        return landing_page(folder, unpacked, folder.parents[1] / "README.md")
+
+
 def main(argv: list[str]) -> int:
     """`multirole paper FOLDER`; 0 done."""
     parser = argparse.ArgumentParser(prog="multirole paper", description=__doc__)
@@ -40,5 +56,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     for name in build(arguments.folder).missing():
         print(f"missing: {name}")
+    if (arguments.folder / "page.yaml").exists():
+        print(f"{publish(arguments.folder)} is written")
     print(f"{arguments.folder}/tables and {arguments.folder}/figures are written")
     return 0

@@ -106,7 +106,7 @@ function drawPanel(panel, holder) {
     const group = svg("g", { class: "series", colour: series.colour });
     if (series.low) series.x.forEach((at, i) => group.append(
       svg("line", { class: "interval", x1: x(at), x2: x(at), y1: y(series.low[i]), y2: y(series.high[i]) })));
-    group.append(svg("path", { class: "line", d: linePath(series, x, y) }));
+    group.append(svg("path", { class: "line", d: linePath(series, x, y), "stroke-dasharray": series.dash }));
     if (series.low || series.x.length === 1) series.x.forEach((at, i) => series.y[i] === null ? null : group.append(
       svg("circle", { cx: x(at), cy: y(series.y[i]), r: series.x.length > 25 ? 1.6 : 2.6 })));
     root.append(group);
@@ -137,7 +137,9 @@ function panelFigure(panel) {
     el("figcaption", {}, el("span", { class: "title" }, panel.name), el("span", { class: "unit" }, panel.unit || "")), values, holder);
   const readouts = panel.series.map((series) => {
     const readout = el("b");
-    values.append(el("span", { class: "value" }, el("span", { class: "swatch", colour: series.colour }), series.name ? series.name + " " : null, readout));
+    const sample = svg("svg", { class: "series sample", colour: series.colour, width: 20, height: 8, "aria-hidden": "true" },
+      svg("path", { class: "line", d: "M0 4H20", "stroke-dasharray": series.dash }));
+    values.append(el("span", { class: "value" }, sample, series.name ? series.name + " " : null, readout));
     return readout;
   });
   cursor.listeners.push((iteration) => {
@@ -152,12 +154,20 @@ function panelFigure(panel) {
   return figure;
 }
 
+// Styles beside the colours, for readers and printers that do not tell these apart.
+const LINES = [null, "5 2.5", "1.5 2", "7 2 1.5 2"];
+const lineStyle = (name) => LINES[Math.max(0, data.roles.findIndex((role) => role.name === name)) % LINES.length];
+
 function allPanels() {
   const { validation } = data, panels = [];
   if (validation.step.length) panels.push({ name: "validation accuracy", unit: `%, n=${validation.n.at(-1)}, 95 % Wilson`, scale: "fraction",
     isSparse: true, group: "main", series: [{ name: "", colour: "var(--ink)", x: validation.step, y: validation.accuracy, low: validation.low, high: validation.high }] });
+  for (const { role, measure, step, skill, trivial } of data.skills)
+    panels.push({ name: role ? `${role} ${measure}` : "whole workflow", unit: "dotted: a trivial role in its place", scale: "rate", isSparse: true, group: "skills",
+      series: [{ name: "", y: skill, x: step, colour: roleColours[role] || "var(--ink)" }, { name: "trivial", y: trivial, x: step, colour: "var(--second)", dash: "1.5 2" }]
+        .filter((series) => series.y.some((value) => value !== null)) });
   for (const panel of data.panels)
-    panels.push({ ...panel, series: Object.entries(panel.series).map(([name, y]) => ({ name, y, x: iterations, colour: roleColours[name] || "var(--ink)" })) });
+    panels.push({ ...panel, series: Object.entries(panel.series).map(([name, y]) => ({ name, y, x: iterations, colour: roleColours[name] || "var(--ink)", dash: lineStyle(name) })) });
   return panels;
 }
 
@@ -197,7 +207,7 @@ function buildAlarms() {
 function buildHeader() {
   if (data.index) byId("back").append(el("a", { href: data.index }, "all runs"), " / ");
   const planned = data.config.iterations, reached = iterations.at(-1) || 0;
-  byId("status").textContent = `${data.name}: ${data.state}, ${reached}${planned && planned !== reached ? ` of ${planned}` : ""} iterations`;
+  byId("status").append(`${data.regime}. ${reached}${planned && planned !== reached ? ` of ${planned}` : ""} iterations, ${data.state}. `, el("code", {}, data.name));
   byId("facts").append(...data.facts.map((fact) => el("div", { class: "fact" }, el("dt", {}, fact.fact, " at iteration ", jump(fact.iteration)),
     el("dd", {}, roleColours[fact.detail] ? swatch(fact.detail) : null, fact.value), el("dd", { class: "muted small" }, fact.detail))));
   if (!data.facts.length) byId("facts").append(el("p", { class: "muted" }, "No evaluation was recorded."));
@@ -230,15 +240,17 @@ function buildRoleTable() {
       Object.entries(CHANGES).map(([column, [, format]]) => ends(series(column, name), format))))))));
 }
 
+const GROUPS = { main: "", skills: "Skill of the roles", gradients: "Gradients", signatures: "Signatures of the texts", more: "More" };
+
 function buildCurves() {
   const panels = allPanels(), place = byId("panels");
   if (!panels.length) { place.append(el("p", { class: "muted" }, "No iteration and no evaluation was recorded yet.")); return; }
   buildCursorBar();
-  for (const [group, title] of Object.entries(data.groups)) {
+  for (const [group, title] of Object.entries(GROUPS)) {
     const own = panels.filter((panel) => panel.group === group);
     if (!own.length) continue;
     const grid = el("div", { class: "panels" }, own.map(panelFigure));
-    place.append(title ? el("details", { open: group === "gradients" && innerWidth > 900 }, el("summary", {}, title), grid) : grid);
+    place.append(title ? el("details", { open: ["skills", "gradients"].includes(group) && innerWidth > 900 }, el("summary", {}, title), grid) : grid);
   }
   const first = data.facts.find((fact) => fact.fact === "first alarm");
   setCursor(first ? first.iteration : lastIteration);
@@ -255,9 +267,10 @@ function buildGroups() {
     const at = recorded.filter((i) => i <= iteration).at(-1) ?? recorded[0], groups = data.training_groups[at];
     const equal = groups.filter(([, episodes]) => new Set(episodes.map(([reward]) => reward)).size === 1).length;
     where.textContent = `iteration ${at}; groups of equal rewards: ${equal} of ${groups.length}. Each box is an episode: its reward, and its advantage below.`;
-    holder.replaceChildren(...groups.map(([problem, episodes]) => el("div", { class: "group" }, el("span", { class: "problem-id", title: problem }, problem),
+    holder.replaceChildren(...groups.map(([problem, episodes]) => el("div", { class: "group" }, el("span", { class: "problem-id", title: problem }, problem.split("/").at(-1)),
       el("div", { class: "cells" }, episodes.map(([reward, advantage, correct], i) => {
-        const cell = el("span", { class: "cell " + (correct ? "right" : "wrong"), title: `episode ${i + 1}, ${correct ? "right" : "wrong"}` },
+        const is = correct === null ? "" : correct ? "right" : "wrong";
+        const cell = el("span", { class: "cell " + is, title: `episode ${i + 1} ${is}` },
           el("b", {}, show(reward)), el("small", {}, signed(advantage)));
         cell.style.backgroundColor = shade(advantage * 1.5);
         return cell;

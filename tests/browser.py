@@ -1,0 +1,72 @@
+"""Headless Chromium through Debian's chromedriver and the W3C WebDriver protocol; no package besides."""
+
+import base64
+import json
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+needs_browser = pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="needs Debian's chromium and chromium-driver",
+)
+ERRORS = ("SEVERE",)
+
+
+class Browser:
+    """One window; `send` is a command of the protocol."""
+
+    def __init__(self, port: int, width: int) -> None:
+        self.root = f"http://127.0.0.1:{port}/session"
+        options: dict[str, Any] = {"args": ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]}
+        options["mobileEmulation"] = {
+            "deviceMetrics": {"width": width, "height": 900, "pixelRatio": 1.0, "touch": width < 700}
+        }
+        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, "goog:chromeOptions": options}
+        self.root += "/" + self.send("POST", "", capabilities={"alwaysMatch": wanted})["sessionId"]
+
+    def send(self, method: str, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            self.root + path, json.dumps(body).encode() if method == "POST" else None, method=method
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, page: Path, query: str = "") -> None:
+        self.send("POST", "/url", url=page.resolve().as_uri() + query)
+
+    def run(self, script: str, *args: Any) -> Any:
+        """The value of the body of a function."""
+        return self.send("POST", "/execute/sync", script=script, args=args)
+
+    def errors(self) -> list[str]:
+        """What the console has said since the last call: errors, and what the content security policy refused."""
+        return [line["message"] for line in self.send("POST", "/se/log", type="browser") if line["level"] in ERRORS]
+
+    def screenshot(self, to: Path, *, is_whole: bool = False) -> None:
+        """The window, or the whole page, as a PNG file."""
+        picture = self.send(
+            "POST", "/goog/cdp/execute", cmd="Page.captureScreenshot", params={"captureBeyondViewport": is_whole}
+        )
+        to.write_bytes(base64.b64decode(picture["data"]))
+
+
+@contextmanager
+def browser(width: int, port: int = 0) -> Iterator[Browser]:
+    """A browser whose window is so many CSS pixels wide; below 700 it is a phone's."""
+    driver = subprocess.Popen(
+        ["chromedriver", f"--port={port}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert driver.stdout is not None
+        started = next(line for line in driver.stdout if "started successfully on port" in line)
+        yield Browser(int(started.rsplit(" ", 1)[1].rstrip(".\n")), width)
+    finally:
+        driver.terminate()
+        driver.wait()

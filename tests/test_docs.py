@@ -1,0 +1,48 @@
+"""The documentation builds as a site without a dead link, and its API page has every public name."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import multirole
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site; mkdocs is strict, so that a dead link or anchor fails here."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_link_of_every_page_leads_somewhere(site):
+    """Also those that mkdocs does not look at: out of docs/, to files that the site copies, and in its own frame."""
+    pages = [page for page in site.glob("*.html") if page.name != "404.html"]
+    assert {"index.html", "api.html", "metrics.html"} <= {page.name for page in pages}
+    dead = []
+    for page in pages:
+        for link in re.findall(r'(?:href|src)="((?!\w+:|//|#)[^"#?]+)', page.read_text(encoding="utf-8")):
+            if not (page.parent / link).exists():
+                dead.append((page.name, link))
+    assert dead == []
+
+
+def test_the_api_page_describes_every_public_name(site):
+    text = (site / "api.html").read_text(encoding="utf-8")
+    assert [name for name in multirole.__all__ if f'id="multirole.{name}"' not in text] == []
+    assert "[<code>" not in text, "a name in brackets that is no link"
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for page in site.glob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img)[^>]*\ssrc="(?:https?:)?//|<link[^>]*stylesheet[^>]*href="(?:https?:)?//', page.read_text()
+        )
+        assert loaded == [], page.name

@@ -1,0 +1,71 @@
+"""Hooks of mkdocs.yml: pages that stand elsewhere in the repository, the API's page, and links that lead out of docs/."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import multirole
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "README.md": "index.md",
+    "METRICS.md": "metrics.md",
+    "results/README.md": "committed.md",
+    "docker/README.md": "containers.md",
+}
+SOURCES = {page: source for source, page in PAGES.items()}
+LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+WITHOUT_MEMBERS = ("MultiRoleGRPOConfig", "MultiRoleGRPOTrainer")
+"""Their docstrings say what they add to TRL's."""
+
+
+def static(config: MkDocsConfig, path: Path) -> File:
+    """A file outside docs/ that the site holds as it is, at the same place below its root."""
+    return File(path.relative_to(ROOT).as_posix(), str(ROOT), config.site_dir, use_directory_urls=False)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from outside docs/, one with the API, and the page of the results with all that it links to."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    ordered = sorted(multirole.__all__, key=lambda name: not name.startswith("MultiRole"))
+    names = [
+        f"::: multirole.{name}" + "\n    options: {members: false}" * (name in WITHOUT_MEMBERS) for name in ordered
+    ]
+    files.append(File.generated(config, "api.md", content="\n\n".join(["# API", *names])))
+    landing = ROOT / "results" / "index.html"
+    linked = re.findall(r'(?:href|src)="([^"#]+)"', landing.read_text(encoding="utf-8"))
+    for path in {landing, *((landing.parent / link).resolve() for link in linked)}:
+        files.append(static(config, path))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to pages of the site and to copies of other files; folders lose theirs. PluginError where one is dead."""
+    here = ROOT / SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def mended(link: re.Match[str]) -> str:
+        text, target, anchor = link[1], (here.parent / link[2]).resolve(), link[3] or ""
+        if not target.exists():
+            raise PluginError(f"{here.relative_to(ROOT)} links to {link[2]}, which does not exist.")
+        name = target.relative_to(ROOT).as_posix()
+        if target.is_dir():
+            return text[1:-1]
+        if name.startswith("results/") and name not in PAGES and target.suffix == ".md":  # a table or a caption
+            return f"{text}(results/index.html#{target.stem})"
+        if name not in PAGES and not name.startswith("docs/") and files.get_file_from_path(name) is None:
+            files.append(static(config, target))
+        return f"{text}({PAGES.get(name, name.removeprefix('docs/'))}{anchor})"
+
+    return LINK.sub(mended, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Link names in the style of TRL's docstrings, such as [`Workflow`]."""
+    known = "|".join(multirole.__all__)
+    return re.sub(rf"\[<code>({known})</code>\]", r'<a href="api.html#multirole.\1"><code>\1</code></a>', html)
