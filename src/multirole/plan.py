@@ -303,23 +303,17 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
     def rollout(n_problems: int, n_episodes: int) -> float:
         steps, flops, read = 0.0, 0.0, 0.0
         for slots, prompt, sharing in calls(cell):
-            rows = n_problems * n_episodes * slots / n
-            at_once = max(1.0, min(rows, VLLM_ROWS, room / (prompt + reply / 2)))
-            own = max(rows * reply / at_once, cap)
+            rows, mean_length = n_problems * n_episodes * slots / n, prompt + reply / 2
+            at_once = max(1.0, min(rows, VLLM_ROWS, room / mean_length))
+            own, prefilled = max(rows * reply / at_once, cap), prompt / max(1, min(sharing, n_episodes * slots))
             steps += own
-            read += own * 2 * s.parameters + rows * reply * 2 * kv_elements(s) * (prompt + reply / 2)
-            flops += (
-                2 * s.parameters * rows * (reply + prompt / (min(sharing, n_episodes * slots) if sharing > 1 else 1))
-            )
-        return (
-            max(read / (value["sampling_bytes"] * bandwidth), flops / (value["update_flops"] * peak))
-            + steps * value["step_seconds"]
-        )
+            read += 2 * (own * s.parameters + rows * reply * kv_elements(s) * mean_length)
+            flops += 2 * s.parameters * rows * (reply + prefilled)
+        arithmetic = max(read / (value["sampling_bytes"] * bandwidth), flops / (value["update_flops"] * peak))
+        return arithmetic + steps * value["step_seconds"]
 
     tokens = cell.n_problems * cell.n_episodes * sum(slots * (prompt + reply) for slots, prompt, _ in calls(cell))
-    passes = (
-        2 + 2 + 2 * launch.recomputes(cell.scale)
-    )  # forward; backward, which the frozen weights need once; once more
+    passes = 2 + 2 + 2 * launch.recomputes(cell.scale)  # forward, backward to the inputs alone, forward again
     passes += 2 * (cell.old_logprobs == "recomputed") + 2 * any(cell.anchors.values()) + 2 * cell.diagnostics
     update = passes * s.parameters * tokens / (n * value["update_flops"] * peak)
     n_validations = 1 + -(-cell.iterations // cell.eval_every)

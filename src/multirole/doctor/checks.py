@@ -198,7 +198,7 @@ def prompts(case: Case) -> Verdict:
     problem = Problem("doctor", trainer.problems[0].task, "How much is 1 + 1?", CANARY)
     requests = case.bench.play([(problem, 0)])
     quoted = sum(CANARY in trainer.rollout.tokenizer.decode(request.prompt_ids) for request in requests)
-    references = {p.id: str(p.reference) for p in task.problems("train", len(trainer.problems))[:256]}
+    references = {p.id: str(p.reference) for p in task.problems("train", min(256, len(trainer.problems)))}
     known = [(p.question, references[p.id]) for p in trainer.problems if p.id in references]
     told = sum(bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text)) for text, answer in known)
     return (
