@@ -186,7 +186,7 @@ FUNCTION_HACKS = {  # each defines f; the expected value of f(1) is 7319
     ),
     "a huge forged integer": ("wrong_answer", "import os\ndef f(n):\n    os.write(3, b'9' * 10**6)\n    os._exit(0)"),
     "a second forged result": ("wrong_answer", "import os\ndef f(n):\n    os.write(3, b'7319, ')\n    return 1"),
-    "a giant result": ("output_limit", "def f(n): return 'x' * 5 * 10**7"),
+    "a giant result": ("output_limit", "def f(n): return 'x' * 5 * 10**6"),
     "a cyclic result": ("output_limit error", "def f(n):\n    x = []\n    x.append(x)\n    return x"),
     "a lazy endless result": ("error", "def f(n):\n    while True: yield n"),
     "prints the result": ("wrong_answer", "def f(n): print(7319)"),
