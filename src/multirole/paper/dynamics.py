@@ -31,7 +31,7 @@ def role_series(results: Results, key: Key) -> dict[str, pd.DataFrame]:
 
     A shared adapter has one entry for all of its roles first, then each role's own part in it.
     """
-    roles, ledger = (_of_run(results.table(name), key) for name in ("roles", "ledger"))
+    roles, ledger = (results.of_run(name, key) for name in ("roles", "ledger"))
     by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
     of_roles = {role: by_role[role] for role in results.grid.cell(*key).policy if role in by_role}
     if key.policy == "ip" or len(of_roles) == 1:
@@ -41,10 +41,6 @@ def role_series(results: Results, key: Key) -> dict[str, pd.DataFrame]:
     pooled = {name: _weighted(roles, name, weight) for name, weight in means.items()}
     pooled |= {"grad_norm": steps.mean(), "optimizer_steps": steps.size()}
     return {POOLED: pd.DataFrame(pooled)} | {f"{role}'s part": rows for role, rows in of_roles.items()}
-
-
-def _of_run(table: pd.DataFrame, key: Key) -> pd.DataFrame:
-    return table[(table[list(Key._fields)] == list(key)).all(axis=1)]
 
 
 def _weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
