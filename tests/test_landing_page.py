@@ -8,9 +8,10 @@ from urllib.parse import unquote
 import pandas as pd
 import pytest
 import yaml
+from markupsafe import escape
 from test_inspector import make_run, read
 
-from multirole.inspector.landing import landing_page
+from multirole.inspector.landing import figure, findings, landing_page, table
 from multirole.paper.build import publish
 
 ROOT = Path(__file__).parents[1]
@@ -38,9 +39,18 @@ def test_the_pages_are_small():
     assert index.stat().st_size < 500_000 and max(page.stat().st_size for page in runs) < 400_000
 
 
+def test_the_findings_the_tables_and_the_captions_are_up_to_date():
+    """If this fails, `multirole paper results/tiny-s --page` writes the page anew."""
+    text, folder = PAGES[0].read_text(encoding="utf-8"), RESULTS / "tiny-s"
+    shown = yaml.safe_load((folder / "page.yaml").read_text(encoding="utf-8"))
+    parts = [findings(ROOT / "README.md"), *(table(path)["body"] for path in folder.glob("tables/*.md"))]
+    parts += [escape(figure(folder / "figures" / f"{name}.md", "")["rest"]) for name in shown["figures"]]
+    assert [part[:200] for part in parts if part not in text] == []
+
+
 @pytest.mark.slow
 def test_the_pages_show_the_committed_results(tmp_path):
-    """If this fails, `make paper` brings them up to date."""
+    """If this fails, `multirole paper results/tiny-s --page` writes them anew."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "tiny-s").symlink_to(RESULTS / "tiny-s")
     (tmp_path / "README.md").symlink_to(ROOT / "README.md")

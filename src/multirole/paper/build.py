@@ -53,10 +53,12 @@ def main(argv: list[str]) -> int:
     """`multirole paper FOLDER`; 0 done."""
     parser = argparse.ArgumentParser(prog="multirole paper", description=__doc__)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, with the grid.json of the grid")
+    parser.add_argument("--page", action="store_true", help="write only the page of results, from what is there")
     arguments = parser.parse_args(argv)
-    for name in build(arguments.folder).missing():
+    for name in [] if arguments.page else build(arguments.folder).missing():
         print(f"missing: {name}")
     if (arguments.folder / "page.yaml").exists():
         print(f"{publish(arguments.folder)} is written")
-    print(f"{arguments.folder}/tables and {arguments.folder}/figures are written")
+    if not arguments.page:
+        print(f"{arguments.folder}/tables and {arguments.folder}/figures are written")
     return 0

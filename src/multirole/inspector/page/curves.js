@@ -163,7 +163,7 @@ function allPanels() {
   if (validation.step.length) panels.push({ name: "validation accuracy", unit: `%, n=${validation.n.at(-1)}, 95 % Wilson`, scale: "fraction",
     isSparse: true, group: "main", series: [{ name: "", colour: "var(--ink)", x: validation.step, y: validation.accuracy, low: validation.low, high: validation.high }] });
   for (const { role, measure, step, skill, trivial } of data.skills)
-    panels.push({ name: role ? `${role} ${measure}` : "whole workflow", unit: "dotted: a trivial role in its place", scale: "rate", isSparse: true, group: "skills",
+    panels.push({ name: role ? `${role} ${measure}` : "whole workflow", unit: trivial.some((value) => value !== null) ? "dotted: a trivial role" : "fraction", scale: "rate", isSparse: true, group: "skills",
       series: [{ name: "", y: skill, x: step, colour: roleColours[role] || "var(--ink)" }, { name: "trivial", y: trivial, x: step, colour: "var(--second)", dash: "1.5 2" }]
         .filter((series) => series.y.some((value) => value !== null)) });
   for (const panel of data.panels)
