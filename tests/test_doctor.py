@@ -32,12 +32,7 @@ def failed(cell: Cell, folder) -> dict[str, str]:
     return {finding.check: finding.measured for finding in findings if not finding.holds}
 
 
-ALWAYS = [
-    ("single", "sp", "math"),
-    ("voting", "ip", "math"),
-    ("eval_opt", "sp", "code"),
-    ("orch_workers", "ip", "math"),
-]
+ALWAYS = [("voting", "ip", "math"), ("eval_opt", "sp", "code")]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,11 @@ def test_other_options_pass(changes, tmp_path):
     assert failed(Cell("eval_opt", "ip", **SMALL | changes), tmp_path) == {}
 
 
-@pytest.mark.parametrize("name", slow_but({check: name for name, (check, _) in FAULTS.items()}.values(), FAULTS))
+# one fault of the masks, the adapters, the engine and the loss; each takes 3 CPU-seconds
+SOME = ["train_on_prompts", "wrong_adapter_at_update", "stale_prefix_cache", "kl_with_the_wrong_sign"]
+
+
+@pytest.mark.parametrize("name", slow_but(SOME, FAULTS))
 def test_a_fault_is_seen_by_its_check(name, monkeypatch, tmp_path):
     check, fault = FAULTS[name]
     monkeypatch.setattr(doctor, "CHECKS", {check: CHECKS[check]})
