@@ -34,7 +34,8 @@ JOBS = [  # kind, dtype, policy, checkpointed
     ("update", "bfloat16", "sp", True),
     ("rollout", "bfloat16", "sp", False),
 ]
-UPDATE = {"max_prompt_tokens": 384, "max_response_tokens": 128, "micro_batch_tokens": 1024, "n_problems": 2}
+UPDATE = {"max_prompt_tokens": 32, "max_response_tokens": 480, "micro_batch_tokens": 1024, "n_problems": 2}
+"""The vocabulary head sees completions alone, and the plan takes all of a micro-batch for them."""
 ROLLOUT = {"max_prompt_tokens": 256, "max_response_tokens": 48, "n_problems": 8}
 
 
