@@ -114,7 +114,7 @@ def inspect_run(
     target = out if out is not None else folder / FILE
     if index is None:
         index = next((above / FILE for above in folder.resolve().parents[:2] if (above / FILE).exists()), None)
-    data = collect(folder, index and relative(index, target.parent), n_problems)
+    data = collect(folder, relative(index, target.parent) if index else None, n_problems)
     write_text(target, render("run.html", data, title=data["title"]))
     return target
 
