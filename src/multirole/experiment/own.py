@@ -121,7 +121,8 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
             trouble = f"failed: {type(errors[0]).__name__}: {errors[0]}"
         else:
             continue
-        own = [frame for frame in stack if frame.filename not in (__file__, threading.__file__)] or stack
+        python = (Path(__file__), Path(threading.__file__), *Path(asyncio.__file__).parent.glob("*.py"))
+        own = [frame for frame in stack if Path(frame.filename) not in python] or stack
         raise ValueError(
             f"The workflow {workflow.name!r} cannot be trained. Tried without a model on problem {problem.id!r}, where every reply "
             f"was {reply!r}, it {trouble}\n{''.join(traceback.format_list(own)).rstrip()}"
