@@ -200,6 +200,7 @@ def test_no_answer_is_executed(tmp_path, monkeypatch) -> None:
 # ---- the process
 
 
+@pytest.mark.slow
 def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same(cold) -> None:
     pid = grader_pid()
 
@@ -234,6 +235,7 @@ def test_any_thread_may_grade(cold) -> None:
     assert found == {i: ["correct", "wrong", "correct" if i == 3 else "wrong"] for i in range(8)}
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_after_the_preload() -> None:
     """A locked process cannot open a file, so a late import would turn into a wrong verdict without a sound."""
     script = (
@@ -253,7 +255,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("raise SystemExit('no math-verify here')", "no math-verify here"),
+        pytest.param("raise SystemExit('no math-verify here')", "no math-verify here", marks=pytest.mark.slow),
         (
             "def preload(): pass\ndef judge(answers, gold): return 'broken: ImportError'",
             "could not be run .*ImportError",

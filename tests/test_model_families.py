@@ -46,8 +46,10 @@ def cell_of(folder: Path, **fields) -> Cell:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"tie_word_embeddings": False, "rope_parameters": LLAMA3}, {"tie_word_embeddings": True}],
-    ids=["3.1", "tied"],
+    [
+        pytest.param({"tie_word_embeddings": False, "rope_parameters": LLAMA3}, id="3.1"),
+        pytest.param({"tie_word_embeddings": True}, id="tied", marks=pytest.mark.slow),
+    ],
 )
 def test_a_llama_is_trained_and_sampled_by_one_policy(fields, tmp_path):
     folder = saved(tmp_path / "toy-llama", LlamaForCausalLM, LlamaConfig, **fields)
