@@ -31,7 +31,9 @@ def updated(make_trainer, monkeypatch, **fields):
         return accumulate(model, adapter, mini_batch, *rest)
 
     monkeypatch.setattr(trainer, "accumulate", spy)
-    monkeypatch.setattr(trainer, "logprobs_of", lambda *args, **named: calls.append(named) or logprobs_of(*args, **named))
+    monkeypatch.setattr(
+        trainer, "logprobs_of", lambda *args, **named: calls.append(named) or logprobs_of(*args, **named)
+    )
     raw = {id(row): from_whole_logits(trainer.model, row, 1.0) for row in rows}
     trainer.update(trainer.model, rows)
     return trainer, rows, seen, raw, calls
@@ -64,7 +66,9 @@ def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_trainer, monkeypatch
 
 def test_the_sums_of_two_processes_are_those_of_one():
     """Only the first process's rows were sampled: the other's tokens must not thin the mean."""
-    turns: list[tuple[object, Turn]] = [(e, t) for e in episodes_of({"generator": 3}, n_problems=1) for t in e.turns][:6]
+    turns: list[tuple[object, Turn]] = [(e, t) for e in episodes_of({"generator": 3}, n_problems=1) for t in e.turns][
+        :6
+    ]
     rows = [Row(e, t, "shared", e.advantage) for e, t in turns]
     generator = torch.Generator().manual_seed(0)
     raw = {id(row): -6 + 0.1 * torch.randn(len(row.turn.completion_ids), generator=generator) for row in rows[:2]}
@@ -73,7 +77,13 @@ def test_the_sums_of_two_processes_are_those_of_one():
         found = RoleDiagnostics()
         found.clip, found.is_raw_known, found.raw = (0.2, 0.28), False, raw
         batch = collate(mine, 0, torch.device("cpu"))
-        found.on_micro_batch(None, mine, batch, torch.full(batch["completion_ids"].shape, -6.0), torch.zeros(()))
+        found.on_micro_batch(
+            None,
+            mine,
+            batch,
+            torch.full(batch["completion_ids"].shape, -6.0),
+            torch.zeros(batch["completion_ids"].shape),
+        )
         return found
 
     one, parts = measure(rows), [measure(rows[:3]), measure(rows[3:])]
