@@ -92,5 +92,5 @@ def test_a_whole_run_without_diagnostics_ends_with_the_same_adapters(tmp_path):
 
 
 def test_anything_but_a_bool_is_refused():
-    with pytest.raises(ValueError, match="`diagnostics` must be True or False, got 'no'"):
+    with pytest.raises(ValueError, match="`diagnostics` must be a valid boolean, got 'no'"):
         Cell("voting", "sp", diagnostics="no")

@@ -35,8 +35,8 @@ CASES = [
     {"workflow": "voting", "policy": "sp"},
     {"workflow": "voting", "policy": "ip"},
     {"workflow": "eval_opt", "policy": "sp", "kl_anchor": 0.1, "old_logprobs": "recomputed"},
-    {"workflow": "eval_opt", "policy": "ip", "kl_anchor": "evaluator=0.5"},
-    {"workflow": "orch_workers", "policy": "sp", "kl_anchor": "worker=0.5", "temperature": 0.7},
+    {"workflow": "eval_opt", "policy": "ip", "kl_anchor": {"evaluator": 0.5}},
+    {"workflow": "orch_workers", "policy": "sp", "kl_anchor": {"worker": 0.5}, "temperature": 0.7},
     {"workflow": "orch_workers", "policy": "ip", "dual_clip": 3.0},
 ]
 
