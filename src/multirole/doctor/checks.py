@@ -298,6 +298,7 @@ def _objectives(case: Case, row: Row) -> tuple[list[Tensor], int]:
     Also the number of tokens whose gradient the clipping removes.
     """
     bench, args, a = case.bench, case.bench.trainer.args, row.advantage
+    low, high = bench.trainer.epsilon_low, bench.trainer.epsilon_high
     with torch.no_grad():
         base = bench.plain(row.turn, None)
     logps = bench.plain(row.turn, row.adapter, keeps=True)  # (C,)
@@ -308,11 +309,11 @@ def _objectives(case: Case, row: Row) -> tuple[list[Tensor], int]:
     capped = ratio if args.delta is None else ratio.clamp(max=args.delta)
 
     def surrogate(share: float) -> Tensor:
-        return torch.min(capped * a, ratio.clamp(1 - share * args.epsilon, 1 + share * args.epsilon_high) * a)
+        return torch.min(capped * a, ratio.clamp(1 - share * low, 1 + share * high) * a)
 
     right = surrogate(1.0)
     terms = [-right + BETA * kl, -ratio * a + BETA * kl, -surrogate(0.5) + BETA * kl, -right - BETA * kl]
-    is_clipped = (ratio * a > right) & ((ratio < 1 - args.epsilon) | (ratio > 1 + args.epsilon_high))
+    is_clipped = (ratio * a > right) & ((ratio < 1 - low) | (ratio > 1 + high))
     return [term.mean() for term in terms], int(is_clipped.sum())
 
 
