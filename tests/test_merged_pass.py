@@ -100,6 +100,21 @@ def test_more_roles_take_no_more_passes(make_trainer):
     assert passes[0] == passes[1] > 1
 
 
+def test_gradient_checkpointing_changes_nothing(make_trainer):
+    """It runs the forward pass again in the backward pass, with other tensor objects. TRL's configuration has it on."""
+    found = []
+    for is_on in (False, True):
+        seen = Seen()
+        trainer = make_trainer(Cell("voting", "sp", n_problems=2), callbacks=[seen])
+        if is_on:
+            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        rows = trainer.prepare_rows(make_episodes(Cell("voting", "sp", n_problems=2)))
+        trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
+        found.append(seen.parts[0][2])
+    assert found[0].norm() > 1e-3
+    torch.testing.assert_close(*found, atol=1e-7, rtol=0)
+
+
 @pytest.mark.parametrize("change", ["dropout", "dora", "bfloat16"])
 def test_other_adapters_take_the_plain_path(make_trainer, change):
     """What cannot be merged in float32 is trained part by part."""

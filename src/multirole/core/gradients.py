@@ -85,17 +85,17 @@ class MergedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums) -> Tensor:  # type: ignore
         ctx.save_for_backward(x, weight, a, b)
-        ctx.scaling, ctx.sums = scaling, sums
+        ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, (sums.of[a], sums.of[b])
         return F.linear(x, weight)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
         x, weight, a, b = ctx.saved_tensors
         inner, grad_inner = F.linear(x, a), grad @ b  # (N, L, r) each
-        for part, rows in ctx.sums.segments:
-            for parameter, left, right in ((a, grad_inner, x), (b, grad, inner)):
+        for part, rows in ctx.segments:
+            for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
                 left, right = left[rows].flatten(0, 1), right[rows].flatten(0, 1)  # (rows * L, out), (rows * L, in)
-                ctx.sums.of[parameter][part].addmm_(left.T, right, alpha=ctx.scaling)
+                total[part].addmm_(left.T, right, alpha=ctx.scaling)
         return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None, None, None
 
 
