@@ -33,8 +33,9 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.models import locate
 
 if threading.current_thread() is threading.main_thread():
-    # a shell's background job ignores SIGINT, and so would the runs that tests interrupt
+    # a shell's background job ignores SIGINT, one under nohup SIGHUP, and so would the runs that tests interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start: their sums must round as ours do
 
