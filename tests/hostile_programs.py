@@ -252,8 +252,13 @@ FINDERS = {  # each prints n + 1, and what it finds of the other tests
         "import gc\nn = int(input())\nprint(n + 1)\nothers = {f'7319{i}{i}{i}{i}' for i in range(5)} - {str(n)}\nfor o in gc.get_objects():\n"
         "    if isinstance(o, (list, tuple, dict)) and o is not others and any(type(x) is str and x.strip() in others for x in o): print(o)"
     ),
-    "the memory": (
-        "import ctypes\nn = int(input())\nprint(n + 1)\nstart = id(n) >> 20 << 20\ntext = ctypes.string_at(start, id(n) - start + 4096)\n"
+    "the memory": (  # around a small object, up to 16 MiB each way; a page that write(2) accepts can be read
+        "import ctypes\nn = int(input())\nlibc = ctypes.CDLL(None)\n"
+        "def is_there(page): return libc.pwrite(1, ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.c_long(0)) == 1\n"
+        "start = end = id(n) >> 12 << 12\n"
+        "while is_there(start - 4096) and id(n) - start < 1 << 24: start -= 4096\n"
+        "while is_there(end) and end - id(n) < 1 << 24: end += 4096\n"
+        "text = ctypes.string_at(start, end - start)\nprint(n + 1)\n"
         "for i in range(5):\n    if n % 10 != i and b'7319' + b'%d' % i * 4 in text: print(i)"
     ),
 }  # fmt: skip

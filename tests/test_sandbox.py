@@ -150,7 +150,10 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     sandbox.close()
 
 
-@pytest.mark.parametrize("death", ["os.kill(os.getppid(), 9)", "raise MemoryError", "os.kill(os.getpid(), 31)"])
+KILL_ZYGOTE = "os.kill(os.getppid(), 9), time.sleep(9)"  # the manager dies with it, but not at once
+
+
+@pytest.mark.parametrize("death", [KILL_ZYGOTE, "raise MemoryError", "os.kill(os.getpid(), 31)"])
 @pytest.mark.parametrize("rule", ["fraction", "all_pass"])
 def test_a_program_that_makes_workers_fail_is_an_error_and_is_counted(sabotage, caplog, death: str, rule: str) -> None:
     sabotage(f"if 'POISON' in source: {death}")
@@ -166,7 +169,7 @@ def test_a_program_that_makes_workers_fail_is_an_error_and_is_counted(sabotage, 
 
 def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "check", lambda pool: None)
-    sabotage("os.kill(os.getppid(), 9)")
+    sabotage(KILL_ZYGOTE)
     with pytest.raises(SandboxError, match="does not work any more"):
         sandbox.grade(ECHO, echoes("0"), limits=LIMITS)
 
