@@ -22,7 +22,7 @@ from multirole.paper.grid import CHECKED, Grid, write_json
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
 
-    question: Literal["updates", "setup", "remedies", "controls", "factorial", "aa"]
+    question: Literal["updates", "setup", "remedies", "controls", "factorial", "judges", "aa"]
     parameters: dict[str, object]
     cells: list[str]
 
