@@ -35,9 +35,12 @@ EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not i
 PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, what, gpus, **launch):
-    """The command of one job: text parameters as they are (-r), others by their value (-p). It sees `gpus` GPUs and no others."""
+    """The command of one job: texts as they are (-r), maps as YAML (-y), others by their value (-p). It sees `gpus` GPUs and no others."""
     given = (STUDY or GRID).parameters_of(what) | {"results_dir": RESULTS} | launch
-    arguments = " ".join(f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}" for k, v in given.items())
+    arguments = " ".join(
+        f"-y {quote(str({k: v}))}" if isinstance(v, dict) else f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}"
+        for k, v in given.items()
+    )
     # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
     # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
     # it deletes what a failed job has written.
