@@ -167,6 +167,21 @@ def test_a_program_that_makes_workers_fail_is_an_error_and_is_counted(sabotage, 
     assert "made two workers fail" in caplog.text
 
 
+def test_a_manager_that_dies_amid_a_frame_spoils_no_verdict(sabotage) -> None:
+    sabotage(
+        "global copy; whole = copy\n"
+        "    def copy(source, target, offset, count):\n"  # of the second of four tests: a second attempt has three
+        "        frame = sys._getframe(1).f_locals\n"
+        "        if target == wire.ANSWERS and frame['index'] == 1 and len(frame['self'].head.sizes) == 4:\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        whole(source, target, offset, count)\n"
+        "    import sys"
+    )
+    sandbox.take_stats()
+    assert sandbox.grade(ECHO, echoes("0", "1", "2", "3"), limits=LIMITS).reasons == ("passed",) * 4
+    assert sandbox.take_stats().restarts == 1
+
+
 def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "check", lambda pool: None)
     sabotage(KILL_ZYGOTE)

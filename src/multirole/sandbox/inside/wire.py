@@ -14,14 +14,14 @@ FRAME = struct.Struct("!4sibQ")  # MARK, test index (-1: end of the unit), posit
 MARK = b"test"
 CHANNEL, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # descriptors of a zygote, out of the way of a program's 0 to 3
 
-REASONS = ("ended", "error", "timeout", "memory", "output_limit", "violation", "failed")
-"""How a test or a unit ended; "failed" is a failure of our own."""
+REASONS = ("ended", "error", "timeout", "memory", "output_limit", "violation")
+"""How a test or a unit ended. A failure of our own has no frame: the zygote ends."""
 FINE, FAILED, NO_MEMORY, FORBIDDEN = 0, 1, 81, 82  # exit codes of a test's process
 REASON_OF_EXIT = {  # and of negative signal numbers; anything else is an "error"
     FINE: "ended", NO_MEMORY: "memory", FORBIDDEN: "violation", -signal.SIGSYS: "violation", -signal.SIGXCPU: "timeout",
     -signal.SIGKILL: "memory", -signal.SIGXFSZ: "output_limit",
 }  # fmt: skip
-REASON_OF_MANAGER = {  # compiling a program can time out or crash; anything else is a failure
+REASON_OF_MANAGER = {  # compiling a program can time out or crash; anything else ends the zygote
     FINE: "ended", -signal.SIGXCPU: "timeout", -signal.SIGSEGV: "error", -signal.SIGABRT: "error", -signal.SIGBUS: "error",
 }  # fmt: skip
 

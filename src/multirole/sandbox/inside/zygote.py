@@ -170,5 +170,8 @@ def main(module: str) -> None:
         is_in_time = wait_for_end(pid, end, channel, trainer, head.unit_seconds + GRACE_SECONDS)
         os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
-        reason = wire.REASON_OF_MANAGER.get(code, "failed") if is_in_time else "timeout"
+        if is_in_time and code not in wire.REASON_OF_MANAGER:
+            # it may have died amid a frame, and what is written now would be taken for its rest
+            raise OSError(f"a manager ended with {code}")
+        reason = wire.REASON_OF_MANAGER[code] if is_in_time else "timeout"
         os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, wire.REASONS.index(reason), 0))
