@@ -23,6 +23,7 @@ def init(self, *args, **kwargs):
 
 
 def step(self, *args, **kwargs):
+    assert self.model.is_gradient_checkpointing == self.args.gradient_checkpointing
     layers = [p for name, p in self.model.named_parameters() if ".layers." in name]  # embeddings stay gathered
     assert layers and all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in layers), "not sharded"
     return plain_step(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Two processes, data-parallel or sharded by FSDP2, train what one process trains: same losses, metrics, adapters."""
+"""Two processes, data-parallel or sharded by FSDP2, train what one process trains, and end together where it diverges."""
 
 import json
 import shutil
@@ -13,8 +13,9 @@ from fsdp2_on_cpu import run_sharded
 from safetensors.torch import load_file
 
 from multirole import __main__ as command_line
+from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.experiment.cell import Cell
-from multirole.experiment.folders import is_done
+from multirole.experiment.folders import is_done, outcome_of
 from multirole.experiment.launch import Launch, spawn
 from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
@@ -96,10 +97,11 @@ def test_two_processes_sharded_by_fsdp2_and_resumed(alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_fsdp2_in_bfloat16_keeps_log_probs_in_float32(tmp_path):
+def test_fsdp2_in_bfloat16_with_checkpointing_keeps_log_probs_in_float32(tmp_path):
+    """What a paper-scale cell combines."""
     fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
     one = run_cell(Cell(**fields), tmp_path / "one")
-    under_fsdp2(fields, tmp_path)
+    under_fsdp2(fields | {"gradient_checkpointing": True}, tmp_path)
     other = tmp_path / "tiny-s" / one.name
     a, b = table(one, "roles"), table(other, "roles")
     # the first iteration's rollouts are the same; a bfloat16 log-prob near -3 would be off by 0.01
@@ -116,3 +118,33 @@ def test_a_failing_process_ends_the_run_and_says_why(tmp_path, capfd):
     with pytest.raises(subprocess.CalledProcessError):
         spawn(broken, Launch(results_dir=str(tmp_path), n_processes=2))
     assert "`n_problems` must be a multiple of the 2 processes" in capfd.readouterr().err
+
+
+def run_with_a_bad_row(parameters: dict) -> None:
+    """A run in which the engine gives one token of the second iteration no log-prob: one process computes that row."""
+    prepare = MultiRoleGRPOTrainer.prepare_rows
+
+    def prepare_rows(trainer, episodes):
+        rows = prepare(trainer, episodes)
+        if trainer.state.global_step == 1:
+            rows[0].turn.logprobs[0] = float("nan")
+        return rows
+
+    MultiRoleGRPOTrainer.prepare_rows = prepare_rows
+    if parameters["sharding"] == "fsdp2":
+        run_sharded(parameters)
+    else:
+        run_cell(*Cell.from_parameters(parameters))
+
+
+@pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
+    cell = Cell(**FIELDS | {"old_logprobs": "sampled", "kl_anchor": 0.0})
+    given = cell.parameters() | {"results_dir": str(tmp_path), "sharding": sharding}
+    log = tmp_path / "log"
+    assert processes.run_together(2, log, run_with_a_bad_row, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
+    (folder,) = (tmp_path / "tiny-s").iterdir()
+    outcome = outcome_of(folder)
+    assert is_done(folder) and outcome["state"] == "diverged" and outcome["iteration"] == 2
+    assert "The loss is nan" in outcome["reason"] and "'generator'" in outcome["reason"]
+    assert all("diverged" in Path(f"{log}.{rank}").read_text() for rank in (0, 1))

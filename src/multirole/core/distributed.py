@@ -4,7 +4,7 @@ Rollouts and rewards are sharded over the processes and gathered, so that rows, 
 list everywhere and a run of several processes equals the run of one, but for the order of float additions. Gradients are
 reduced here and not by DDP: roles and adapters have different numbers of micro-batches, which wrappers that reduce during
 backward cannot handle. Under FSDP2 (torch `fully_shard`) backward itself reduces; then every process must run equally many
-passes, and idle ones repeat a micro-batch with weight 0.
+passes, and one without rows repeats a row with weight 0.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from multirole.core.rows import Row
+from multirole.core.rows import Row, micro_batches
 
 
 def processes() -> PartialState:
@@ -53,12 +53,20 @@ def all_reduce(tensors: list[Tensor]) -> None:
                 dist.all_reduce(tensor)
 
 
-def shard(micro_batches: list[list[Row]], accelerator: Accelerator, is_sharded: bool) -> list[tuple[list[Row], float]]:
-    """This process's micro-batches and their weights: 1, or 0 for a repeat that only keeps FSDP2's processes in step."""
-    rank, size = accelerator.process_index, accelerator.num_processes
-    own = [(micro, 1.0) for micro in micro_batches[rank::size]]
-    if is_sharded and len(own) < -(-len(micro_batches) // size):
-        own.append((micro_batches[0], 0.0))
+def shard(
+    rows: list[Row], max_tokens: int, rank: int, size: int, is_sharded: bool, first: int = 0
+) -> list[tuple[list[Row], float]]:
+    """One process's micro-batches and their weights: 1, or 0 for a row that is repeated to keep FSDP2's processes in step.
+
+    Rows are dealt in the order of their lengths, so that processes have equally many of each length. `first` is the process
+    that is dealt to first.
+    """
+    own = []
+    for batch in micro_batches(rows, max_tokens, size):
+        if mine := batch[(rank - first) % size :: size]:
+            own.append((mine, 1.0))
+        elif is_sharded:
+            own.append((batch[:1], 0.0))
     return own
 
 

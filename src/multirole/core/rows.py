@@ -89,11 +89,16 @@ def loss_mass(rows: list[Row], loss_type: str) -> int:
     return len(rows)
 
 
-def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits)."""
+def micro_batches(rows: list[Row], max_tokens: int, n_shares: int = 1) -> list[list[Row]]:
+    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits).
+
+    With `n_shares`, every n-th row of a batch is a share, and the size is that of a share. Only the last batch has shares of
+    unequal numbers of rows.
+    """
     batches: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
-        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= max_tokens:
+        n = len(batches[-1]) if batches else 0
+        if n % n_shares or (n and (n // n_shares + 1) * batches[-1][0].length <= max_tokens):
             batches[-1].append(row)
         else:
             batches.append([row])

@@ -50,7 +50,6 @@ from multirole.core.rows import (
     Row,
     collate,
     loss_mass,
-    micro_batches,
     optimizer_steps,
     problem_order,
     text_metrics,
@@ -349,7 +348,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """One AdamW step of one adapter on one mini-batch; no other tensor moves. Also returns the loss, detached."""
         params, loss = self.accumulate(model, adapter, rows, divisor)
         self._last_grad_norm, norm_after = clip(params, self.args.max_grad_norm)
-        all_reduce([loss])
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -363,36 +361,40 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def accumulate(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int
     ) -> tuple[list[nn.Parameter], Tensor]:
-        """The gradient of one mini-batch, left in the adapter's tensors; returns those and this process's loss, detached.
+        """The gradient of one mini-batch, left in the adapter's tensors; returns those and the loss, detached.
 
         All parts come from one pass over the rows where the adapter can be merged for it, and otherwise from a pass for each
         part. Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its
-        weight makes the sum a mean over the mini-batch.
+        weight makes the sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss.
         """
         self.peft_model.set_adapter(adapter)
         params = [p for p in self.peft_model.parameters() if p.requires_grad]
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))}
-        loss = torch.zeros((), device=self.accelerator.device)
-        gradients = torch.zeros(len(parts), sum(local(p).numel() for p in params), device=loss.device)  # (K, n)
+        losses: list[tuple[list[Row], Tensor]] = []
+        gradients = torch.zeros(len(parts), sum(local(p).numel() for p in params), device=self.accelerator.device)  # (K, n)
         whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         sums = PartSums(params, gradients) if self.merges and can_merge(self.peft_model, adapter, params) else None
         groups: dict[tuple, list[Row]] = defaultdict(list)
         for row in rows:
             beta = self.betas[row.turn.role]
             groups[bool(row.advantage or beta), beta, None if sums else part_of(row)].append(row)
+        n_dealt = 0
         with merged(self.peft_model, adapter, sums) if sums else nullcontext():
             for (has_gradient, beta, part), owned in groups.items():
                 self.peft_model.zero_grad(set_to_none=True)
-                for micro, weight in self.shard(owned):
+                for micro, weight in self.shard(owned, n_dealt):
                     micro.sort(key=lambda row: parts[part_of(row)])
                     if sums:
                         sums.set_rows([parts[part_of(row)] for row in micro])
                     weight *= loss_mass(micro, self.args.loss_type) / whole
-                    loss = loss + self._backward(model, micro, weight, beta, has_gradient)
+                    losses.append((micro, self._backward(model, micro, weight, beta, has_gradient)))
+                n_dealt += len(owned)
                 if not sums and has_gradient:
                     gradients[parts[part]] += gradient_of(params)
-        if not self.is_sharded:  # FSDP2 has reduced the processes' gradients already
-            all_reduce([gradients])
+        loss = sum((one for _, one in losses), torch.zeros((), device=gradients.device))
+        all_reduce([loss] if self.is_sharded else [loss, gradients])  # FSDP2 has reduced the gradients already
+        if not torch.isfinite(loss):
+            self._refuse(losses)
         for watcher in self.watchers:
             watcher.on_gradient_parts(self, adapter, list(parts), gradients)
         gradient = functools.reduce(torch.add, gradients)
@@ -401,9 +403,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         set_gradient(params, gradient)
         return params, loss
 
-    def shard(self, rows: list[Row]) -> list[tuple[list[Row], float]]:
-        """The micro-batches of `rows` that this process computes, with their weights."""
-        return shard(micro_batches(rows, self.args.micro_batch_tokens), self.accelerator, self.is_sharded)
+    def shard(self, rows: list[Row], first: int = 0) -> list[tuple[list[Row], float]]:
+        """The micro-batches of `rows` that this process computes, with their weights; the `first`-th process is dealt to first."""
+        accelerator = self.accelerator
+        return shard(
+            rows, self.args.micro_batch_tokens, accelerator.process_index, accelerator.num_processes, self.is_sharded, first
+        )  # fmt: skip
+
+    def _refuse(self, losses: list[tuple[list[Row], Tensor]]) -> None:
+        """Raise for the first micro-batch of any process whose loss is not finite; for all processes to call."""
+        bad = [(loss.item(), micro) for micro, loss in losses if not torch.isfinite(loss)]
+        named = [(loss, [(r.episode.problem.id, r.episode.index, r.turn.role, r.turn.slot, r.turn.round) for r in micro])
+                 for loss, micro in bad]  # fmt: skip
+        loss, rows = next(itertools.chain(*gather_objects(named)), (math.inf, []))
+        raise FloatingPointError(
+            f"The loss is {loss} at iteration {self.state.global_step + 1} in one of the rows (problem, episode, role, slot, "
+            f"round) {rows}. Lower `learning_rate`, or resume from an earlier checkpoint."
+        )
 
     def _backward(self, model: nn.Module, micro: list[Row], weight: float, beta: float, has_gradient: bool) -> Tensor:
         """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
@@ -414,12 +430,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             torch.set_grad_enabled(has_gradient),
         ):  # fmt: skip
             loss = self.compute_loss(model, batch) * weight
-        if not torch.isfinite(loss):
-            named = [(row.episode.problem.id, row.episode.index, row.turn.role, row.turn.slot, row.turn.round) for row in micro]
-            raise FloatingPointError(
-                f"The loss is {loss.item()} at iteration {self.state.global_step + 1} in one of the rows (problem, episode, role, slot, "
-                f"round) {named}. Lower `learning_rate`, or resume from an earlier checkpoint."
-            )
         if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
             self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
