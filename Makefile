@@ -95,6 +95,8 @@ cell: $(STAMP)
 	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --log-level WARNING --stdout-file - --stderr-file - \
 	  notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
 	  2> >(grep --line-buffered -v 'IPKernelApp. WARNING' >&2)
+	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
+	@printf '  notebook    %s\n' $(call quoted,$(basename $(OUT)).html)
 
 # flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
 grid: $(STAMP)

@@ -17,6 +17,7 @@ COMMANDS = {
     "pack": ("multirole.paper.pack:main", "pack finished runs into one file per table"),
     "paper": ("multirole.paper.build:main", "build tables and figures from packed results"),
     "grade": ("multirole.sandbox:main", "grade a program against tests in the sandbox"),
+    "completion": ("multirole.completion:main", "print a script that completes commands and parameters in a shell"),
 }
 """name -> (function, help). Modules are imported when they are asked for: some take seconds."""
 
@@ -59,7 +60,7 @@ def evaluate(argv: list[str]) -> int:
 
 def main() -> int:
     """Run the command that is named."""
-    commands = "\n".join(f"  {name:<10}{help}" for name, (_, help) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="multirole", epilog=f"commands:\n{commands}\n\n`multirole COMMAND --help` shows its options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

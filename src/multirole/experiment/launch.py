@@ -101,7 +101,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) -> dict[str, object]:
     """The parameters of a command that takes no others; `--help` lists them."""
-    lines = [f"  {one.name:<22}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
+    lines = [f"  {one.name:<23}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
     parser = argparse.ArgumentParser(
         prog=f"multirole {command}", epilog="\n".join(["parameters:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,

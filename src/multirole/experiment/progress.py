@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -80,25 +81,50 @@ class Progress(MultiRoleCallback):
         """Print reward, accuracy, seconds, time left, the mean tokens of each role's turns, and new alarms."""
         number, planned = iteration.number, trainer.state.max_steps
         left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
-        tokens = [f"{role} {values['tokens'] / values['rows']:.0f}" for role, values in iteration.roles.items()]
+        tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
         alarms = [f"{alarm['alarm']} ({alarm['role'] or alarm['adapter']})" for alarm in trainer.alarms.new]
-        say(
-            f"iteration {number:>{len(str(planned))}}/{planned}   {scores(iteration.episodes)}   "
-            f"{sum(iteration.seconds.values()):.1f} s, {left // 60}:{left % 60:02} left   tokens {', '.join(tokens)}"
-            + "   ALARM " * bool(alarms) + ", ".join(alarms)
-        )  # fmt: skip
+        seconds = sum(iteration.seconds.values())
+        say(iteration_line(number, planned, *scores(iteration.episodes), seconds, left, tokens, alarms))
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
-        """Print the scores of the validation problems."""
-        say(f"validation at iteration {trainer.state.global_step}   {scores(episodes)}   {len(episodes)} problems")
+        """Print the scores of the validation problems, and what the roles add to them."""
+        step = trainer.state.global_step
+        skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
+        say(validation_line(step, *scores(episodes), len(episodes), skills))
 
 
-def scores(episodes: list[Episode]) -> str:
+def scores(episodes: list[Episode]) -> tuple[float, float | None]:
     """The mean reward and, where the rewards say what is correct, the accuracy."""
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     right = [reward.is_correct for reward in rewards if reward.is_correct is not None]
-    shown = f"reward {fmean(reward.value for reward in rewards):.3f}" if rewards else "no rewards"
-    return shown + (f"   accuracy {100 * fmean(right):.1f} %" if right else "")
+    return fmean(reward.value for reward in rewards), fmean(right) if right else None
+
+
+def _scored(reward: float, accuracy: float | None) -> str:
+    return f"reward {reward:.3f}" + ("" if accuracy is None else f"   accuracy {100 * accuracy:.1f} %")
+
+
+def iteration_line(
+    number: int, planned: int, reward: float, accuracy: float | None, seconds: float, left: int, tokens: dict[str, float],
+    alarms: list[str],
+) -> str:  # fmt: skip
+    """The line of one iteration; `left` is in seconds."""
+    return (
+        f"iteration {number:>{len(str(planned))}}/{planned}   {_scored(reward, accuracy)}   {seconds:.1f} s, "
+        f"{left // 60}:{left % 60:02} left   tokens {', '.join(f'{role} {n:.0f}' for role, n in tokens.items())}"
+        + "   ALARM " * bool(alarms) + ", ".join(alarms)
+    )  # fmt: skip
+
+
+def validation_line(step: int, reward: float, accuracy: float | None, n: int, skills: list[dict[str, Any]]) -> str:
+    """The line of one evaluation; `skills` are the rows of `skills.parquet`, of which those beside a trivial role are shown."""
+    gains = {f"{row['role']} {row['measure']}": 100 * (row["skill"] - row["trivial"]) for row in skills if row["role"]}
+    shown = ", ".join(f"{name} {gain:+.1f}" for name, gain in gains.items() if not math.isnan(gain))
+    return (
+        f"validation at iteration {step}   {_scored(reward, accuracy)}   {n} problems"
+        + "   skill " * bool(shown)
+        + shown
+    )
 
 
 def conclude(folder: Path, how: str) -> None:
@@ -107,12 +133,19 @@ def conclude(folder: Path, how: str) -> None:
         from IPython.display import clear_output
 
         clear_output(wait=True)
-    lines, table = [f"{folder.name} {how}"], pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"])
-    if table["correct"].notna().all():
-        found = table.groupby("step")["correct"].agg(["sum", "count", "mean"])
+    outcomes = pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"])
+    shown = [f"{folder.name} {how}", *result_lines(outcomes), f"  folder      {folder}"]
+    say("\n".join([*shown, f"  to see it   multirole inspect {folder}"]))
+
+
+def result_lines(outcomes: pd.DataFrame) -> list[str]:
+    """Accuracy before, at its best and after; none where rewards do not say what is correct."""
+    lines = []
+    if outcomes["correct"].notna().all():
+        found = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
         for name, step in (("before", found.index[0]), ("best", found["mean"].idxmax()), ("after", found.index[-1])):
             right, n = int(found.loc[step, "sum"]), int(found.loc[step, "count"])
             lines.append(
                 f"  {name:<11} accuracy {interval(right, n)} at iteration {step}, 95 % interval over {n} problems"
             )
-    say("\n".join([*lines, f"  folder      {folder}", f"  to see it   multirole inspect {folder}"]))
+    return lines

@@ -1,0 +1,44 @@
+"""What a shell completes, and the lines of a run."""
+
+import subprocess
+
+import pandas as pd
+import pytest
+
+from multirole.__main__ import COMMANDS
+from multirole.completion import script
+from multirole.experiment.progress import iteration_line, result_lines, validation_line
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tra", "train"),
+        ("evaluate -p n_roll", "n_rollouts"),
+        ("train -p policy ip -p scale ti", "tiny-s"),
+        ("train -p policy ''", "sp ip"),
+        ("inspect ru", ""),  # the shell offers files
+    ],
+)
+def test_bash_completes_commands_names_and_words(typed, offered):
+    words = f"COMP_WORDS=(multirole {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    asked = f"{script('bash', COMMANDS)}\n{words}; _multirole; echo ${{COMPREPLY[@]}}"
+    assert subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True).stdout.strip() == offered
+
+
+def test_the_lines_of_a_run_by_hand():
+    tokens = {"generator": 33.6, "aggregator": 12.0}
+    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens, ["collapse (aggregator)"]) == (
+        "iteration  7/60   reward 0.500   accuracy 43.8 %   3.0 s, 1:01 left   tokens generator 34, aggregator 12"
+        "   ALARM collapse (aggregator)"
+    )
+    skills = [("generator", "solves", 0.9, None), ("aggregator", "selects", 0.75, 0.5), ("", "workflow", 0.9, 0.8)]
+    rows = pd.DataFrame(skills, columns=["role", "measure", "skill", "trivial"]).to_dict("records")
+    shown = "validation at iteration 10   reward 1.000   8 problems"
+    assert validation_line(10, 1.0, None, 8, rows) == f"{shown}   skill aggregator selects +25.0"
+    assert validation_line(10, 1.0, None, 8, rows[:1]) == shown
+    outcomes = pd.DataFrame({"step": [0, 0, 10, 10, 20, 20], "correct": [False, True, True, True, True, False]})
+    assert [line.split("(")[0] for line in result_lines(outcomes)] == [
+        "  before      accuracy 50.0 % ", "  best        accuracy 100.0 % ", "  after       accuracy 50.0 % ",
+    ]  # fmt: skip
+    assert result_lines(outcomes.assign(correct=None)) == []
