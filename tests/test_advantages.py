@@ -3,8 +3,8 @@
 import statistics
 
 import pytest
-from conftest import episodes_of, rows_of
 from scripted_engine import ScriptedEngine
+from trainers import episodes_of, rows_of
 
 from multirole.core.advantages import group_advantages
 from multirole.core.inputs import INDEX

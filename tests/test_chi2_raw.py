@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import diagnostics_of, episodes_of, make_episodes
+from trainers import diagnostics_of, episodes_of, make_episodes
 
 from multirole.core.rows import Row, collate
 from multirole.core.types import Turn

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from conftest import diagnostics_of, make_episodes, table
 from safetensors.torch import load_file
+from trainers import diagnostics_of, make_episodes, table
 
 from multirole.diagnostics.signatures import SIGNATURES
 from multirole.experiment.cell import Cell

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import table
+from trainers import table
 from transformers import TrainerCallback
 
 from multirole.core.types import Reward

@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import slow_but
 from faults import FAULTS
 from peft import LoraConfig
 from toy_qwen3 import toy_model, toy_tokenizer
+from trainers import slow_but
 
 from multirole import doctor
 from multirole.core.config import MultiRoleGRPOConfig

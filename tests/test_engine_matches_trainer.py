@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import ready, rows_of
+from trainers import ready, rows_of
 
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell

@@ -4,7 +4,7 @@ The whole matrix takes a quarter of an hour; `make test` runs two of its cells, 
 """
 
 import pytest
-from conftest import slow_but, table
+from trainers import slow_but, table
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done

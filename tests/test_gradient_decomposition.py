@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import diagnostics_of, make_episodes, rows_of
+from trainers import diagnostics_of, make_episodes, rows_of
 
 from multirole.core import trainer as trainer_module
 from multirole.core.hooks import MultiRoleCallback

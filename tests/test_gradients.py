@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import diagnostics_of, episodes_of, make_episodes, rows_of
+from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
 from multirole.core.rows import Row, collate
 from multirole.experiment.cell import Cell

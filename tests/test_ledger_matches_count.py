@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import diagnostics_of, make_episodes
 from scripted_engine import ScriptedEngine
+from trainers import diagnostics_of, make_episodes
 
 from multirole.core.inputs import INDEX
 from multirole.experiment.cell import Cell

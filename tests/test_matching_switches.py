@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from conftest import diagnostics_of, episodes_of, make_episodes, rows_of
 from test_gradients import gradient
+from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
 from multirole.core.rows import Row, token_batches
 from multirole.experiment.cell import Cell

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import diagnostics_of, make_episodes, rows_of
+from trainers import diagnostics_of, make_episodes, rows_of
 
 from multirole.core.gradients import can_merge
 from multirole.core.hooks import MultiRoleCallback

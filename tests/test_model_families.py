@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import table
 from engine_checks import run_all
 from toy_qwen3 import toy_tokenizer
+from trainers import table
 from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.engine import Request

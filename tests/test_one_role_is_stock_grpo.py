@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import episodes_of, no_reward, rows_of
 from datasets import Dataset
+from trainers import episodes_of, no_reward, rows_of
 from trl import GRPOConfig
 
 from multirole.core.rows import collate

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import table
+from trainers import table
 
 from multirole import Answer, Problem, user
 from multirole.experiment import own

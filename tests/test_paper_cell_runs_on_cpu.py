@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import table
 from toy_qwen3 import toy_model, toy_tokenizer
+from trainers import table
 from transformers import AutoTokenizer
 
 from multirole.experiment.cell import Cell

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import table
+from trainers import table
 
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import processes
 import pytest
-from conftest import table
 from fsdp2_on_cpu import run_sharded
 from safetensors.torch import load_file
+from trainers import table
 
 from multirole import __main__ as command_line
 from multirole.core.trainer import MultiRoleGRPOTrainer

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import episodes_of, make_episodes, rows_of, table
 from safetensors.torch import load_file
 from test_gradient_decomposition import Parts
 from test_gradients import gradient
 from test_matching_switches import plain_logprobs
+from trainers import episodes_of, make_episodes, rows_of, table
 from transformers import TrainerCallback
 
 from multirole.core.rows import Row

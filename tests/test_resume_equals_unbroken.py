@@ -7,8 +7,8 @@ from pathlib import Path
 
 import processes
 import pytest
-from conftest import table
 from kill_run import same
+from trainers import table
 from transformers import TrainerCallback
 
 from multirole.experiment.cell import Cell

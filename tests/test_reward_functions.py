@@ -1,9 +1,9 @@
 """Reward functions with TRL's signature: what they are given, how several are weighed, and who is named when one fails."""
 
 import pytest
-from conftest import rows_of
 from datasets import Dataset
 from scripted_engine import ScriptedEngine
+from trainers import rows_of
 
 from multirole.core.inputs import INDEX
 from multirole.core.rows import text_metrics
@@ -109,7 +109,7 @@ def broken(kind):
         if kind == "is not a list":
             return None
         values = [float(episode.index) for episode in episodes]
-        values[4] = {"is NaN": float("nan"), "is infinite": float("inf")}.get(kind, values[4])
+        values[4] = {"is NaN": float("nan"), "is infinite": float("inf"), "is huge": 1e30}.get(kind, values[4])
         return values[:5] if kind == "is short" else values + [0.0] if kind == "is long" else values
 
     async def my_async_reward(episodes, **_):
@@ -124,8 +124,9 @@ def broken(kind):
     [
         ("raises", "KeyError: 'solution'"),
         ("is not a list", "TypeError"),
-        ("is NaN", "returned nan for problem '1'"),
-        ("is infinite", "returned inf for problem '1'"),
+        ("is NaN", "gave problem '1' the reward nan"),
+        ("is infinite", "gave problem '1' the reward inf"),
+        ("is huge", r"gave problem '1' the reward 1e\+30. A reward must be a number between -1e\+06 and 1e\+06"),
         ("is short", "5 rewards"),
         ("is long", "7 rewards"),
     ],

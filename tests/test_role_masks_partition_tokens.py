@@ -1,7 +1,7 @@
 """Every completion token belongs to exactly one role; no prompt or pad token belongs to any."""
 
 import torch
-from conftest import episodes_of
+from trainers import episodes_of
 
 from multirole.core.policy import parse_policy
 from multirole.core.rows import Row, collate, micro_batches, mini_batches

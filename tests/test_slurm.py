@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import table
 from safetensors.torch import load_file
+from trainers import table
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import episodes_of, rows_of
+from trainers import episodes_of, rows_of
 
 from multirole.workflows import OrchWorkers, Voting
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import build_model
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
+from trainers import build_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.engine import Request
