@@ -68,7 +68,7 @@ class PartSums:
 
     def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
         pieces = gradients.split([p.numel() for p in parameters], dim=1)
-        self.of = {p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)}
+        self.of: dict[Tensor, Tensor] = {p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)}
         self.segments: list[tuple[int, slice]] = []
 
     def set_rows(self, parts: list[int]) -> None:

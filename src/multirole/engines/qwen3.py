@@ -30,11 +30,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 
 @dataclass(frozen=True)
 class Weights:
-    """One adapter's model. Per layer: qkv, o, gate_up, down, each (out, in)."""
+    """One adapter's model. Per layer: qkv, o, gate_up, down, each (in, out), which multiplies few rows faster than (out, in)."""
 
     embed: Tensor
     head: Tensor
-    layers: list[tuple[Tensor, Tensor, Tensor, Tensor]]
+    layers: list[tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,9 @@ def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, ep
 def _project(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor:
     """x (N, in) times each span's matrix -> (N, out)."""
     if len(spans) == 1:
-        return F.linear(x, spans[0].weights.layers[layer][which])
-    out = x.new_empty(len(x), len(spans[0].weights.layers[layer][which]))
-    for span in spans:
-        rows = slice(span.start, span.stop)
-        torch.mm(x[rows], span.weights.layers[layer][which].t(), out=out[rows])
-    return out
+        return x @ spans[0].weights.layers[layer][which]
+    parts = x.split([span.stop - span.start for span in spans])
+    return torch.cat([part @ span.weights.layers[layer][which] for part, span in zip(parts, spans, strict=True)])
 
 
 def rope_table(model: PeftModel | Served, length: int) -> Rope:
@@ -129,13 +126,14 @@ def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
     return {name: Weights(embed, head, [_layer(layer, name) for layer in inner.model.layers]) for name in names}
 
 
-def _layer(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
     """One decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
     attention, mlp = layer.self_attn, layer.mlp
     q, k, v, o = (_merged(p, adapter) for p in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
     gate, up, down = (_merged(p, adapter) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     before, after = full(layer.input_layernorm.weight).float(), full(layer.post_attention_layernorm.weight).float()
-    return torch.cat([q, k, v]) * before, o.contiguous(), torch.cat([gate, up]) * after, down.contiguous()
+    fused = (torch.cat([q, k, v]) * before, o, torch.cat([gate, up]) * after, down)  # (out, in) each
+    return tuple(weight.t().contiguous() for weight in fused)
 
 
 def _merged(module: Any, adapter: str | None) -> Tensor:
