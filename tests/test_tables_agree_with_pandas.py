@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from paper_results import without
 from scipy.stats import ttest_1samp
+from statsmodels.regression.mixed_linear_model import MixedLM
 
 from multirole.paper import statistics
 from multirole.paper.dynamics import amplitudes
@@ -294,6 +295,15 @@ def test_t_intervals_by_hand():
     assert isnan(statistics.t_interval([0.4]).low) and statistics.t_interval([0.4]).mean == 0.4
     same = statistics.t_interval([0.5, 0.5, 0.5])
     assert same.low == pytest.approx(0.5) == same.high and same.p < 1e-9
+
+
+def test_a_mean_over_cells_is_the_mixed_models():
+    """With as many seeds in every cell, REML's mean and its error are those of the cells' means."""
+    rng = np.random.default_rng(0)
+    values = 0.1 + rng.normal(0, 0.2, (8, 1)) + rng.normal(0, 0.1, (8, 3))
+    fitted = MixedLM(values.ravel(), np.ones(24), np.repeat(np.arange(8), 3)).fit()
+    found = statistics.t_interval(values.mean(axis=1))
+    assert (fitted.params[0], fitted.bse[0]) == pytest.approx((found.mean, found.sd / 8**0.5), rel=1e-3)
 
 
 def test_equivalence_is_two_one_sided_tests():

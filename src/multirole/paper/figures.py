@@ -8,12 +8,13 @@ from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from multirole.diagnostics.names import (
     POLICY_COLOURS,
@@ -30,7 +31,7 @@ from multirole.diagnostics.names import (
     cell_name,
 )
 from multirole.experiment.presets import TASKS
-from multirole.paper import measures, skills
+from multirole.paper import claims, measures, skills, study_tables
 from multirole.paper.claims import regimes_of
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
@@ -38,7 +39,7 @@ from multirole.paper.measures import accuracy, matched
 from multirole.paper.results import Key, Results
 from multirole.paper.study import Study
 from multirole.paper.study_tables import twins
-from multirole.paper.tables import sentences
+from multirole.paper.tables import made_from, sentences
 from multirole.paper.write import STYLE, Plate, Table
 
 CAPTIONS = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
@@ -55,6 +56,7 @@ AMPLITUDES = {
 
 LEAST = 1e-4
 """Smaller chi2 is drawn here: such estimates are noise around zero."""
+FELL, STAYED = "#c1272d", "#0173b2"
 CLIFFS = {
     "chi2": "χ² during\nthe update",
     "chi2_after": "χ² after\nthe update",
@@ -330,11 +332,62 @@ def figure_of_remedies(results: Results, table: Table) -> Plate:
     return plate(results, "remedies", figure)
 
 
+def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
+    """A map of where the single agent's training is stable, and how well each quantity tells."""
+    found = study_tables.arms(results, study)
+    lines, rates = ([*dict.fromkeys(of)] for of in zip(*(((a.steps, a.rows), a.rate) for a in found), strict=True))
+    lines, rates = sorted(lines), sorted(rates)
+    quantities = claims.DECLARED["factorial"]["predictors"]
+    figure = Figure(figsize=(6.8, 5.0), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])
+    for is_clipped, axes in zip((False, True), above.subplots(1, 2, sharey=True), strict=True):
+        ends = np.full((len(lines), len(rates)), np.nan)
+        for arm, runs in found.items():
+            if arm.dual_clip == is_clipped:
+                at = lines.index((arm.steps, arm.rows)), rates.index(arm.rate)
+                ends[at] = np.mean([run.accuracy.iloc[-1] for run in runs.values()])
+                text = f"{100 * ends[at]:.0f} %\n{sum(run.falls for run in runs.values())} of {len(runs)} fall"
+                look = {"color": "white" if ends[at] < 0.55 else "black", "fontsize": 7}
+                axes.text(*at[::-1], text, ha="center", va="center", **look)
+        image = axes.imshow(ends, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+        axes.set_yticks(range(len(lines)), [f"{steps} step{'s' * (steps > 1)} of {rows} rows" for steps, rows in lines])
+        axes.set(xlabel="learning rate, times the grid's", title="dual clip at 3" if is_clipped else "no dual clip")
+        axes.spines[:].set_visible(False)
+    above.colorbar(image, label="accuracy at the end", format=PercentFormatter(1.0, decimals=0))
+    by = table.values.set_index(["quantity", "number"])["value"]
+    for (name, formula), axes in zip(quantities.items(), below.subplots(1, len(quantities), sharey=True), strict=True):
+        for arm, runs in found.items():
+            x, marker = pd.eval(formula, local_dict=arm._asdict()), "s" if arm.dual_clip else "o"
+            for seed, run in runs.items():
+                look = {"mfc": FELL if run.falls else "white", "mec": FELL if run.falls else STAYED}
+                axes.plot(x * 1.06 ** (seed - 1), run.accuracy.iloc[-1], marker, ms=4, mew=0.9, alpha=0.8, **look)
+        if np.isfinite(by[name, "threshold"]):
+            axes.axvline(by[name, "threshold"], color="0.35", lw=0.9, ls="--")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(10, [1, 3], numticks=6))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.margins(x=0.12)
+        axes.set_title(f"{name}\n{by[name, 'arms misjudged']:.0f} of {by[name, 'arms']:.0f} arms misjudged", fontsize=7)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    below.supylabel("accuracy at the end", fontsize=8)
+    mark = {"ls": "", "mew": 0.9}
+    below.legend(handles=[
+        Line2D([], [], marker="o", mfc=FELL, mec=FELL, label="falls", **mark),
+        Line2D([], [], marker="o", mfc="white", mec=STAYED, label="does not", **mark),
+        Line2D([], [], marker="s", mfc="white", mec=STAYED, label="with dual clip", **mark),
+        Line2D([], [], color="0.35", lw=0.9, ls="--", label="threshold"),
+    ], loc="outside lower center", ncols=4)  # fmt: skip
+    return plate(results, "factorial", figure, made_from=made_from(results, study, "factorial"))
+
+
 @plt.rc_context(STYLE)
 def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
     """Draw those of the study's tables that have a figure."""
     drawn = {
         "matched_updates": lambda _: figure_of_matched_updates(results, study),
+        "factorial_predictors": lambda table: figure_of_factorial(results, study, table),
         "remedies": lambda table: figure_of_remedies(results, table),
     }
     return [drawn[table.name](table) for table in tables if table.name in drawn]

@@ -2,7 +2,8 @@
 
 The unit is a seed: outcomes are (S, P), S seeds of one cell on the same P validation problems, and a seed's number is its mean
 over problems, so that the noise of an evaluation is part of the spread between seeds. Statements over several cells have the
-cell as their unit, whose number is its mean over seeds. All intervals are Student's t; `coverage` simulates what they cover.
+cell as their unit, whose number is its mean over seeds: with as many seeds in every cell, that is the mixed model with cells as random
+effects, with cells - 1 degrees of freedom. All intervals are Student's t; `coverage` simulates what they cover.
 """
 
 import math

@@ -5,6 +5,7 @@ A run of a study differs from a run of the grid in one thing and shares its seed
 noise of an end, since two runs that differ in rounding alone part after some iterations: the A/A row of every table shows how much.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -13,13 +14,17 @@ import pandas as pd
 
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
-from multirole.paper.claims import LEAST_CELLS
+from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.results import Key, Results, Run, run_of
 from multirole.paper.statistics import ALL, RULES, Interval, coverage, difference, over_seeds, seeds_needed, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import number
 
 SHOWN = {"best": "peak", "terminal": "end"}
+JUDGING = {"eval_opt": "judges", "voting": "selects", "orch_workers": "merges"}
+"""The measure of `diagnostics.skills` that says what a workflow's judging role adds."""
+ARM = re.compile(r"(\d+) steps? of (\d+) rows")
+"""The names of the factorial's variants."""
 
 
 class Twins(NamedTuple):
@@ -38,17 +43,31 @@ def at(runs: list[Run], name: str) -> np.ndarray:
     return np.stack([run.correct[run.steps[name]] for run in runs])
 
 
-def twins(results: Results, study: Study, *questions: str) -> Iterator[Twins]:
-    """Yield every variant of the questions on every cell that has a packed run of both, in the study's order."""
+def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
+    """Yield every variant of the questions on every cell that has a packed run of both, in the study's order.
+
+    The other run is the grid's, or that of the variant `control`.
+    """
     found: dict[tuple[str, ...], list[tuple[Run, Run]]] = {}
     root = results.folder.parent
     for question in questions:
         for name, where, cell in study.runs(question):
-            usual, changed = run_of(study.grid.cell(*where.split(), cell.seed), root), run_of(cell, root)
-            if usual and changed:
+            other = study.cell(control, where, cell.seed) if control else study.grid.cell(*where.split(), cell.seed)
+            usual, changed = run_of(other, root), run_of(cell, root)
+            if usual and changed and name != control:
                 found.setdefault((*where.split(), name), []).append((usual, changed))
     for coordinates, pairs in found.items():
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
+
+
+def beside(name: str, usual: np.ndarray, changed: np.ndarray, where: dict, unit: str = "accuracy") -> list[dict]:
+    """A number of the twins and of the variant, and its change; one value per seed each."""
+    change = f"change {'at' if unit == 'accuracy' else 'of'} the {name}"
+    return [
+        number(f"{name}, twin", t_interval(usual), unit, **where),
+        number(name, t_interval(changed), unit, **where),
+        number(change, t_interval(changed - usual), "difference", **where),
+    ]
 
 
 def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFrame:
@@ -58,16 +77,10 @@ def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFra
     for twin in [*found, *placebo]:
         where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True))
         before, after = (sum(run.falls for run in runs) for runs in (twin.usual, twin.changed))
-        rows += [number("falls, grid", before, "count", **where), number("falls", after, "count", **where)]
+        rows += [number("falls, twin", before, "count", **where), number("falls", after, "count", **where)]
         for x, place in SHOWN.items():
-            usual, changed = at(twin.usual, x), at(twin.changed, x)
-            change = difference(changed, usual)
-            rows += [
-                number(f"{place}, grid", over_seeds(usual), "accuracy", **where),
-                number(place, over_seeds(changed), "accuracy", **where),
-                number(f"change at the {place}", change, "difference", **where),
-            ]
-            pooled.setdefault((twin.variant, place), []).append(change.mean)
+            rows += beside(place, *(at(runs, x).mean(axis=1) for runs in (twin.usual, twin.changed)), where)
+            pooled.setdefault((twin.variant, place), []).append(rows[-1]["value"])
     for (variant, place), means in pooled.items():
         if len(means) >= LEAST_CELLS:
             where = {"workflow": ALL, "policy": "", "task": "", "variant": variant}
@@ -97,18 +110,167 @@ def setup(results: Results, study: Study) -> pd.DataFrame:
     return changes(own, twins(results, study, "aa"))
 
 
+class Arm(NamedTuple):
+    """What the factorial varies; `rate` is a multiple of the grid's."""
+
+    steps: int
+    rows: int
+    rate: float
+    dual_clip: bool
+
+
+def arms(results: Results, study: Study) -> dict[Arm, dict[int, Run]]:
+    """Arm of the factorial -> seed -> packed run; the grid's own single agent is one of the arms."""
+    found: dict[Arm, dict[int, Run]] = {}
+    for name, where, cell in study.runs("factorial"):
+        usual = study.grid.cell(*where.split(), cell.seed)
+        steps, rows = map(int, ARM.match(name).groups())
+        own = Arm(steps, rows, cell.learning_rate / usual.learning_rate, cell.dual_clip is not None)
+        for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0, False), usual), (own, cell)):
+            if run := run_of(one, results.folder.parent):
+                found.setdefault(arm, {})[one.seed] = run
+    return dict(sorted(found.items(), key=lambda one: (one[0].dual_clip, one[0])))
+
+
+def is_unstable(runs: dict[int, Run], seeds: int) -> bool | None:
+    """Whether an arm is unstable by the rule of `claims.yaml`; None while runs that are missing could decide it."""
+    falls = sum(run.falls for run in runs.values())
+    least = DECLARED["factorial"]["unstable"]
+    return True if falls >= least else False if falls + seeds - len(runs) < least else None
+
+
 def factorial(results: Results, study: Study) -> pd.DataFrame:
-    """What steps, rows per step, learning rate and dual clip change for the single agent."""
-    return changes(twins(results, study, "factorial"))
+    """What becomes of the single agent in every arm."""
+    rows = []
+    for arm, by_seed in arms(results, study).items():
+        about = arm.steps, arm.rows, f"{arm.rate:g}", "3" if arm.dual_clip else "no"
+        where = dict(zip(("steps", "rows", "rate", "dual clip"), about, strict=True))
+        runs, unstable = list(by_seed.values()), is_unstable(by_seed, len(study.seeds))
+        steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
+        chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
+        rows += [
+            number("runs", len(runs), "count", **where),
+            number("falls", sum(run.falls for run in runs), "count", **where),
+            number("unstable", np.nan if unstable is None else unstable, "missing" if unstable is None else "count", **where),
+            *(number(place, over_seeds(at(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
+            number("steps per iteration", steps, "tokens", **where),
+            number("largest chi2, median", chi2, "ratio", **where),
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def predictors(results: Results, study: Study) -> pd.DataFrame:
+    """The threshold of each declared quantity that misjudges the fewest arms."""
+    judged = {arm: is_unstable(runs, len(study.seeds)) for arm, runs in arms(results, study).items()}
+    known = pd.DataFrame([arm._asdict() | {"unstable": found} for arm, found in judged.items() if found is not None])
+    rows = []
+    for name, formula in DECLARED["factorial"]["predictors"].items() if len(known) else ():
+        quantity = known.eval(formula)
+        limits = [*np.unique(quantity), np.inf]
+        errors = [int(((quantity >= limit) != known["unstable"]).sum()) for limit in limits]
+        limit, where = limits[int(np.argmin(errors))], {"quantity": name}
+        rows += [
+            number("threshold", limit, "ratio" if limit < np.inf else "missing", **where),
+            number("arms misjudged", min(errors), "count", **where),
+            number("unstable arms", known["unstable"].sum(), "count", **where),
+            number("arms", len(known), "count", **where),
+        ]
+    return pd.DataFrame(rows)
+
+
+def contrasts(results: Results, study: Study) -> pd.DataFrame:
+    """What each declared contrast of the factorial changes, over the pairs of arms that differ in nothing else."""
+    found, rows = arms(results, study), []
+    for name, (steps, per_step, rate) in DECLARED["factorial"]["contrasts"].items():
+        is_clip, pairs = name == "dual clip", []
+        for arm, usual in found.items():
+            other = Arm(arm.steps * steps, arm.rows * per_step, arm.rate * rate, is_clip)
+            seeds = sorted(set(usual) & set(found.get(other, {})))
+            if seeds and not arm.dual_clip:
+                pairs.append([[of[seed] for seed in seeds] for of in (usual, found[other])])
+        rows += _contrast(name, pairs)
+    placebo = [[twin.usual, twin.changed] for twin in twins(results, study, "aa")]
+    return pd.DataFrame(rows + _contrast("A/A", placebo) if rows else [])
+
+
+def _contrast(name: str, pairs: list[list[list[Run]]]) -> list[dict]:
+    """One line; of a single pair, such as A/A, the interval is over its seeds."""
+    if not pairs:
+        return []
+    where, falls = {"contrast": name}, [[sum(run.falls for run in runs) for runs in pair] for pair in pairs]
+    rows = [number("pairs of arms", len(pairs), "count", **where)]
+    rows.append(number("runs of each", sum(len(usual) for usual, _ in pairs), "count", **where))
+    rows += [number(f"falls {when}", sum(one[i] for one in falls), "count", **where) for i, when in enumerate(("before", "after"))]  # fmt: skip
+    rows.append(number("pairs with more falls", sum(after > before for before, after in falls), "count", **where))
+    for x, place in SHOWN.items():
+        apart = [difference(at(changed, x), at(usual, x)) for usual, changed in pairs]
+        one = apart[0] if len(apart) == 1 else t_interval([each.mean for each in apart])
+        rows.append(number(f"change at the {place}", one, "difference", **where))
+    return rows
+
+
+def tried(results: Results, study: Study) -> list[Twins]:
+    """The remedies, and one step per iteration, on the cells of the remedies."""
+    found = list(twins(results, study, "remedies"))
+    cells = list(dict.fromkeys(twin[:3] for twin in found))
+    steps = [twin for twin in twins(results, study, "updates") if twin[:3] in cells]
+    return sorted([*found, *steps], key=lambda twin: cells.index(twin[:3]))
 
 
 def remedies(results: Results, study: Study) -> pd.DataFrame:
     """What each remedy, and one step per iteration, changes in cells that fall."""
-    tried = list(twins(results, study, "remedies"))
-    cells = list(dict.fromkeys(twin[:3] for twin in tried))
-    steps = [twin for twin in twins(results, study, "updates") if twin[:3] in cells]
-    found = sorted([*tried, *steps], key=lambda twin: cells.index(twin[:3]))
-    return changes(found, twins(results, study, "aa"))
+    return changes(tried(results, study), twins(results, study, "aa"))
+
+
+def gain(run: Run) -> float:
+    """What the judging role adds over its trivial twin, over the last two evaluations; NaN where it was not measured."""
+    rows = run.table("skills")
+    mine = rows[rows["measure"] == JUDGING[run.cell.workflow_name]] if len(rows) else rows
+    return (mine["skill"] - mine["trivial"])[-2:].mean() if len(mine) else np.nan
+
+
+def chose_alone(run: Run) -> bool:
+    """Whether every rollback of a run would have returned to the same step had it seen every second problem only.
+
+    If so, the run is the one that such a rollback would have made, and the other problems have chosen nothing.
+    """
+    alarms = run.table("alarms")
+    for iteration in set(alarms["iteration"]) if run.cell.on_alarm == "rollback" and len(alarms) else ():
+        seen = run.correct.loc[:, run.correct.columns < iteration]
+        if seen.mean().idxmax() != seen.iloc[1::2].mean().idxmax():
+            return False
+    return True
+
+
+def kept(found: Iterable[Twins]) -> pd.DataFrame:
+    """The judging role's gain with each variant, and the end on the half of the problems that chose no checkpoint."""
+    rows = []
+    for twin in found:
+        where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True)) | {
+            "role": JUDGING[twin.workflow]
+        }
+        gains = np.array([[gain(run) for run in runs] for runs in (twin.usual, twin.changed)])
+        gains = gains[:, ~np.isnan(gains).any(axis=0)]
+        alone = [i for i, run in enumerate(twin.changed) if chose_alone(run)]
+        rows.append(number("runs", len(alone), "count", **where))
+        if gains.size:
+            rows += beside("gain", *gains, where, "gain")
+        if alone:
+            ends = (
+                at([runs[i] for i in alone], "terminal")[:, ::2].mean(axis=1) for runs in (twin.usual, twin.changed)
+            )
+            rows += beside("end", *ends, where)
+    return pd.DataFrame(rows)
+
+
+def remedies_checked(results: Results, study: Study) -> pd.DataFrame:
+    """What each remedy does to the judging role, and to accuracy on problems that chose nothing."""
+    return kept([*tried(results, study), *twins(results, study, "aa")])
+
+
+def judges(results: Results, study: Study) -> pd.DataFrame:
+    """Whether an arm keeps the judging role's skill, against the control."""
+    return kept(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
 
 
 def power(results: Results, study: Study) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """The tables of the paper and of a study, as `tables.yaml` declares them, from a results folder; what is not finished is a dash."""
 
+import json
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import TASKS
-from multirole.paper import setup_tables, signature_tables, skills, study_tables
+from multirole.paper import claims, setup_tables, signature_tables, skills, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
@@ -56,6 +57,8 @@ def sentences(results: Results) -> dict[str, str]:
         "margin": f"{100 * RULES['margin']:g}",
         "power": f"{RULES['power']:.0%}",
         "version": RULES["version"],
+        "unstable": claims.DECLARED["factorial"]["unstable"],
+        "lost": f"{100 * claims.DECLARED['judges']['lost']:g}",
     }
     for name, sentence in DECLARED["sentences"].items():
         facts[name] = sentence.format(**facts)
@@ -142,23 +145,37 @@ MEASURES = {
     "matched_updates": study_tables.matched_updates,
     "setup": study_tables.setup,
     "factorial": study_tables.factorial,
+    "predictors": study_tables.predictors,
+    "contrasts": study_tables.contrasts,
     "power": study_tables.power,
     "coverage": study_tables.covered,
     "remedies": study_tables.remedies,
+    "remedies_checked": study_tables.remedies_checked,
+    "judges": study_tables.judges,
     "controls": study_tables.controls,
     "inference": study_tables.inference,
 }
 
 
+def made_from(results: Results, study: Study, question: str) -> str:
+    """Say which commit a question's runs were made from: it holds the rules that they are read by."""
+    runs = {cell.id for _, _, cell in study.runs(question)} & set(results.packed.index)
+    commits = {json.loads(results.packed.loc[run, "provenance"])["git_sha"][:7] for run in runs}
+    asked = len({cell.id for _, _, cell in study.runs(question)})
+    return f"{len(runs)} of {asked} runs, from commit {' and '.join(sorted(commits))}, which holds the rules they are read by."
+
+
 def make(
-    results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, **options: object
-) -> Table:
+    results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, question: str = "",
+    **options: object,
+) -> Table:  # fmt: skip
     """Measure and draw one declared table; values that are texts are shown as they are."""
     if measure == "signatures":
         options["labels"] = DECLARED["signatures"]
     values = MEASURES[measure](*(results, study) if study else (results,), **options)
     shown = pivoted(values) if "number" in values else values
-    return Table(name, title, caption.format(**sentences(results)), shown, values)
+    facts = sentences(results) | ({"made_from": made_from(results, study, question)} if study and question else {})
+    return Table(name, title, caption.format(**facts), shown, values)
 
 
 def tables(results: Results) -> list[Table]:
