@@ -31,7 +31,7 @@ from multirole.diagnostics.names import (
     cell_name,
 )
 from multirole.experiment.presets import TASKS
-from multirole.paper import claims, measures, skills, study_tables
+from multirole.paper import factorial, measures, skills
 from multirole.paper.claims import regimes_of
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
@@ -334,10 +334,10 @@ def figure_of_remedies(results: Results, table: Table) -> Plate:
 
 def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     """A map of where the single agent's training is stable, and how well each quantity tells."""
-    found = study_tables.arms(results, study)
+    found = factorial.arms(results, study)
     lines, rates = ([*dict.fromkeys(of)] for of in zip(*(((a.steps, a.rows), a.rate) for a in found), strict=True))
     lines, rates = sorted(lines), sorted(rates)
-    quantities = claims.DECLARED["factorial"]["predictors"]
+    quantities = factorial.RULES["predictors"]
     figure = Figure(figsize=(6.8, 5.0), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])
     for is_clipped, axes in zip((False, True), above.subplots(1, 2, sharey=True), strict=True):

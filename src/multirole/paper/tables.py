@@ -11,7 +11,7 @@ import yaml
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import TASKS
-from multirole.paper import claims, setup_tables, signature_tables, skills, study_tables
+from multirole.paper import claims, factorial, setup_tables, signature_tables, skills, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
@@ -144,9 +144,9 @@ MEASURES = {
     "trivial_twins": skills.trivial_twins,
     "matched_updates": study_tables.matched_updates,
     "setup": study_tables.setup,
-    "factorial": study_tables.factorial,
-    "predictors": study_tables.predictors,
-    "contrasts": study_tables.contrasts,
+    "factorial": factorial.of_arms,
+    "predictors": factorial.predictors,
+    "contrasts": factorial.contrasts,
     "power": study_tables.power,
     "coverage": study_tables.covered,
     "remedies": study_tables.remedies,
