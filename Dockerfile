@@ -3,12 +3,9 @@
 #
 #     docker build --build-arg GIT_SHA=$(git rev-parse HEAD) -t multirole .
 #
-# For a reproducible build, look up the digest of the base once and pass it; Docker then ignores the tag:
-#     docker buildx imagetools inspect nvidia/cuda:13.0.2-devel-ubuntu24.04
-#     docker build --build-arg CUDA_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:DIGEST ...
 # devel instead of runtime: the wheels contain the CUDA libraries, but FlashInfer compiles kernels at run time with nvcc.
-# 13.0.2 is the release of nvidia-cuda-runtime in the lock.
-ARG CUDA_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
+# 13.0.2 is the release of nvidia-cuda-runtime in the lock. docker/README.md says where the digest is from.
+ARG CUDA_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
 FROM ${CUDA_IMAGE}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]

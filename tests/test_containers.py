@@ -26,6 +26,7 @@ def test_hadolint_reports_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", LOCKS)
 def test_the_lock_is_installed_before_the_code_and_a_plain_user_runs_it(name: str) -> None:
     text = (ROOT / name).read_text()
+    assert re.search(r"^ARG \w+_IMAGE=\S+:\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE), "the base is pinned by digest"
     lines = (rf"^COPY {LOCKS[name]} ", rf"pip install .*-r {LOCKS[name]}", r"^COPY \. \.$", r"^USER [1-9]\d*:[1-9]\d*$")
     found = [re.search(line, text, re.MULTILINE) for line in lines]
     assert all(found)
