@@ -36,7 +36,7 @@ def _filled(text: str, cell: Cell, task: str) -> str:
     train, validation = SIZES[task]
     counts = {"train": cell.n_train or train, "validation": cell.n_validation or validation}
     text = text.format(cell=cell, rows=cell.n_problems * cell.n_episodes, **counts)
-    return text.replace("e-0", "e-")
+    return text.replace("e-0", "e-").replace("None", "none")
 
 
 COST = {

@@ -168,7 +168,8 @@ def remedies_checked(results: Results, study: Study) -> pd.DataFrame:
 
 def judges(results: Results, study: Study) -> pd.DataFrame:
     """Whether an arm keeps the judging role's skill, against the control."""
-    return kept(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
+    found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
+    return kept([*found, *twins(results, study, "aa")] if found else [])
 
 
 def power(results: Results, study: Study) -> pd.DataFrame:
