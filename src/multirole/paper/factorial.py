@@ -1,6 +1,6 @@
 """What makes training fall: the single agent's steps per iteration, rows per step, learning rate and dual clip apart.
 
-`claims.yaml` says how the arms are read; it was written before any of their runs was.
+`claims.yaml` says how the arms are read; it was committed before any of their runs was read.
 """
 
 import re

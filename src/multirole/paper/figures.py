@@ -180,14 +180,8 @@ def figure_5(results: Results) -> Plate:
             axes.plot(at, shown, color="0.7", lw=0.9, zorder=1)
             axes.scatter(at, shown, 16, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
             if f"{name}_role" in by_policy:
-                axes.scatter(
-                    at[1],
-                    max(by_policy.loc["sp", f"{name}_role"], LEAST),
-                    16,
-                    fc="none",
-                    ec=POLICY_COLOURS["sp"],
-                    zorder=2,
-                )
+                of_role = max(by_policy.loc["sp", f"{name}_role"], LEAST)
+                axes.scatter(at[1], of_role, 16, fc="none", ec=POLICY_COLOURS["sp"], zorder=2)
         if name != "entropy":
             axes.set_yscale("log")
         axes.set_title(label)
@@ -207,9 +201,12 @@ def figure_6(results: Results) -> Plate:
 def figure_6_falls(results: Results) -> Plate:
     """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end."""
     columns = {}
-    for policy, run in measures.falls(results).groupby("policy", sort=True).first().iterrows():
-        key = Key(run["workflow"], policy, run["task"], int(run["seed"]))
-        columns[f"{cell_name(*key[:3])}, seed {key.seed}: {run['peak']:.0%} to {run['final']:.0%}"] = [key]
+    for policy in POLICIES:
+        keys = [key for key in results.runs if key.policy == policy and key.workflow in WORKFLOWS]
+        ends = {key: [results.correct(key).mean()[results.steps(key)[x]] for x in ("best", "terminal")] for key in keys}
+        for key in sorted(keys, key=lambda key: ends[key][1] - ends[key][0])[:1]:
+            peak, end = ends[key]
+            columns[f"{cell_name(*key[:3])}, seed {key.seed}: {peak:.0%} to {end:.0%}"] = [key]
     return _cliffs(results, "figure_6_falls", columns)
 
 

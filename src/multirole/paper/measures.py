@@ -109,15 +109,3 @@ def amplitudes(results: Results) -> pd.DataFrame:
             rows.append(row)
     names = ("chi2_role", "chi2", "chi2_after_role", "chi2_after", "grad_norm", "entropy")
     return pd.DataFrame(rows, columns=[*Key._fields, *names])
-
-
-def falls(results: Results) -> pd.DataFrame:
-    """Every multi-agent run: accuracy at its peak and its end, and `fall`, the difference, the largest first."""
-    rows = []
-    for key in results.runs:
-        if key.workflow in WORKFLOWS:
-            curve, steps = results.correct(key).mean(), results.steps(key)
-            peak, final = curve[steps["best"]], curve[steps["terminal"]]
-            rows.append(key._asdict() | {"peak": peak, "final": final, "fall": peak - final})
-    table = pd.DataFrame(rows, columns=[*Key._fields, "peak", "final", "fall"])
-    return table.sort_values("fall", ascending=False, kind="stable", ignore_index=True)
