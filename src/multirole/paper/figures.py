@@ -324,7 +324,8 @@ def figure_of_remedies(results: Results, table: Table) -> Plate:
             look = {"fmt": "o", "ms": 3.5, "lw": 1.3, "color": colour, "label": f"change at the {place}"}
             axes.errorbar(mean, at, xerr=[mean - low, high - mean], **look)
         axes.axvline(0, color="0.6", lw=0.8)
-        axes.set(yticks=range(len(rows)), yticklabels=rows, title=cell_name(*cell), xlabel="percentage points")
+        axes.set(yticks=range(len(rows)), yticklabels=rows, title=cell_name(*cell))
+        axes.set(xlabel="percentage points", xlim=(-100, 100))
     _legend(figure, grid[0].get_legend_handles_labels()[0])
     return plate(results, "remedies", figure)
 
