@@ -169,7 +169,7 @@ def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
             | of_role(replies) | measured
             | {"optimizer_steps": n_steps, "chi2_after": 2e-3 * (1 + moved), "row_mass": 1.0 if is_ip else share,
                "token_mass": 1.0 if is_ip else share, "cosine_previous": 0.1 * rng.random() if iteration > 1 else np.nan,
-               "grad_share": 1.0 if is_ip else share, "coherence": coherence, "amplification": slots * coherence}
+               "grad_share": 1.0 if is_ip else share, "coherence": coherence}
         )  # fmt: skip
         for step in range(n_steps):
             part = {"rows": n_episodes * slots // n_steps, "tokens": tokens // n_steps}

@@ -23,15 +23,15 @@ def parts_of(**vectors: list[list[float]]) -> GradientParts:
     return found
 
 
-def test_identical_slots_are_coherent_and_amplify():
+def test_identical_slots_are_coherent():
     voters = parts_of(generator=[[1.0, 2.0], [1.0, 2.0]]).of_role("generator")
-    assert voters == pytest.approx({"grad_share": 1.0, "coherence": 1.0, "amplification": 2.0})
+    assert voters == pytest.approx({"grad_share": 1.0, "coherence": 1.0})
 
 
 def test_opposed_and_orthogonal_slots():
     assert parts_of(generator=[[3.0, 0.0], [-1.0, 0.0]]).of_role("generator")["coherence"] == pytest.approx(-1.0)
     three = parts_of(generator=[[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 3.0]]).of_role("generator")
-    assert three["coherence"] == pytest.approx(0.0) and three["amplification"] == pytest.approx(0.0)
+    assert three["coherence"] == pytest.approx(0.0)
     assert math.isnan(parts_of(aggregator=[[1.0, 1.0]]).of_role("aggregator")["coherence"])
 
 
@@ -84,7 +84,7 @@ def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy,
 
 
 def test_duplicate_voters_are_announced_as_coherent(make_trainer):
-    """Slots 1 and 2 say what slot 0 said: their gradients are one direction, and amplification is the number of slots."""
+    """Slots 1 and 2 say what slot 0 said: their gradients are one direction."""
     cell = Cell("voting", "ip")
     trainer, episodes = make_trainer(cell), make_episodes(cell)
     for episode in episodes:
@@ -94,7 +94,7 @@ def test_duplicate_voters_are_announced_as_coherent(make_trainer):
     rows = [row for row in rows_of(trainer, episodes) if row.turn.role == "generator"]
     trainer.optimizer_step(trainer.model, "generator", rows, len(rows), 1e-3)
     found = diagnostics_of(trainer).gradients["generator"].of_role("generator")
-    assert found["coherence"] == pytest.approx(1.0, abs=1e-5) and found["amplification"] == pytest.approx(3.0, abs=1e-4)
+    assert found["coherence"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_role_without_advantage_has_no_share(make_trainer):

@@ -1,8 +1,9 @@
 """An adapter's gradient taken apart by role and slot, and how its updates follow one another.
 
-The paper infers *gradient amplification* (several same-role slots push one adapter in one direction) and *role capture* (the
-role with most of the gradient owns a shared adapter); here both are measured, on the very gradients that are applied. All
-numbers are derived from the inner products of the parts, added up over the optimizer steps of an iteration.
+The paper infers *role capture* (the role with most of the gradient owns a shared adapter); here it is measured, on the very
+gradients that are applied. Its *gradient amplification* (same-role slots push one adapter in one direction) cannot be: slots are
+exchangeable, so that their cosine is the signal-to-noise ratio of one slot's estimate. All numbers are derived from the inner products
+of the parts, added up over the optimizer steps of an iteration.
 """
 
 import itertools
@@ -67,16 +68,14 @@ class GradientParts:
 
         `grad_share`: its part's inner product with the whole gradient, over the whole's square; shares sum to 1, and a role
         that pulls against the others has a negative one. `coherence`: mean cosine between the gradients of its slots, NaN
-        for one slot. `amplification`: slots x coherence.
+        for one slot.
         """
         mine = self._by_role()[role]
         whole = self._between(self.parts, self.parts)
         pairs = [self._cosine([a], [b]) for a, b in itertools.combinations(mine, 2)]
-        coherence = sum(pairs) / len(pairs) if pairs else math.nan
         return {
             "grad_share": self._between(mine, self.parts) / whole if whole > 0 else math.nan,
-            "coherence": coherence,
-            "amplification": len(mine) * coherence,
+            "coherence": sum(pairs) / len(pairs) if pairs else math.nan,
         }
 
     def cosines(self) -> list[tuple[str, str, float]]:

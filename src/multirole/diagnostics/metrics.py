@@ -22,7 +22,7 @@ from multirole.diagnostics.gradients import GradientParts, Updates, load_vectors
 from multirole.diagnostics.signatures import SIGNATURES, signatures
 
 CLAMP = 20.0
-SHARES = ("grad_share", "coherence", "amplification")
+SHARES = ("grad_share", "coherence")
 
 
 class TokenStats:

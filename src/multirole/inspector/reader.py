@@ -51,7 +51,6 @@ PANELS = (
     Panel("grad_share", "share of its adapter's gradient", "fraction", group="gradients"),
     Panel("token_mass", "share of its adapter's tokens", "fraction", "rate", "gradients"),
     Panel("coherence", "coherence of same-role slots", "mean cosine", group="gradients"),
-    Panel("amplification", "amplification", "slots x coherence", group="gradients"),
     Panel("chi2_after", "chi2 after the update", "", "divergence", "gradients"),
     Panel("cosine_previous", "successive updates", "cosine", group="gradients"),
     Panel("boxed_rate", "turns with a box", "fraction", "rate", "signatures"),
