@@ -1,13 +1,16 @@
 """The documentation builds as a site without a dead link, and its API page has every public name."""
 
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import multirole
+from multirole.experiment.cell import Cell
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,3 +49,25 @@ def test_nothing_is_fetched_from_elsewhere(site):
             r'<(?:script|img)[^>]*\ssrc="(?:https?:)?//|<link[^>]*stylesheet[^>]*href="(?:https?:)?//', page.read_text()
         )
         assert loaded == [], page.name
+
+
+def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
+    text = (ROOT / "docs" / "own_workflow.md").read_text(encoding="utf-8")
+    blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))  # the first of each language
+    for name, content in {
+        "pair.py": blocks["python"],
+        "train.jsonl": blocks["json"],
+        "validation.jsonl": blocks["json"],
+    }.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    words = blocks["shell"].replace("pair.py:", f"{tmp_path}/pair.py:").split()
+    given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
+    cell = Cell.from_parameters(given | {"iterations": int(given["iterations"])})[0]
+    (problem,) = cell.make_task().problems("train")
+
+    async def call(role, messages, slot=0):
+        return SimpleNamespace(text=f"{role} {slot}: \\boxed{{{problem.reference['answer']}}}")
+
+    answer = asyncio.run(cell.make_workflow().run(problem, call)).text
+    assert answer.startswith("referee") and cell.make_task().score([problem], [answer])[0].is_correct
+    assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}

@@ -196,12 +196,12 @@ function buildAlarms() {
     if (first.has(key)) first.get(key).times += 1; else first.set(key, { ...alarm, times: 1 });
   }
   const head = ["first at", "alarm", "role", "value", "threshold", "times", "message"];
-  place.append(el("h3", {}, "Alarms"), el("div", { class: "scroll" }, el("table", { class: "numbers alarms" },
+  const cells = (alarm) => [jump(alarm.iteration), words(alarm.alarm), alarm.role ? [swatch(alarm.role), alarm.role] : alarm.adapter,
+    show(alarm.value), show(alarm.threshold), alarm.times, alarm.message];
+  place.append(el("h3", {}, "Alarms"), el("div", { class: "scroll" }, el("table", { class: "numbers alarms stacked" },
     el("thead", {}, el("tr", {}, head.map((name) => el("th", {}, name)))),
-    el("tbody", {}, [...first.values()].map((alarm) => el("tr", {},
-      el("td", {}, jump(alarm.iteration)),
-      el("td", {}, words(alarm.alarm)), el("td", {}, alarm.role ? [swatch(alarm.role), alarm.role] : alarm.adapter), el("td", {}, show(alarm.value)),
-      el("td", {}, show(alarm.threshold)), el("td", {}, alarm.times), el("td", { class: "words" }, alarm.message)))))));
+    el("tbody", {}, [...first.values()].map((alarm) => el("tr", {}, cells(alarm).map((cell, i) =>
+      el("td", head[i] === "message" ? { class: "words" } : { "data-fact": head[i] }, cell))))))));
 }
 
 function buildHeader() {
