@@ -5,19 +5,51 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole.experiment.progress import iteration_line, result_lines, validation_line
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_relative_link_leads_somewhere():
+def test_it_is_short_and_every_relative_link_leads_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert links and not [link for link in links if not (ROOT / link).exists()]
+    assert len(README.split()) <= 900
 
 
 def test_every_make_target_that_it_names_exists():
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named and named <= targets
+
+
+def test_the_output_of_make_cell_is_what_the_run_printed():
+    """Its lines are those that a run prints, of the record of one `make cell`. If this fails, paste what is expected here."""
+    metrics, roles, outcomes, skills = (
+        pd.read_parquet(ROOT / "tests" / "data" / "make_cell" / f"{name}.parquet")
+        for name in ("metrics", "roles", "eval", "skills")
+    )
+    last = metrics.iloc[-1]
+    number, seconds = int(last["iteration"]), last["rollout_seconds"] + last["update_seconds"]
+    said = roles[roles["iteration"] == number].set_index("role")
+    end = outcomes[outcomes["step"] == number]
+    run = "runs/tiny-s/voting-sp-math-s0"
+    printed = [
+        iteration_line(
+            number, number, last["reward"], last["accuracy"], seconds, 0, dict(said["tokens"] / said["rows"]), []
+        ),
+        validation_line(
+            number, end["reward"].mean(), end["correct"].mean(), len(end),
+            skills[skills["step"] == number].to_dict("records"),
+        ),
+        "voting-sp-math-s0 is finished",
+        *result_lines(outcomes),
+        f"  folder      {run}",
+        f"  to see it   multirole inspect {run}",
+        f"  inspector   {run}/inspector.html",
+        "  notebook    runs/tiny-s/voting-sp.html",
+    ]  # fmt: skip
+    assert "\n".join(["```", *printed, "```"]) in README
 
 
 NUMBER = r"([+−]?\d+\.\d)"
