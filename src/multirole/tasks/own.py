@@ -157,8 +157,10 @@ def _rows(data: Data) -> Iterable[Mapping[str, Any]]:
         return data
     path = Path(data).expanduser()
     if path.suffix not in SUFFIXES or not path.is_file():
+        missing = f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
         raise DataError(
-            f"The rows of a task must be a file ({', '.join(SUFFIXES)}), a dataset or a list, got {str(path)!r}."
+            f"The rows of a task must be a file ({', '.join(SUFFIXES)}), a dataset or a list, got {str(path)!r}"
+            f"{missing * (not path.exists())}."
         )
     return read_rows(path)
 
