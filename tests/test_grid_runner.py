@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from papermill.cli import _resolve_type as papermill_value
 
 from multirole.experiment.folders import folder_of
 from multirole.experiment.presets import SCALES
@@ -53,6 +52,8 @@ def finish(folder: Path) -> Path:
 
 def commands(output: str) -> dict[str, tuple[str, dict[str, object]]]:
     """Executed notebook -> its source and its parameters, as papermill's command line would read them."""
+    from papermill.cli import _resolve_type as papermill_value  # its imports take seconds, of every worker at the top
+
     found = {}
     for line in re.findall(r"^(?:Shell command: )?(exec flock .*) < /dev/null$", output, re.MULTILINE):
         words = shlex.split(line)

@@ -148,15 +148,14 @@ def of_role(replies: Sequence[Reply]) -> dict[str, float]:
         if key not in first or reply.round < first[key][0]:
             first[key] = (reply.round, turn.is_boxed)
     tokens, characters = [reply.n_tokens for reply in replies], [len(reply.text) for reply in replies]
+    quantiles = {"length": np.quantile(tokens, [0.5, 0.95]), "chars": np.quantile(characters, [0.5, 0.95])}
     openers = len({turn.opener for turn in turns})
     alike, n_pairs = slot_jaccard(replies)
     values: dict[str, Any] = {
         "truncated_rate": sum(reply.finish_reason == "length" for reply in replies) / n,
         "length_mean": sum(tokens) / n,
-        "length_p50": np.quantile(tokens, 0.5),
-        "length_p95": np.quantile(tokens, 0.95),
-        "chars_p50": np.quantile(characters, 0.5),
-        "chars_p95": np.quantile(characters, 0.95),
+        **{f"{name}_p50": value for name, (value, _) in quantiles.items()},
+        **{f"{name}_p95": value for name, (_, value) in quantiles.items()},
         "boxed_rate": sum(turn.is_boxed for turn in turns) / n,
         "box_retention": sum(is_boxed for _, is_boxed in first.values()) / len(first),
         "verdict_rate": sum(turn.verdict != "unparsed" for turn in turns) / n,

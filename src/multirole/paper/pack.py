@@ -169,7 +169,7 @@ def _append(path: Path, added: list[tuple[str, Path]], kept: list[str]) -> None:
 
 def _write(path: Path, parts: Iterable[pa.Table]) -> None:
     """Write tables of one schema to a Parquet file in large row groups; an old file is replaced when the new one is whole."""
-    aside, held, writer = path.with_name(f"{path.name}.tmp"), [], None
+    aside, held, n_bytes, writer = path.with_name(f"{path.name}.tmp"), [], 0, None
     for part in parts:
         if writer is None:
             schema = part.schema.remove_metadata()
@@ -180,9 +180,10 @@ def _write(path: Path, parts: Iterable[pa.Table]) -> None:
                 column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
             )  # fmt: skip
         held.append(part.cast(writer.schema))
-        if sum(table.nbytes for table in held) > GROUP_BYTES:
+        n_bytes += held[-1].nbytes
+        if n_bytes > GROUP_BYTES:
             writer.write_table(pa.concat_tables(held), row_group_size=2**31)
-            held = []
+            held, n_bytes = [], 0
     if held:
         writer.write_table(pa.concat_tables(held), row_group_size=2**31)
     writer.close()
