@@ -1,10 +1,12 @@
 """Every completion token belongs to exactly one role; no prompt or pad token belongs to any."""
 
+import pytest
 import torch
 from trainers import episodes_of
 
+from multirole.core.distributed import shard
 from multirole.core.policy import parse_policy
-from multirole.core.rows import Row, collate, micro_batches, mini_batches
+from multirole.core.rows import Row, collate, micro_batches, mini_batches, padded
 from multirole.experiment.released_code import mountain, sequential
 from multirole.workflows import OrchWorkers, Voting
 
@@ -44,6 +46,21 @@ def test_batching_neither_drops_nor_repeats_a_row():
 def test_micro_batches_keep_their_token_budget():
     for micro in micro_batches(make_rows(Voting(), n_problems=5), 200):
         assert len(micro) == 1 or len(micro) * max(row.length for row in micro) <= 200
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 8, 1000])
+def test_processes_share_all_rows_evenly_within_the_budget(n, is_sharded):
+    rows = make_rows(Voting(), n_problems=5)
+    shares = [shard(rows, 200, rank, [0.0] * n, is_sharded) for rank in range(n)]
+    micros = [micro for share in shares for micro, weight in share if weight]
+    assert sorted(id(row) for micro in micros for row in micro) == sorted(id(row) for row in rows)
+    assert all(len(micro) == 1 or padded(micro) <= 200 for micro in micros)
+    if is_sharded:
+        assert len({len(share) for share in shares}) == 1, "every process must run equally many passes"
+    elif n <= 8:
+        loads = [sum(map(padded, (micro for micro, _ in share))) for share in shares]
+        assert max(loads) - min(loads) <= max(map(padded, micros))
 
 
 def test_mini_batch_sizes_by_hand():

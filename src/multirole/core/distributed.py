@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from multirole.core.rows import Row, micro_batches
+from multirole.core.rows import Row, even_micro_batches, micro_batches, padded
 
 
 def processes() -> PartialState:
@@ -54,19 +54,27 @@ def all_reduce(tensors: list[Tensor]) -> None:
 
 
 def shard(
-    rows: list[Row], max_tokens: int, rank: int, size: int, is_sharded: bool, first: int = 0
+    rows: list[Row], max_tokens: int, rank: int, loads: list[float], is_sharded: bool, cost: float = 1.0
 ) -> list[tuple[list[Row], float]]:
     """One process's micro-batches and their weights: 1, or 0 for a row that is repeated to keep FSDP2's processes in step.
 
-    Rows are dealt in the order of their lengths, so that processes have equally many of each length. `first` is the process
-    that is dealt to first.
+    `loads` holds the work of every process so far; a micro-batch goes to the one with the least, and adds `cost` times its
+    tokens. Under FSDP2 every pass ends for all at once, and its micro-batches are of a size.
     """
+    n = len(loads)
+    if n == 1:
+        return [(batch, 1.0) for batch in micro_batches(rows, max_tokens)]
+    batches = even_micro_batches(rows, max_tokens, n)
+    if is_sharded:
+        missing = -len(batches) % n
+        dealt = [(batch, 1.0) for batch in batches] + [(batches[-1][-1:], 0.0)] * missing
+        return dealt[rank::n]
     own = []
-    for batch in micro_batches(rows, max_tokens, size):
-        if mine := batch[(rank - first) % size :: size]:
-            own.append((mine, 1.0))
-        elif is_sharded:
-            own.append((batch[:1], 0.0))
+    for batch in batches:
+        least = loads.index(min(loads))
+        loads[least] += cost * padded(batch)
+        if least == rank:
+            own.append((batch, 1.0))
     return own
 
 

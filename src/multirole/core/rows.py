@@ -89,20 +89,30 @@ def loss_mass(rows: list[Row], loss_type: str) -> int:
     return len(rows)
 
 
-def micro_batches(rows: list[Row], max_tokens: int, n_shares: int = 1) -> list[list[Row]]:
-    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits).
+def padded(batch: list[Row]) -> int:
+    """Tokens of a batch with its padding."""
+    return len(batch) * max(row.length for row in batch)
 
-    With `n_shares`, every n-th row of a batch is a share, and the size is that of a share. Only the last batch has shares of
-    unequal numbers of rows.
-    """
+
+def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
+    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits)."""
     batches: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
-        n = len(batches[-1]) if batches else 0
-        if n % n_shares or (n and (n // n_shares + 1) * batches[-1][0].length <= max_tokens):
+        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= max_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])
     return batches
+
+
+def even_micro_batches(rows: list[Row], max_tokens: int, n: int) -> list[list[Row]]:
+    """Micro-batches of near-equal padded size for `n` processes, no more than a multiple of `n`; the largest first."""
+    most = -(-len(micro_batches(rows, max_tokens)) // n) * n
+    low, high = 1, max_tokens
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(micro_batches(rows, middle)) <= most else (middle + 1, high)
+    return sorted(micro_batches(rows, low), key=padded, reverse=True)
 
 
 def text_metrics(rows: list[Row]) -> dict[str, float]:

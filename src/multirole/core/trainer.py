@@ -378,17 +378,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for row in rows:
             beta = self.betas[row.turn.role]
             groups[bool(row.advantage or beta), beta, None if sums else part_of(row)].append(row)
-        n_dealt = 0
+        loads = [0.0] * self.accelerator.num_processes
         with merged(self.peft_model, adapter, sums) if sums else nullcontext():
             for (has_gradient, beta, part), owned in groups.items():
                 self.peft_model.zero_grad(set_to_none=True)
-                for micro, weight in self.shard(owned, n_dealt):
+                for micro, weight in self.shard(owned, loads, 3.0 if has_gradient else 1.0):
                     micro.sort(key=lambda row: parts[part_of(row)])
                     if sums:
                         sums.set_rows([parts[part_of(row)] for row in micro])
                     weight *= loss_mass(micro, self.args.loss_type) / whole
                     losses.append((micro, self._backward(model, micro, weight, beta, has_gradient)))
-                n_dealt += len(owned)
                 if not sums and has_gradient:
                     gradients[parts[part]] += gradient_of(params)
         loss = sum((one for _, one in losses), torch.zeros((), device=gradients.device))
@@ -403,12 +402,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         set_gradient(params, gradient)
         return params, loss
 
-    def shard(self, rows: list[Row], first: int = 0) -> list[tuple[list[Row], float]]:
-        """The micro-batches of `rows` that this process computes, with their weights; the `first`-th process is dealt to first."""
-        accelerator = self.accelerator
-        return shard(
-            rows, self.args.micro_batch_tokens, accelerator.process_index, accelerator.num_processes, self.is_sharded, first
-        )  # fmt: skip
+    def shard(self, rows: list[Row], loads: list[float] | None = None, cost: float = 1.0) -> list[tuple[list[Row], float]]:
+        """The micro-batches of `rows` that this process computes, with their weights; `loads` of `distributed.shard`."""
+        loads = [0.0] * self.accelerator.num_processes if loads is None else loads
+        rank = self.accelerator.process_index
+        return shard(rows, self.args.micro_batch_tokens, rank, loads, self.is_sharded, cost)
 
     def _refuse(self, losses: list[tuple[list[Row], Tensor]]) -> None:
         """Raise for the first micro-batch of any process whose loss is not finite; for all processes to call."""
