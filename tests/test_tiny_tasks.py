@@ -33,6 +33,20 @@ def test_splits_are_disjoint_large_and_deterministic(task):
     assert task.problems("train", 10) == train[:10]
 
 
+def test_specifications_of_one_function_behave_alike():
+    same = ["sort, reverse, take first 2, sum", "reverse, sort, sort, reverse, take first 2, sum"]
+    other = ["sort, take first 2, sum", "sort, reverse, take first 3, sum"]
+    assert len({tiny_code.behaviour(question) for question in same}) == 1
+    assert len({tiny_code.behaviour(question) for question in same + other}) == 3
+
+
+def test_how_many_validation_problems_were_trained_on_in_other_words():
+    train, validation = (TASKS["tiny_code"].problems(*split) for split in (("train", 4096), ("validation", 256)))
+    known, asked = ([tiny_code.behaviour(p.question) for p in problems] for problems in (train, validation))
+    known = set(known)
+    assert sum(one in known for one in asked) == 74 and sum(len(set(one)) == 1 for one in asked) == 7
+
+
 @pytest.mark.parametrize(("module", "length"), [(tiny_math, 0), (tiny_code, 3)], ids=TASKS)
 def test_the_number_of_steps_changes_the_problems_and_not_the_split_rule(module, length):
     easy = list(islice(module.stream("validation", random.Random(0), (3, 3)), 64))

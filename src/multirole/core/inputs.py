@@ -17,6 +17,8 @@ from multirole.core.types import Episode, Problem
 if TYPE_CHECKING:
     from datasets import Dataset
 
+LARGEST_REWARD = 1e6
+"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
 INDEX = "_index"
 """Column that carries a row's place in the dataset through TRL's data loader."""
 
@@ -91,8 +93,17 @@ def set_max_steps(args: MultiRoleGRPOConfig, dataset: "Dataset") -> None:
         args.max_steps = math.ceil(args.num_train_epochs * len(dataset) / args.n_problems)
 
 
+def check_reward(source: str, problem: Problem, reward: float) -> None:
+    """Refuse a reward that is NaN or larger than `LARGEST_REWARD` (ValueError)."""
+    if not abs(reward) <= LARGEST_REWARD:
+        raise ValueError(
+            f"{source} gave problem {problem.id!r} the reward {reward}. A reward must be a number between {-LARGEST_REWARD:g} and "
+            f"{LARGEST_REWARD:g}."
+        )
+
+
 def checked_reward(function: Any) -> Any:
-    """The reward function with its failures reported by its name: an exception, or a reward that is not a finite number.
+    """The reward function with its failures reported by its name: an exception, or a reward that `check_reward` refuses.
 
     None stays allowed (TRL leaves that episode out). Reward models and their names pass unchanged.
     """
@@ -109,11 +120,8 @@ def checked_reward(function: Any) -> Any:
 
     def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
-            if reward is not None and not math.isfinite(reward):
-                raise ValueError(
-                    f"The reward function {name!r} returned {reward} for problem {episode.problem.id!r}. Return a finite number, or None "
-                    "to leave an episode out."
-                )
+            if reward is not None:
+                check_reward(f"The reward function {name!r}", episode.problem, reward)
         return rewards
 
     @wraps(function)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.settings import Refused
 from multirole.experiment.storage import sha256, sums_of, write_text
 
 logger = logging.getLogger(__name__)
@@ -88,9 +90,10 @@ def outcome_of(folder: Path) -> dict[str, object] | None:
 def claim(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, `flock` on the file `LOCK`, which names the holder; ValueError if another process holds it.
 
-    The system releases it when its holder dies; a `LOCK` that stays is taken over.
+    The system releases it when its holder dies; a `LOCK` that stays is taken over. A folder in which no run was begun
+    before is removed where the run is refused.
     """
-    path = folder / LOCK
+    path, is_new = folder / LOCK, not (folder / "config.json").exists()
     lock = FileLock(path, timeout=PATIENCE)
     try:
         lock.acquire(poll_interval=0.1)
@@ -105,6 +108,10 @@ def claim(folder: Path) -> Iterator[None]:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}, started {started}")
         yield
+    except Refused:
+        if is_new:
+            shutil.rmtree(folder)
+        raise
     finally:
         path.unlink(missing_ok=True)  # while it is held, so that nobody else's goes
         lock.release()

@@ -22,6 +22,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 
 from multirole import sandbox
@@ -30,7 +31,7 @@ from multirole.core.distributed import full, gather_objects, processes
 from multirole.core.engine import Engine
 from multirole.core.gradients import local
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
-from multirole.core.inputs import add_adapters
+from multirole.core.inputs import add_adapters, check_reward
 from multirole.core.policy import adapter_names
 from multirole.core.rollout import PromptOverflow, in_thread
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -61,7 +62,6 @@ from multirole.experiment.storage import reporting, writing
 
 logger = logging.getLogger(__name__)
 
-LARGEST_REWARD = 1e6
 SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "lr_clock", "weight_decay", "max_grad_norm", "updates", "step_tokens",
     "advantage_group", "old_logprobs", "max_prompt_tokens", "micro_batch_tokens",
@@ -76,14 +76,16 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
     Hub cannot be reached. Memory and disk are `multirole.plan.check`'s.
     """
     missing = stopping(look(cell, launch))
+    trackers = launch.report_to if launch.report_to in ("none", "all") else launch.report_to.split(",")
     checks: dict[str, Callable[[], object]] = {
         "the base model": lambda: check_model(cell, locate(cell, may_download=not missing), engine_of(cell)),
         "the task's rows": lambda: cell.make_task().problems("validation", cell.n_validation),
+        "a tracker": lambda: [tracker() for tracker in get_reporting_integration_callbacks(trackers)],
     }
     for what, check in checks.items():
         try:
             check()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:  # a tracker that is not installed is a RuntimeError
             missing.append(f"{what}: {error}")
     if missing:
         numbered = "\n".join(f"{i}. {what}" for i, what in enumerate(missing, start=1))
@@ -235,11 +237,7 @@ class TaskReward:
         """The task's rewards; `problems` may be the trainer's, which know the dataset's columns only."""
         rewards = self.task.score([self.problems[problem.id] for problem in problems], texts)
         for problem, reward in zip(problems, rewards, strict=True):
-            if not abs(reward.value) <= LARGEST_REWARD:
-                raise ValueError(
-                    f"The task {self.task.name!r} gave problem {problem.id!r} the reward {reward.value}. A reward must be a number "
-                    f"between {-LARGEST_REWARD:g} and {LARGEST_REWARD:g}."
-                )
+            check_reward(f"The task {self.task.name!r}", problem, reward.value)
         return rewards
 
     def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
