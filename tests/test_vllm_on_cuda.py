@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
+from toy_qwen3 import adapter_of
 from trainers import build_model
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.engine import Request
 from multirole.engines import vllm_engine
@@ -129,25 +128,9 @@ def test_one_thread_makes_every_call_in_the_recorded_order(fake, tokenizer, monk
     assert len({path for path, _, _ in fake.published}) == 6, "a path used twice would be served from its cache"
 
 
-def of_the_06b_shape():
-    """A rank-64 adapter on Qwen3-0.6B, whose base is on the meta device."""
-    s = MODELS["0.6b"].shape
-    config = Qwen3Config(
-        vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
-        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim, tie_word_embeddings=True,
-    )  # fmt: skip
-    with torch.device("meta"):
-        lora = LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(Qwen3ForCausalLM(config), lora, adapter_name="a")
-    for name, module in model.named_modules():
-        if name.endswith((".lora_A.a", ".lora_B.a")):
-            module.to_empty(device="cpu")
-    return model
-
-
 def test_an_adapter_is_published_through_a_shared_memory_that_is_too_small(fake, monkeypatch, tmp_path):
     """At the 0.6B shape in the 64 MB that containers grant: to the temporary folder, in half the bytes of float32."""
-    model, size = of_the_06b_shape(), 28 * 64 * 22_528  # parameters
+    model, size = adapter_of(MODELS["0.6b"].shape), 28 * 64 * 22_528  # parameters
     usage = {vllm_engine.SHARED_MEMORY: 64 * 2**20}
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=usage.get(path, 2**40)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,8 +1,11 @@
 """Random Qwen3 models of a toy shape, and a tokenizer over bytes with the special tokens and the chat format of Qwen3."""
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from multirole.experiment.presets import Shape
 
 QWEN3_CHAT = (  # the structure of Qwen3's own template: thinking off writes an empty think block in front of the reply
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -33,3 +36,23 @@ def toy_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0, **shape: object
     }  # fmt: skip
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(**usual | shape))
+
+
+def config_of(s: Shape) -> Qwen3Config:
+    """The configuration of a Qwen3 of this shape."""
+    return Qwen3Config(
+        vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
+        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim, tie_word_embeddings=True,
+        max_position_embeddings=40960,
+    )  # fmt: skip
+
+
+def adapter_of(s: Shape) -> PeftModel:
+    """A rank-64 adapter "a" in memory, on a Qwen3 of this shape without any."""
+    with torch.device("meta"):
+        lora = LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(Qwen3ForCausalLM(config_of(s)), lora, adapter_name="a")
+    for name, module in model.named_modules():
+        if name.endswith((".lora_A.a", ".lora_B.a")):
+            module.to_empty(device="cpu")
+    return model

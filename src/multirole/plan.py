@@ -13,15 +13,21 @@ Times are a roofline under the assumptions that `ASSUMED` names and the command 
 
 import argparse
 import os
+import random
 import shutil
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from multirole.core.distributed import shard
 from multirole.core.policy import adapter_names
+from multirole.core.rows import Row, optimizer_steps, padded
+from multirole.core.types import Turn
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
@@ -315,7 +321,7 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
     tokens = cell.n_problems * cell.n_episodes * sum(slots * (prompt + reply) for slots, prompt, _ in calls(cell))
     passes = 2 + 2 + 2 * launch.recomputes(cell.scale)  # forward, backward to the inputs alone, forward again
     passes += 2 * (cell.old_logprobs == "recomputed") + 2 * any(cell.anchors.values()) + 2 * cell.diagnostics
-    update = passes * s.parameters * tokens / (n * value["update_flops"] * peak)
+    update = passes * s.parameters * tokens / (n * (1 - idle(cell, launch)) * value["update_flops"] * peak)
     n_validations = 1 + -(-cell.iterations // cell.eval_every)
     n_validation = cell.n_validation or N_VALIDATION.get(cell.task_label, 1000)
     seconds = {
@@ -325,6 +331,45 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
         "start": 60 * value["start_minutes"],
     }
     return {phase: found / 3600 for phase, found in seconds.items()}
+
+
+def idle(cell: Cell, launch: Launch) -> float:
+    """The part of an update in which a process waits for others, by dealing made-up rows as the trainer deals real ones.
+
+    Replies have log-normal lengths with the assumed mean, and every other episode an advantage. Scoring a row takes a third of
+    training it.
+    """
+    n, rng, work = launch.n_processes, random.Random(0), [0.0, 0.0]  # of the slowest process, and the mean
+    if n == 1:
+        return 0.0
+    roles, mean = list(cell.make_workflow().roles), ASSUMED["mean_reply"][0] * cell.max_response_tokens
+    rows: list[Row] = []
+    for episode in range(cell.n_problems * cell.n_episodes):
+        for i, (slots, prompt, _) in enumerate(calls(cell)):
+            role = roles[i % len(roles)]
+            for slot in range(slots):
+                reply = min(cell.max_response_tokens, max(1, round(mean * rng.lognormvariate(-0.32, 0.8))))
+                turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")  # type: ignore[arg-type]
+                rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))  # type: ignore[arg-type]
+    rng.shuffle(rows)
+    given: Any = SimpleNamespace(**dict(cell) | {"n_episodes": cell.n_problems * cell.n_episodes})
+    for adapter in adapter_names(cell.policy):
+        for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], given):
+            parts, loads = defaultdict(list), [0.0] * n
+            for row in step:
+                part = (row.turn.role, row.turn.slot) if cell.dtype != "float32" or launch.is_sharded else None
+                parts[bool(row.advantage), part].append(row)
+            passes: list[list[float]] = [[] for _ in range(n)]
+            for (is_trained, _), owned in parts.items():
+                cost = 3.0 if is_trained else 1.0
+                for rank in range(n):
+                    now = loads if rank == n - 1 else list(loads)
+                    own = shard(owned, cell.micro_batch_tokens, rank, now, launch.is_sharded, cost)
+                    passes[rank] += [cost * padded(micro) for micro, _ in own]
+            # FSDP2's processes wait for each other in every pass, others at the end of a step
+            work[0] += sum(map(max, zip(*passes, strict=True))) if launch.is_sharded else max(map(sum, passes))
+            work[1] += sum(cost for own in passes for cost in own) / n
+    return 1 - work[1] / work[0]
 
 
 def grid(scale: str, given: dict[str, object], device: str) -> pd.DataFrame:
@@ -371,18 +416,17 @@ def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 
 
 def disk_need(cell: Cell) -> int:
-    """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every saved step.
+    """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every evaluated step.
 
     A checkpoint is the adapters with AdamW's two moments, and their running means where a remedy keeps them. Tables are
     small beside them and not counted.
     """
     from multirole.experiment.checkpoints import KEPT
 
-    every = (cell.eval_every, cell.save_every)
     saved = 4 if cell.on_alarm == "rollback" else BYTES[cell.dtype]  # bytes of a number; checkpoints hold float32
-    kept = {0, cell.iterations} | {step for gap in every for step in range(gap, cell.iterations, gap)}
+    n_evaluated = -(-cell.iterations // cell.eval_every)
     checkpoint = (4 if cell.coherence_penalty else 3) * adapters(cell)
-    return (KEPT + 1) * checkpoint + len(kept) * adapters(cell) * saved // 4
+    return (KEPT + 1) * checkpoint + n_evaluated * adapters(cell) * saved // 4
 
 
 def check_disk(cell: Cell, folder: Path) -> None:
@@ -393,7 +437,7 @@ def check_disk(cell: Cell, folder: Path) -> None:
     if free + sum(path.stat().st_size for path in saved) < need:
         raise ValueError(
             f"{folder} has {free / 2**20:.0f} MiB free, but checkpoints and adapters of {cell.iterations} iterations take "
-            f"{need / 2**20:.0f} MiB. Use a results_dir on a larger disk, raise save_every, or free some space."
+            f"{need / 2**20:.0f} MiB. Use a results_dir on a larger disk, raise eval_every, or free some space."
         )
 
 
@@ -440,7 +484,8 @@ def main(argv: list[str]) -> int:
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, arguments.device).items())
         lines.append(
-            f"Layers are {layers}. Hours on {launch.n_processes} x {arguments.device}: {phases}, assuming {assumptions()}."
+            f"Layers are {layers}. Hours on {launch.n_processes} x {arguments.device}: {phases}; processes wait for each other in "
+            f"{idle(cell, launch):.0%} of an update. Assumed: {assumptions()}."
         )
     sys.stdout.write("\n".join([*lines, found.verdict()]) + "\n")
     return 0 if found.fits else 1

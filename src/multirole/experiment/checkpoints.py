@@ -3,7 +3,7 @@
     checkpoints/staging/            where the trainer writes the next one; nothing reads it
     checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; manifest.json, written
                                     last, has the sha256 of each file and of the adapters so far, and the cell's configuration
-    adapters/step_N/                the adapters of each evaluation and each checkpoint; they stay when the checkpoint goes
+    adapters/step_N/                the adapters of each evaluation; they stay when the checkpoint goes
 
 A checkpoint is staged, hashed, synced and renamed. The newest two stay, so that a damaged one has another behind it.
 """

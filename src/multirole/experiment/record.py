@@ -11,7 +11,7 @@
     eval.parquet                        evaluation step x problem
     skills.parquet                      evaluation step x role x measure
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
-    adapters/step_*/<adapter>/          PEFT adapters of every evaluation and every checkpoint
+    adapters/step_*/<adapter>/          PEFT adapters of every evaluation
     checkpoints/                        what a resume needs (`checkpoints`); the newest two
     LOCK                                which process is writing all this (`folders.claim`); gone when it ends
     DONE                                sha256 of every file above but checkpoints: the run is complete

@@ -52,7 +52,7 @@ from multirole.experiment.models import locate
 from multirole.experiment.own import dry_run
 from multirole.experiment.preflight import look, stopping
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.progress import Progress, announced, conclude, introduce, say
+from multirole.experiment.progress import Progress, alive, announced, conclude, introduce, say
 from multirole.experiment.provenance import add_session
 from multirole.experiment.record import Recorder, Recording
 from multirole.experiment.released_code import RENDERERS, RowCuts
@@ -285,12 +285,11 @@ class CellTrainer(MultiRoleGRPOTrainer):
         if self.recorder is None:
             return
         target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
-        if not target.exists():  # an evaluation comes before a checkpoint
+        if not target.exists():  # the last step may be evaluated twice
             with writing(target) as aside:
                 self.peft_model.save_pretrained(aside, state_dict=weights)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self.save_adapters()
         with reporting(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
             if self.recorder is not None:
@@ -396,7 +395,8 @@ def run_cell(
             held.close()  # and the first of them claims the folder
             spawn(cell.parameters(), launch, stop.run)
         else:
-            _train(cell, launch, folder, stop, callbacks or [], examine)
+            with alive(is_main):
+                _train(cell, launch, folder, stop, callbacks or [], examine)
     return folder
 
 
