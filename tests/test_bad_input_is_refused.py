@@ -1,9 +1,14 @@
 """Bad input is refused before any compute, in a sentence that names the parameter and what was given."""
 
+import json
 import os
 import re
+from pathlib import Path
 
+import bad_inputs
 import pytest
+from bad_inputs import END, START, table
+from trainers import slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import evaluation_parameters
@@ -11,76 +16,36 @@ from multirole.experiment.folders import open_folder
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Refused
 
-CELLS = [
-    ({"workflow": "votin"}, "`workflow` must be .*, got 'votin'. Did you mean 'voting'"),
-    ({"workflow": "no-such.py:Debate"}, "`workflow` .*'no-such.py:Debate'"),
-    ({"workflow": 3}, "3 must have a coroutine method `async def run"),
-    ({"workflow": object}, "object.* must have a coroutine method `async def run"),
-    ({"policy": "spp"}, "`policy` must be .*'spp'"),
-    ({"policy": ""}, "`policy` must be .*''"),
-    ({"policy": "generator=a"}, r"\['aggregator'\]"),
-    ({"policy": "generator=a,aggregator=b,judge=c"}, r"\['judge'\]"),
-    ({"policy": "generator=a,aggregator=b,generator=c"}, "twice"),
-    ({"policy": "generator=a.b,aggregator=c"}, "'a.b'"),
-    ({"task": "maths"}, "`task` must be .*'maths'. Did you mean 'math'"),
-    ({"scale": "tiny"}, "`scale` must be 'tiny-s', .*, got 'tiny'. Did you mean 'tiny-s'"),
-    ({"scale": "8b"}, "`scale` must be .*, got '8b'"),
-    ({"preset": "papre"}, "`preset` must be 'paper' or 'released_code', got 'papre'. Did you mean 'paper'"),
-    ({"seed": "x"}, "`seed` must be a valid integer, got 'x'"),
-    ({"seed": 1.5}, "`seed` must be a valid integer, got 1.5"),
-    ({"seed": -1}, "`seed` must be greater than or equal to 0, got -1"),
-    ({"seed": 2**40}, "`seed` must be less than or equal to 4294967295, got 1099511627776"),
-    ({"iterations": 0}, "`iterations` must be greater than or equal to 1, got 0"),
-    ({"iterations": True}, "`iterations` must be a valid integer, got True"),
-    ({"n_voters": 0}, "`n_voters` must be greater than or equal to 1, got 0"),
-    ({"n_episodes": 1}, "`n_episodes` must be greater than or equal to 2, got 1"),
-    ({"learning_rate": "fast"}, "`learning_rate` must be a valid number, got 'fast'"),
-    ({"learning_rate": float("nan")}, "`learning_rate` must be a finite number, got nan"),
-    ({"max_grad_norm": 0.0}, "`max_grad_norm` must be greater than or equal to 0.000001, got 0.0"),
-    ({"dual_clip": 0.5}, "`dual_clip` must be greater than or equal to 1, got 0.5"),
-    ({"kl_anchor": -1}, "`kl_anchor` must be a number >= 0, or a dict .*, got -1"),
-    ({"kl_anchor": {"judge": 1.0}}, r"`kl_anchor` must be .*\(generator, aggregator\), got {'judge': 1.0}"),
-    ({"kl_anchor": "strong"}, "`kl_anchor` must be a valid dictionary, got 'strong'"),
-    ({"coherence_penalty": 1.5}, "`coherence_penalty` must be less than or equal to 1, got 1.5"),
-    ({"balance_roles": -1.0}, "`balance_roles` must be greater than or equal to 0, got -1.0"),
-    ({"engine": "cuda"}, "`engine` must be 'auto', 'transformers' or 'vllm', got 'cuda'"),
-    ({"code_reward": "some"}, "`code_reward` must be 'fraction' or 'all_pass', got 'some'"),
-    ({"dtype": "float16"}, "`dtype` must be 'float32' or 'bfloat16', got 'float16'"),
-    ({"allow_unsafe_code": "yes"}, "`allow_unsafe_code` must be a valid boolean, got 'yes'"),
-    ({"n_votters": 3}, "`n_votters` is not a known parameter. Did you mean 'n_voters'"),
-    ({"n_train": 8}, "`n_train` must be at least `n_problems` (.*), got 8"),
-    ({"warmup_iterations": 61}, "`warmup_iterations` must be at most the 60 ticks of `iterations`, got 61"),
-    ({"learning_rate": 1e300}, "`learning_rate` must be less than or equal to 10, got 1e\\+300"),
-    ({"iterations": 10**9}, "`iterations` must be less than or equal to 1000000, got 1000000000"),
-    ({"n_episodes": 10**9}, "`n_episodes` must be less than or equal to 10000, got 1000000000"),
-    ({"lora_rank": 10**9}, "`lora_rank` must be less than or equal to 512, got 1000000000"),
-    ({"updates": "tokens"}, "`updates=.tokens.` needs `step_tokens`"),
-    ({"step_tokens": 100}, "`updates=.tokens.` needs `step_tokens`.*got 100"),
-    ({"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, "minibatch_split='even'"),
-    ({"model": "a-model"}, "`model` replaces what is embedded at scale='tiny-s', got 'a-model'. Write scale='0.6b'"),
-    ({"scale": "0.6b", "model": "no-such-folder"}, "`model` must be an existing local path, got 'no-such-folder'"),
-    ({"scale": "0.6b", "data": "no-such-file"}, "`data` must be an existing local path, got 'no-such-file'"),
-]
-LAUNCHES = [
-    ({"n_processes": 0}, "`n_processes` must be greater than or equal to 1, got 0"),
-    ({"n_processes": 2.0}, "`n_processes` must be a valid integer, got 2.0"),
-    ({"sharding": "zero3"}, "`sharding` must be 'none' or 'fsdp2', got 'zero3'"),
-    ({"vllm_memory": 40}, "`vllm_memory` must be less than 1, got 40"),
-    ({"vllm_tensor_parallel": "two"}, "`vllm_tensor_parallel` must be a valid integer, got 'two'"),
-    ({"results_dir": ""}, "`results_dir` must have at least 1 character, got ''"),
-]
+ROOT = Path(__file__).parents[1]
+QUICK = ("names", "impossible together", "own workflows and tasks", "rows")
 
 
-@pytest.mark.parametrize(("fields", "message"), CELLS)
-def test_cell_refuses(fields, message):
-    with pytest.raises(ValueError, match=message):
-        Cell(**{"workflow": "voting", "policy": "sp"} | fields)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return bad_inputs.whole_run(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(("fields", "message"), LAUNCHES)
-def test_launch_refuses(fields, message):
-    with pytest.raises(ValueError, match=message):
-        Launch(**fields)
+@pytest.mark.parametrize("name", slow_but(QUICK, bad_inputs.CLASSES))
+def test_every_bad_input_is_refused_in_a_sentence_before_anything_is_written(name, tmp_path):
+    with bad_inputs.on_a_bare_machine(tmp_path / "cache"):
+        assert bad_inputs.problems(bad_inputs.CLASSES[name], tmp_path / "cases") == {}
+
+
+@pytest.mark.slow
+def test_damaged_records_are_continued_from_what_is_whole_or_refused(whole, tmp_path):
+    assert bad_inputs.problems(bad_inputs.records(whole), tmp_path) == {}
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    outcome, text = bad_inputs.in_use(tmp_path)
+    assert outcome == "refused" and "two processes cannot write one run" in text
+
+
+def test_the_table_of_bad_inputs_is_the_one_that_was_measured():
+    found = json.loads((ROOT / "results" / "bench" / "bad_inputs.json").read_text())
+    assert bad_inputs.CLASSES.keys() < found.keys() and sum(counts["tried"] for counts in found.values()) > 700
+    assert sum(counts["otherwise"] for counts in found.values()) == 0
+    assert f"{START}{table(found)}{END}" in (ROOT / "docs" / "reliability.md").read_text()
 
 
 def test_every_mistake_is_named_at_once():
@@ -94,7 +59,14 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
     assert cell.id == "voting-sp-math-s0" and launch == Launch(results_dir="runs")
     with pytest.raises(ValueError, match="`worklow` is not a known parameter. Did you mean 'workflow'"):
         Cell.from_parameters(good | {"worklow": "single"})
-    for name, value in (("seeed", [1, 2]), ("iteratons", None), ("seed", [1]), ("seed", ""), ("task", ""), ("_seed", 1)):
+    for name, value in (
+        ("seeed", [1, 2]),
+        ("iteratons", None),
+        ("seed", [1]),
+        ("seed", ""),
+        ("task", ""),
+        ("_seed", 1),
+    ):
         with pytest.raises(Refused, match=name):
             Cell.from_parameters(good | {name: value})
     assert Cell.from_parameters({}) == (Cell("voting", "sp"), Launch())  # Run All
@@ -171,7 +143,9 @@ def test_a_hash_is_of_the_settings_that_differ():
 def test_given_and_settled_values_have_different_types():
     cell = Cell("voting", "sp", learning_rate=1, n_problems=None)
     assert type(cell.learning_rate) is float and cell.n_problems == 16
-    assert not [name for name, value in cell if value is None and name not in ("model", "data", "step_tokens", "dual_clip")]
+    assert not [
+        name for name, value in cell if value is None and name not in ("model", "data", "step_tokens", "dual_clip")
+    ]
     with pytest.raises(ValueError, match="frozen"):
         cell.n_problems = 3
 
@@ -205,14 +179,6 @@ def test_a_changed_workflow_object_is_another_cell():
     assert Cell(Echo(), "sp") == Cell(Echo(), "sp") and Cell(Echo(), "sp").id != Cell(Changed(), "sp").id
     with pytest.raises(ValueError, match="path/to/file.py:Name"):
         Cell(Echo(), "sp").parameters()
-
-
-@pytest.mark.parametrize("name", ["voting", "../up", "two words", ""])
-def test_a_name_that_cannot_be_a_folders_is_refused(name):
-    workflow = Echo()
-    workflow.name = name
-    with pytest.raises(ValueError, match="built-in" if name == "voting" else "plain identifier"):
-        Cell(workflow, "sp")
 
 
 @pytest.mark.parametrize(("scale", "beyond"), [("tiny-s", {"dual_clip"}), ("0.6b", {"renderer"})])

@@ -85,7 +85,7 @@ class Caps(Settings):
 class Rewards(Settings):
     """Rewards of the built-in tasks, and what becomes of rewards."""
 
-    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released_code=0.0, ge=-1)
+    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released_code=0.0, ge=-1, le=1)
     code_reward: Literal["fraction", "all_pass"] = option(
         "of hidden tests, fraction or all_pass", "fraction", released_code="all_pass"
     )

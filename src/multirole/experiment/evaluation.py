@@ -27,7 +27,7 @@ class Choice(Settings):
     checkpoints: str | None = option(
         "early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None
     )
-    n_rollouts: int = option("episodes per problem", 1, ge=1)
+    n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
 
 
 class Evaluation(Choice):
@@ -48,7 +48,7 @@ class Evaluation(Choice):
 
     def __init__(self, cell: Cell, adapters: str = "own", checkpoints: str | None = None, n_rollouts: int = 1) -> None:
         if adapters == "base" or checkpoints is None:
-            checkpoints = CHECKPOINTS.get(adapters, "all")
+            checkpoints = CHECKPOINTS.get(str(adapters), "all")
         if adapters != "own":  # whose adapters these are is no part of the cell, and equal evaluations share a folder
             cell = cell.replace(policy="sp")
         Settings.__init__(self, cell=cell, adapters=adapters, checkpoints=checkpoints, n_rollouts=n_rollouts)

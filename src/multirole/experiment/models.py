@@ -30,7 +30,11 @@ def shape_of(cell: Cell) -> Shape:
     folder = local_folder(cell)
     if folder is None:
         return MODELS[cell.scale].shape
-    config = json.loads(_complete(folder).joinpath("config.json").read_text(encoding="utf-8"))
+    path = _complete(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid JSON file: {error}.") from error
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     if missing := [name for name in names if name not in config]:
         raise ValueError(

@@ -57,7 +57,15 @@ def _object(kind: str, given: object, builtin: Collection[str]) -> Any:
                 + did_you_mean(given, builtin)
             )
         given = load(given, kind)
-    return given() if isinstance(given, type) else given
+    if not isinstance(given, type):
+        return given
+    try:
+        return given()
+    except (Exception, SystemExit) as error:  # the user's own code
+        raise ValueError(
+            f"`{kind}` is the class {given.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
+            f"Pass an object, such as one that the file names `mine = {given.__name__}(...)`."
+        ) from error
 
 
 def load(spec: str, kind: str) -> Any:
@@ -139,6 +147,12 @@ def _play(workflow: Workflow, problem: Problem, reply: str, called: set[str], er
         if role not in workflow.roles or slot not in range(workflow.roles[role]):
             raise ValueError(
                 f"`call({role!r}, slot={slot})`: the roles and their numbers of slots are {workflow.roles}."
+            )
+        if not isinstance(messages, list) or not all(
+            isinstance(one, dict) and {"role", "content"} <= one.keys() for one in messages
+        ):
+            raise ValueError(
+                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
             )
         if next(count) > MAX_TURNS:
             raise ValueError(f"an episode may make at most {MAX_TURNS} calls.")
