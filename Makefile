@@ -92,7 +92,7 @@ export RUN_PAPERMILL
 cell: $(STAMP)
 	@mkdir -p "$$(dirname -- $(call quoted,$(OUT)))"
 	@printf 'Executing notebooks/train_cell.ipynb as %s\n' $(call quoted,$(OUT))
-	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --log-level WARNING --stdout-file - --stderr-file - \
+	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --report-mode --log-level WARNING --stdout-file - --stderr-file - \
 	  notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
 	  2> >(grep --line-buffered -v 'IPKernelApp. WARNING' >&2)
 	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
@@ -118,9 +118,9 @@ paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
 	$(BIN)/python -m multirole paper "$(FOLDER)" < /dev/null
 	for name in tables figures mechanisms $$(test ! -f "$(FOLDER)/study.json" || echo study); do \
-	  ( $(BIN)/python -m papermill -k python3 --no-progress-bar --start-timeout 600 notebooks/$$name.ipynb \
+	  ( $(BIN)/python -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600 notebooks/$$name.ipynb \
 	      "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null && \
-	    $(BIN)/python -m nbconvert --log-level WARN --to html "$(FOLDER)/$$name.ipynb" ) & started="$${started:-} $$!"; \
+	    $(BIN)/python -m nbconvert --log-level WARN --no-input --to html "$(FOLDER)/$$name.ipynb" ) & started="$${started:-} $$!"; \
 	done; \
 	for one in $$started; do wait $$one; done
 

@@ -32,7 +32,7 @@ CELLS = {cell.id: cell for cell in [*GRID.cells(), *(STUDY.cells() if STUDY else
 EVALUATIONS = {f"{what.name}/{what.cell.id}": what for what in [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]}
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
-PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --start-timeout 600"  # seconds, on a busy machine
+PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, what, gpus, **launch):
     """The command of one job: texts as they are (-r), maps as YAML (-y), others by their value (-p). It sees `gpus` GPUs and no others."""
