@@ -62,7 +62,7 @@ rule paper:  # packs, then the commands of `make paper`, which starts no runs
         "{sys.executable} -m multirole paper {FOLDER}\n"
         "for name in tables figures mechanisms $(test ! -f {FOLDER}/study.json || echo study); do\n"
         "  {PAPERMILL} notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
-        "  {sys.executable} -m nbconvert --log-level WARN --to html {FOLDER}/$name.ipynb\n"
+        "  {sys.executable} -m nbconvert --log-level WARN --no-input --to html {FOLDER}/$name.ipynb\n"
         "done"
 
 rule trained:
