@@ -29,7 +29,12 @@ def step(self, *args, **kwargs):
     return plain_step(self, *args, **kwargs)
 
 
+def be_a_gpus_process() -> None:
+    """Let accelerate shard what this process trains."""
+    PartialState.__init__, MultiRoleGRPOTrainer.optimizer_step = init, step
+
+
 def run_sharded(parameters: dict[str, object]) -> None:
     """Run a cell in this process, as one of several."""
-    PartialState.__init__, MultiRoleGRPOTrainer.optimizer_step = init, step
+    be_a_gpus_process()
     run_cell(*Cell.from_parameters(parameters))

@@ -1,22 +1,25 @@
-"""What the paper's scales combine and the embedded scale does not: bfloat16, vLLM, several processes, the doctor."""
+"""What the paper's scales combine and the embedded scale does not: bfloat16, vLLM, several processes, the doctor, waiting."""
 
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pandas as pd
+import processes
 import pytest
+import torch
+from examine_here import examine
+from fsdp2_on_cpu import be_a_gpus_process
+from toy_qwen3 import toy_model, toy_tokenizer
 from trainers import table
 
+from multirole import doctor
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
 from multirole.experiment.launch import Launch, spawn
 from multirole.experiment.run import run_cell
 
-HERE = Path(__file__).parent
 FIELDS = {
     "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_validation": 3,
     "n_train": 8, "eval_every": 2, "save_every": 2, "warmup_iterations": 1, "learning_rate": 5e-3, "old_logprobs": "recomputed",
@@ -25,22 +28,8 @@ FIELDS = {
 pytestmark = pytest.mark.slow
 
 
-def torchrun(script: str, parameters: dict, folder: Path) -> str:
-    """Two processes on this machine; their standard output."""
-    path = folder / "parameters.json"
-    path.write_text(json.dumps(parameters))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(HERE / script),
-        str(path),
-    ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def findings(logs: list[Path]) -> list[dict]:
+    return [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
 
 
 def same_rollouts(one: Path, other: Path, logprobs: float) -> None:
@@ -60,10 +49,16 @@ def test_two_processes_with_vllm(tmp_path):
     same_rollouts(one, other, 1e-3)
 
 
-def test_the_doctor_examines_two_processes(tmp_path):
-    found = [
-        json.loads(line) for line in torchrun("examine_here.py", FIELDS, tmp_path).splitlines() if line.startswith("{")
-    ]
+SHARDED = {"sharding": "fsdp2", "dtype": "bfloat16", "gradient_checkpointing": True, "temperature": 0.7}
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"sharding": "fsdp2"}, SHARDED], ids=["data-parallel", "fsdp2", "fsdp2-bfloat16"]
+)
+def test_the_doctor_examines_two_processes(layout, tmp_path):
+    logs = [tmp_path / f"log.{rank}" for rank in (0, 1)]
+    assert processes.run_together(2, tmp_path / "log", examine, FIELDS | layout) == [0, 0], logs[0].read_text()[-3000:]
+    found = findings(logs)
     assert {(one["rank"], one["check"]) for one in found} == {(rank, check) for rank in (0, 1) for check in CHECKS}
     assert [one for one in found if not one["holds"]] == []
 
@@ -71,12 +66,45 @@ def test_the_doctor_examines_two_processes(tmp_path):
 def test_the_doctor_passes_vllm_in_bfloat16(tmp_path):
     """The first sight of its margins where engine and trainer round apart from each other, as on a GPU."""
     pytest.importorskip("vllm")
-    path = tmp_path / "parameters.json"
-    path.write_text(json.dumps(FIELDS | {"engine": "vllm", "dtype": "bfloat16", "temperature": 0.7}))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "examine_here.py"), str(path)],
-        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(CHECKS), done.stderr[-3000:]
-    assert [one for one in found if not one["holds"]] == []
+    log, given = tmp_path / "log", FIELDS | {"engine": "vllm", "dtype": "bfloat16", "temperature": 0.7}
+    assert processes.run(log, examine, given, VLLM_ENABLE_V1_MULTIPROCESSING="0") == 0, log.read_text()[-3000:]
+    found = findings([log])
+    assert len(found) == len(CHECKS) and [one for one in found if not one["holds"]] == []
+
+
+def run_aloud(parameters: dict) -> None:
+    """As `multirole train` runs a cell of a paper's scale."""
+    cell, launch = Cell.from_parameters(parameters)
+    if launch.is_sharded:
+        be_a_gpus_process()
+    run_cell(cell, launch, examine=doctor.examiner(cell, launch))
+
+
+@pytest.mark.parametrize(("n_processes", "sharding"), [(1, "none"), (2, "none"), (2, "fsdp2")])
+def test_every_layout_says_what_its_first_minutes_go_to(n_processes, sharding, tmp_path):
+    """Each begins with a line and ends with its seconds, before the first iteration; other processes stay silent."""
+    tokenizer = toy_tokenizer()
+    toy_model(tokenizer).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    given = FIELDS | {
+        "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(Path(__file__).parent / "data" / "dapo_rows.jsonl"),
+        "max_response_tokens": 16, "max_prompt_tokens": 3000, "lora_rank": 4, "n_validation": 2, "n_episodes": 2, "n_train": None,
+        "engine": "transformers", "results_dir": str(tmp_path), "sharding": sharding,
+    }  # fmt: skip
+    log = tmp_path / "log"
+    if n_processes == 1:
+        codes, texts = [processes.run(log, run_aloud, given)], [log.read_text()]
+    else:
+        codes = processes.run_together(n_processes, log, run_aloud, given)
+        texts = [Path(f"{log}.{rank}").read_text() for rank in range(n_processes)]
+    assert set(codes) == {0}, texts[0][-3000:]
+    examination = "the doctor's examination" + " of the sharded model" * (sharding == "fsdp2")
+    lines = [
+        r"  loading the model and the rollout engine \.\.\.", r"  loading the model and the rollout engine took \d+ s",
+        rf"  {examination} \.\.\.", rf"  {examination} took \d+ s", r"validation at iteration 0 .*", r"iteration 1/2 .*",
+    ]  # fmt: skip
+    found = [re.search(rf"^{line}$", texts[0], re.MULTILINE) for line in lines]
+    assert all(found), texts[0]
+    assert [match.start() for match in found] == sorted(match.start() for match in found)
+    assert re.search(r"^  validating on 2 problems before the first iteration \.\.\.$", texts[0], re.MULTILINE)
+    assert not any("loading the model" in text or "iteration 1/2" in text for text in texts[1:])

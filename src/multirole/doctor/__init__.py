@@ -2,16 +2,19 @@
 
 Three short iterations and an evaluation are run with the real model, engine and optimizer, and compared with plain computations
 of the same numbers. The trainer is left as it was: it trains as if it had not been examined. Of several processes each examines
-its own share, and all of them must agree.
+its own share, and all of them must agree. A base that FSDP2 shards is examined when training begins, where it is sharded.
 
-Not covered: a base that FSDP2 shards, losses other than TRL's "grpo", callbacks, and whether training improves anything.
+Not covered: losses other than TRL's "grpo", callbacks, and whether training improves anything.
 """
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tabulate import tabulate
+from torch.distributed.fsdp import FSDPModule
+from transformers import TrainerCallback
 
 from multirole.core.distributed import gather_objects
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -20,6 +23,7 @@ from multirole.doctor.checks import CHECKS, Case
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import ONE_PROCESS, Launch
 from multirole.experiment.presets import is_tiny
+from multirole.experiment.progress import announced
 from multirole.tasks import TaskLike
 
 logger = logging.getLogger(__name__)
@@ -40,11 +44,11 @@ def examine(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None) -> list
 
     Args:
         task: where the rewards come from; the built-in tasks are also given answers with known rewards.
+
+    A trainer whose base is to be sharded cannot train afterwards; `admit` examines it within its training.
     """
-    if trainer.is_sharded:
-        raise ValueError(
-            "The doctor cannot examine a sharded model. Examine the same configuration with sharding='none'."
-        )
+    if trainer.is_sharded and not isinstance(trainer.model, FSDPModule):
+        return _examine_in_training(trainer, task)
     is_alone = trainer.accelerator.num_processes == 1
     with on_bench(trainer) as bench:
         try:
@@ -65,6 +69,34 @@ def examine(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None) -> list
     return [next((one for one in of_all if not one.holds), of_all[0]) for of_all in gathered]
 
 
+class AtStart(TrainerCallback):
+    """Calls `work` when training begins."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Call it."""
+        self.work()
+
+
+class Examined(Exception):
+    """Ends a training that was begun for an examination."""
+
+
+def _examine_in_training(trainer: MultiRoleGRPOTrainer, task: TaskLike | None) -> list[Finding]:
+    findings: list[Finding] = []
+
+    def work() -> None:
+        findings.extend(examine(trainer, task))
+        raise Examined
+
+    trainer.callback_handler.callbacks = [AtStart(work)]
+    with suppress(Examined):
+        trainer.train()
+    return findings
+
+
 def report(findings: list[Finding]) -> str:
     """One table of all findings."""
     rows = [(f.check, "pass" if f.holds else "FAIL", f.measured, f.expected) for f in findings]
@@ -79,11 +111,14 @@ def examiner(cell: Cell, launch: Launch = ONE_PROCESS) -> Callable[[MultiRoleGRP
 
 
 def admit(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None, refuses: bool = True) -> None:
-    """Examine a trainer; raise RuntimeError, or only warn, if a check fails. A sharded model is not examined, which is logged."""
-    if trainer.is_sharded:
-        logger.warning(
-            "The doctor does not examine a sharded model. Run `multirole doctor` with sharding='none' first."
-        )
+    """Examine a trainer; raise RuntimeError, or only warn, if a check fails. A sharded model is examined when it trains."""
+    if trainer.is_sharded and not isinstance(trainer.model, FSDPModule):
+
+        def work() -> None:
+            with announced("the doctor's examination of the sharded model", trainer.accelerator.is_main_process):
+                admit(trainer, task, refuses)
+
+        trainer.callback_handler.callbacks.insert(0, AtStart(work))
         return
     findings = examine(trainer, task)
     faults = [finding for finding in findings if not finding.holds]

@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import gather_objects
+from multirole.core.distributed import full, gather_objects
 from multirole.core.engine import Request
+from multirole.core.gradients import local
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import INDEX
 from multirole.core.rollout import Attempt
@@ -152,9 +155,9 @@ class Watcher(MultiRoleCallback):
         return sum(step.adapter == adapter for step, _ in self.trial.steps)
 
     def on_gradient(self, trainer: MultiRoleGRPOTrainer, adapter: str, gradient: Tensor) -> Tensor:
-        self.held, self.gradient = self.bench.weights(), gradient
+        self.held, self.gradient = self.bench.weights(), self.bench.whole(adapter, gradient)
         if not self._taken(adapter):
-            self.trial.first[adapter] = (*self.plan[adapter][0], gradient.clone())
+            self.trial.first[adapter] = (*self.plan[adapter][0], self.gradient.clone())
         return gradient
 
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
@@ -199,15 +202,32 @@ class Bench:
         self.new_optimizer()
 
     def weights(self) -> Weights:
-        """A copy of every adapter."""
-        return {name: [p.detach().clone() for p in weights_of(self.model, name)] for name in self.adapters}
+        """A copy of every adapter, whole on each process."""
+        return {name: [full(p.detach()).clone() for p in weights_of(self.model, name)] for name in self.adapters}
 
     @torch.no_grad()
     def put(self, weights: Weights) -> None:
         """Write a copy back."""
         for name, tensors in weights.items():
             for parameter, tensor in zip(weights_of(self.model, name), tensors, strict=True):
-                parameter.copy_(tensor)
+                parameter.copy_(as_sharded(tensor, parameter))
+
+    def whole(self, adapter: str, gradient: Tensor) -> Tensor:
+        """What the processes hold of a gradient (n,) of an adapter, as one vector."""
+        params, wholes = weights_of(self.model, adapter), []
+        for p, piece in zip(params, gradient.split([local(p).numel() for p in params]), strict=True):
+            own = piece.view_as(local(p))
+            if isinstance(p, DTensor):
+                own = DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+            wholes.append(full(own).flatten())
+        return torch.cat(wholes)
+
+    def gradient(self, adapter: str, loss: Tensor) -> Tensor:
+        """The gradient (n,) of a loss that every process has computed; its graph stays."""
+        loss.backward(retain_graph=True)
+        found = [full(p.grad).flatten() for p in weights_of(self.model, adapter) if p.grad is not None]
+        self.model.zero_grad(set_to_none=True)
+        return torch.cat(found)
 
     @torch.no_grad()
     def _add_noise(self, adapter: str, std: float, seed: int) -> None:
@@ -215,7 +235,7 @@ class Bench:
         generator = torch.Generator().manual_seed(seed)
         for key, parameter in self.model.named_parameters():
             if f"lora_B.{adapter}." in key:
-                parameter.add_((std * torch.randn(parameter.shape, generator=generator)).to(parameter.device))
+                parameter.add_(as_sharded(std * torch.randn(parameter.shape, generator=generator), parameter))
 
     def spoil(self) -> None:
         """Give each adapter random weights of its own."""
@@ -237,10 +257,13 @@ class Bench:
             self._add_noise(name, NUDGE * self.noises[name], 100 + i)
 
     def checksums(self) -> dict[str, int]:
-        """The sum of the bit patterns of every tensor of the base."""
+        """The sum of the bit patterns of every tensor of the base, as far as this process holds it."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         prefix = self.model.base_model.prefix
-        base = {name: p.detach() for name, p in self.model.named_parameters() if prefix not in name}
+        base = {name: local(p.detach()) for name, p in self.model.named_parameters() if prefix not in name}
         return {name: int(p.view(kinds[p.element_size()]).sum(dtype=torch.int64)) for name, p in base.items()}
 
     def new_optimizer(self) -> None:
@@ -325,6 +348,7 @@ class Bench:
     def save_and_load(self) -> tuple[Weights, list[Tensor], Weights, list[Tensor]]:
         """Save a checkpoint, lose everything, and load it: adapters and moments before and after."""
         trainer, before, moments = self.trainer, self.weights(), self._moments()
+        self.model.set_requires_grad(self.adapters, True)  # FSDP2's checkpoints hold what is trained
         with tempfile.TemporaryDirectory() as own:
             trainer.args.output_dir = folder = gather_objects(own)[0]
             MultiRoleGRPOTrainer._save_checkpoint(trainer, trainer.model, None)
@@ -340,7 +364,7 @@ class Bench:
     def _moments(self) -> list[Tensor]:
         state = self.trainer.optimizer.state
         return [
-            state[p][key].detach().cpu().clone()
+            full(state[p][key].detach()).cpu().clone()
             for name in self.adapters for p in weights_of(self.model, name) if p in state for key in ("exp_avg", "exp_avg_sq")
         ]  # fmt: skip
 
@@ -358,16 +382,16 @@ class Bench:
         """
         accelerator = self.trainer.accelerator
         self.model.set_adapter(adapter or self.adapters[0])
-        base, n_prompt = self.model.get_base_model(), len(turn.prompt_ids)
+        n_reply = len(turn.completion_ids)
         ids = torch.tensor([turn.prompt_ids + turn.completion_ids], device=accelerator.device)  # (1, P + C)
         without = nullcontext() if adapter else self.model.disable_adapter()
-        precision = in_float32(base) if is_exact else accelerator.autocast()
+        precision = in_float32(self.model) if is_exact else accelerator.autocast()
         with precision, torch.set_grad_enabled(keeps), without:
-            hidden = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            logits = base.get_output_embeddings()(hidden[0, n_prompt - 1 : -1]).float()  # (C, V)
+            found = self.model(input_ids=ids, use_cache=False, logits_to_keep=n_reply + 1)
+            logits = found.logits[0, :-1].float()  # (C, V)
         logprobs = (logits / (temperature or self.trainer.args.temperature)).log_softmax(-1)
-        found = logprobs.gather(1, ids[0, n_prompt:, None])[:, 0]
-        return found if keeps else found.cpu()
+        chosen = logprobs.gather(1, ids[0, -n_reply:, None])[:, 0]
+        return chosen if keeps else chosen.cpu()
 
     def grade(self, episodes: list[Episode]) -> list[Reward]:
         """Rewards of the trainer's own reward functions for these episodes, as one batch."""
@@ -382,23 +406,33 @@ class Bench:
         return [episode.reward or Reward(float("nan")) for episode in copies]
 
 
+def as_sharded(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor that every process has, where and as far as it holds `parameter`."""
+    tensor = tensor.to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Within it, every module of half precision computes in float32; only the one at work is held so."""
-    half, handles = (torch.bfloat16, torch.float16), []
-    for module in model.modules():
-        own = {p: p.dtype for p in module.parameters(recurse=False) if p.dtype in half}
-        if own:
+    held: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
-            def widen(*_: object, own: dict = own) -> None:
-                for p in own:
-                    p.data = p.data.float()
+    def widen(module: nn.Module, args: tuple) -> tuple:
+        half = (p for p in module.parameters(recurse=False) if p.dtype in (torch.bfloat16, torch.float16))
+        held[module] = [(p, p.data) for p in half]
+        for p, data in held[module]:
+            p.data = data.float()
+        return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
 
-            def narrow(*_: object, own: dict = own) -> None:
-                for p, dtype in own.items():
-                    p.data = p.data.to(dtype)
+    def narrow(module: nn.Module, *_: object) -> None:
+        for p, data in held.pop(module):
+            p.data = data
 
-            handles += [module.register_forward_pre_hook(widen), module.register_forward_hook(narrow)]
+    leaves = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    handles = [module.register_forward_pre_hook(widen) for module in leaves]
+    handles += [module.register_forward_hook(narrow) for module in leaves]
     try:
         yield
     finally:

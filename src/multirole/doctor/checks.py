@@ -17,7 +17,6 @@ from torch import Tensor
 
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Problem
-from multirole.diagnostics.gradients import weights_of
 from multirole.doctor.bench import BETA, Bench, Trial, Weights, rate_at
 from multirole.doctor.samples import SAMPLES
 from multirole.tasks import TaskLike
@@ -271,14 +270,12 @@ def loss(case: Case) -> Verdict:
     case.bench.nudge()
     for adapter, (rows, divisor, gradient) in case.trials[2].first.items():
         due = [torch.zeros_like(gradient) for _ in range(4)]
-        params = weights_of(case.bench.model, adapter)
         for row in rows:
             terms, n_clipped = _objectives(case, row)
             clipped, n_tokens = clipped + n_clipped, n_tokens + len(row.turn.completion_ids)
             case.bench.model.set_adapter(adapter)
             for total, term in zip(due, terms, strict=True):
-                parts = torch.autograd.grad(term / divisor, params, retain_graph=True)
-                total += torch.cat([part.flatten() for part in parts])
+                total += case.bench.gradient(adapter, term / divisor)
         apart = gradient - due[0]
         gap = max(gap, (apart.norm() / due[0].norm()).item())
         for wrong in [other - due[0] for other in due[1:]]:
@@ -387,7 +384,7 @@ def rewards(case: Case) -> Verdict:
 def resume(case: Case) -> Verdict:
     """A checkpoint gives back every adapter and the optimizer's moments, bit for bit."""
     accelerator = case.bench.trainer.accelerator
-    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
+    if accelerator.num_processes > 1 and accelerator.device.type == "cpu" and not case.bench.trainer.is_sharded:
         return True, "not tried by several CPU processes, which transformers cannot resume", "nothing"
     case.bench.put(case.weights[-1])
     before, moments, after, loaded = case.bench.save_and_load()

@@ -1,6 +1,8 @@
 """`multirole doctor`: examine this machine and the trainer of a cell.
 
 multirole doctor -p workflow voting -p policy ip -p task math -p scale tiny-s
+
+Several processes are examined where a launcher starts them: torchrun --nproc_per_node 2 -m multirole doctor ...
 """
 
 import argparse
