@@ -1,7 +1,9 @@
 """A study's runs are the grid's with one thing changed; its tables pair them by seed and problem, by hand."""
 
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -274,16 +276,39 @@ def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_
 
 def test_the_committed_tables_show_the_noise():
     """An arm that is no treatment is undecided everywhere, and two seeds of one cell end far apart."""
-    tables = {
-        name: pd.read_csv(ROOT / f"results/tiny-s/tables/{name}.csv")
-        for name in ("matched_updates", "remedies", "power", "coverage")
-    }
-    for name in ("matched_updates", "remedies"):
-        placebo = tables[name][(tables[name]["variant"] == "A/A") & tables[name]["number"].str.startswith("change")]
-        assert len(placebo) == 2 and (placebo["p"] > 0.05).all()
-    floor = tables["power"].query(
+
+    def table(name: str) -> pd.DataFrame:
+        return pd.read_csv(ROOT / f"results/tiny-s/tables/{name}.csv")
+
+    compared = ("matched_updates", "setup", "remedies", "remedies_checked", "factorial_contrasts", "judges")
+    packed = [name for name in compared if (ROOT / f"results/tiny-s/tables/{name}.csv").exists()]
+    assert len(packed) >= 3
+    for name in packed:
+        placebo = table(name).rename(columns={"contrast": "variant"})
+        placebo = placebo[(placebo["variant"] == "A/A") & placebo["number"].str.startswith("change")]
+        assert len(placebo) == 2 and (placebo["p"] > 0.05).all(), name
+    floor = table("power").query(
         "compared.str.startswith('noise floor') and at == 'end' and number == 'SD (points)'", engine="python"
     )
     assert floor["value"].item() > 20
-    covered = tables["coverage"].query("number == 't'")["value"]
-    assert covered.between(0.93, 0.97).all()
+    assert table("coverage").query("number == 't'")["value"].between(0.93, 0.97).all()
+
+
+def test_the_rules_were_committed_before_the_runs_that_they_judge():
+    """The commit that the factorial's runs were made from holds the sentence by which an arm is unstable."""
+    packed = pd.read_parquet(ROOT / "results/tiny-s/runs.parquet").set_index("run")
+    study = Study.of(Grid.read(ROOT / "results/tiny-s"), yaml.safe_load((ROOT / "study.yaml").read_text()))
+    commits = {
+        json.loads(packed.loc[cell.id, "provenance"])["git_sha"]
+        for _, _, cell in study.runs("factorial")
+        if cell.id in packed.index
+    }
+    for commit in commits:
+        shown = subprocess.run(
+            ["git", "show", f"{commit}:study.yaml"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if shown.returncode:
+            pytest.skip("a shallow clone")
+        rule = re.sub(r"[\s#]+", " ", shown.stdout)
+        assert "an arm is unstable if at least 2 of its 3 runs fall" in rule
+        assert "misjudges the fewest of the 21 arms" in rule and "dual clip helps if its 6 pairs of arms" in rule

@@ -1,0 +1,90 @@
+"""Every number with a unit on docs/results.md, but for what the errata quote, is that of a committed table or of the code."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from multirole.paper.results import Results
+from multirole.paper.statistics import MARGIN, RULES
+from multirole.tasks.tiny_code import TinyCode, parse, run_steps
+
+ROOT = Path(__file__).parents[1]
+SCALE = ROOT / "results" / "tiny-s"
+PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+NUMBER = r"[+−]?\d+(?:\.\d+)?"
+WITH_UNIT = rf"(?:{NUMBER},? (?:to|and|or) )?{NUMBER}(?: %| points)"
+
+
+def rows(table: str, **where: object) -> pd.DataFrame:
+    found = pd.read_csv(SCALE / "tables" / f"{table}.csv")
+    return found[(found[list(where)] == list(where.values())).all(axis=1)]
+
+
+def same_functions() -> float:
+    """The share of validation specifications that compute on 100 lists what a training one computes."""
+    rng = random.Random(0)
+    inputs = [[rng.randint(-60, 60) for _ in range(rng.randint(0, 14))] for _ in range(100)]
+
+    def outputs(question: str) -> tuple[int, ...]:
+        steps, reducer = parse(question)
+        return tuple(reducer.run(run_steps(steps, xs)) for xs in inputs)
+
+    cell = Results(SCALE).grid.cell("single", "sp", "code", 0)
+    train, validation = (
+        TinyCode().problems(split, n) for split, n in (("train", cell.n_train), ("validation", cell.n_validation))
+    )
+    known = {outputs(problem.question) for problem in train}
+    return sum(outputs(problem.question) in known for problem in validation) / len(validation)
+
+
+def expected() -> dict[str, list[float]]:
+    """Sentence, "N" standing for a number -> the numbers."""
+    covered = rows("coverage", number="t")["value"]
+    bootstrap = rows("coverage", number="percentile bootstrap")
+    bootstrap = bootstrap[bootstrap["units"] == "3 seeds"]["value"]
+    peaks = rows("table_1", number="SA-RL").groupby("task")["value"].first()
+    return {
+        "coverage at N to N %": [100 * covered.min(), 100 * covered.max()],
+        "equivalence within N points": [100 * MARGIN],
+        "difference of N or N points": [100 * effect for effect in RULES["effects"]],
+        "reaches N % on arithmetic and N % on programs": [100 * peaks["math"], 100 * peaks["code"]],
+        "three seeds covers N to N %": [100 * bootstrap.min(), 100 * bootstrap.max()],
+        "N % of the former compute on 100 lists what": [100 * same_functions()],
+    }
+
+
+def test_every_number_on_the_page_is_that_of_its_table():
+    left = PAGE
+    for sentence, values in expected().items():
+        pattern = re.escape(sentence).replace("N", f"({NUMBER})")
+        match = re.search(pattern, left)
+        assert match, sentence
+        for text, value in zip(match.groups(), values, strict=True):
+            decimals = len(text.partition(".")[2])
+            assert float(text.replace("−", "-")) == round(value, decimals), sentence
+        left = left.replace(match[0], "")
+    untraced = re.findall(WITH_UNIT, left.partition("## Errata")[0])
+    assert not untraced, f"no table is named for {untraced}"
+
+
+def test_what_the_page_says_of_the_remedies_and_of_peaks():
+    results = Results(SCALE)
+    if not (SCALE / "tables" / "remedies_checked.csv").exists():
+        pytest.skip("`make paper` has not written it yet")
+    checked = rows("remedies_checked")
+    changes = checked[checked["number"].str.startswith("change")]
+    assert len(changes) and (checked[checked["number"] == "runs"]["value"] == 3).all()  # every rollback chose alone
+    shown = (SCALE / "tables" / "remedies_checked.md").read_text()
+    assert "*" not in shown.partition("\n\n")[2].partition("\n\n")[0]
+    keys = [key for key in results.runs if key.workflow != "single"]
+    assert 0.4 < sum(results.steps(key)["best"] == 10 for key in keys) / len(keys) < 0.6  # half of the multi-agent runs
+
+
+def test_no_score_announces_falls_better_than_rate_times_steps():
+    scores = json.loads((ROOT / "results/bench/alarms.json").read_text())["scores"]
+    ahead = {one["score"]: one["j"] for one in scores if one["target"] == "ahead"}
+    assert max(ahead, key=ahead.get) == "baseline: rate x steps"
