@@ -93,13 +93,17 @@ def interrupted(cell: Cell, results_dir: Path, kill_at: int | None) -> None:
 def killed(scratch: Path, cell: Cell, whole: Path, kill_at: int | None, seconds: float | None) -> str:
     """Kill a fresh run at one point or moment, then let it go on: what differs from the whole run."""
     results, log = scratch / "killed", scratch / "log"
-    shutil.rmtree(results, ignore_errors=True)
-    process = processes.start(log, interrupted, cell, results, kill_at)
-    if seconds is not None:
-        time.sleep(seconds)
-        process.kill()
-    process.join()
-    if (code := process.exitcode) not in (-signal.SIGKILL, 0) or (code == 0 and kill_at):
+    while True:
+        shutil.rmtree(results, ignore_errors=True)
+        process = processes.start(log, interrupted, cell, results, kill_at)
+        if seconds is not None:
+            time.sleep(seconds)
+            process.kill()
+        process.join()
+        if seconds is None or process.exitcode:
+            break
+        seconds /= 2  # it had ended before that moment
+    if (code := process.exitcode) != -signal.SIGKILL:
         return f"was not killed but ended with {code}: {log.read_text()[-500:]}"
     if code := processes.run(log, run_cell, cell, results):
         return f"did not resume, exit code {code}: {log.read_text()[-500:]}"
