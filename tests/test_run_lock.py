@@ -17,6 +17,7 @@ from multirole.experiment.evaluate import run_evaluation
 from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import LOCK, claim, folder_of
 from multirole.experiment.run import run_cell
+from multirole.experiment.settings import Refused
 
 HOLD = """
 import sys, time
@@ -93,3 +94,14 @@ def test_an_error_lets_go(tmp_path):
         raise KeyError
     with claim(tmp_path):
         pass
+
+
+def test_a_refused_run_takes_its_empty_folder_along_and_nothing_else(tmp_path):
+    for folder in (tmp_path / "empty", tmp_path / "held"):
+        folder.mkdir()
+    (tmp_path / "held" / "eval.parquet").touch()  # of a run whose config.json is lost
+    for folder in (tmp_path / "empty", tmp_path / "held"):
+        with pytest.raises(Refused), claim(folder):
+            (folder / "config.json").touch()
+            raise Refused("no")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "eval.parquet", "held"]

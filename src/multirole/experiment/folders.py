@@ -90,10 +90,10 @@ def outcome_of(folder: Path) -> dict[str, object] | None:
 def claim(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, `flock` on the file `LOCK`, which names the holder; ValueError if another process holds it.
 
-    The system releases it when its holder dies; a `LOCK` that stays is taken over. A folder in which no run was begun
-    before is removed where the run is refused.
+    The system releases it when its holder dies; a `LOCK` that stays is taken over. A folder that was empty is removed where the
+    run is refused.
     """
-    path, is_new = folder / LOCK, not (folder / "config.json").exists()
+    path = folder / LOCK
     lock = FileLock(path, timeout=PATIENCE)
     try:
         lock.acquire(poll_interval=0.1)
@@ -102,6 +102,7 @@ def claim(folder: Path) -> Iterator[None]:
             f"{folder} is in use by {path.read_text() or 'another process'}, and two processes cannot write one run. Wait for that "
             "process or end it; or write another results_dir."
         ) from None
+    is_new = set(folder.iterdir()) == {path}
     try:
         if holder := path.read_text():
             logger.warning("%s is stale: %s does not run any more. It is taken over.", path, holder)
