@@ -21,8 +21,8 @@ if threading.current_thread() is threading.main_thread():
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
-    "remedies", "doctor", "notebook", "plan", "evaluation_repeats_validation", "grid_runner", "exit_codes", "math_reward",
-    "sandbox", "figures", "inspector", "matching_switches", "what_trl_users_expect", "engine_vllm",
+    "doctor", "notebook", "remedies", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
+    "math_reward", "inspector", "matching_switches", "what_trl_users_expect", "engine_vllm",
 )  # fmt: skip
 """Files that come first, so that the workers end together: pytest-xdist hands out files in this order."""
 
