@@ -104,8 +104,7 @@ def compare(job: tuple, measured: dict[str, int], folders: dict[str, Path], monk
 
 FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed
     ("4b", "sp", 40960, 1280, True),
-    ("4b", "ip", 40960, 1280, False),
-    ("0.6b", "ip", 40960, 5120, True),
+    ("0.6b", "sp", 10240, 1024, False),
 ]
 
 
