@@ -6,6 +6,7 @@
 
 doctor      the preflight and the doctor at the scale's shape
 iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, beside the plan's
+publish     seconds and bytes of an adapter's way to vLLM at each shape, without vLLM's own part: needs no GPU
 sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (transformers' engine where vLLM is not)
 update      tokens/s of an update, of both policies, and of TRL's own padded passes on the same rows of one adapter
 shapes      the update at the other two shapes
@@ -23,12 +24,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import torch
 from peft import LoraConfig, PeftModel
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import GRPOTrainer
 
 from multirole import plan
@@ -39,6 +43,7 @@ from multirole.core.rows import Row, collate
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
 from multirole.doctor import command
+from multirole.engines import vllm_engine
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
@@ -49,7 +54,7 @@ from multirole.experiment.run import load_model, make_engine, make_trainer, run_
 from multirole.experiment.storage import write_text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from toy_qwen3 import toy_tokenizer
+from toy_qwen3 import adapter_of, config_of, toy_tokenizer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS = Path(__file__).parents[1] / "tests" / "data" / "dapo_rows.jsonl"
@@ -60,13 +65,8 @@ TOY_LENGTHS = {"max_prompt_tokens": 256, "max_response_tokens": 32, "micro_batch
 def random_model(shape: Shape, cell: Cell, seed: int = 0) -> PeftModel:
     """A Qwen3 of this shape with random weights in the cell's dtype, and one adapter per name of its policy."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim, tie_word_embeddings=True, max_position_embeddings=40960,
-    )  # fmt: skip
     with DEVICE:
-        base = Qwen3ForCausalLM(config).to(torch.bfloat16 if cell.dtype == "bfloat16" else torch.float32)
+        base = Qwen3ForCausalLM(config_of(shape)).to(torch.bfloat16 if cell.dtype == "bfloat16" else torch.float32)
     lora = LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     return add_adapters(base, lora, adapter_names(cell.policy))
 
@@ -199,6 +199,23 @@ class Steps:
             }  # fmt: skip
         return report
 
+    def publish(self) -> dict[str, object]:
+        """The file is read back as vLLM reads it."""
+        report: dict[str, object] = {}
+        for scale, shape in self.shapes.items():
+            model, read = adapter_of(shape), []
+
+            def add_lora(request: Any, read: list = read) -> None:
+                read.append((request.lora_path, load_file(Path(request.lora_path) / "adapter_model.safetensors")))
+
+            llm = SimpleNamespace(llm_engine=SimpleNamespace(add_lora=add_lora))
+            with mock.patch.object(vllm_engine, "build_llm", lambda *_: llm):  # noqa: B023
+                engine = vllm_engine.VLLMEngine("unused", ["a"], 64, 64, dtype=torch.bfloat16)
+            seconds = [measured(lambda: engine.publish(model, version))[0] for version in range(3)]  # noqa: B023
+            size = sum(tensor.nbytes for tensor in read[0][1].values())
+            report[scale] = {"bytes": size, "seconds": sorted(seconds)[1], "through": str(Path(read[0][0]).parent)}
+        return report
+
     def sampling(self) -> dict[str, object]:
         cell = Cell(**self.fields("ip"))
         model, tokenizer = load_model(cell)
@@ -280,7 +297,7 @@ class Steps:
 
 
 STEPS: dict[str, Callable[[Steps], dict[str, object]]] = {
-    "doctor": Steps.doctor, "iterations": Steps.iterations, "sampling": Steps.sampling, "update": Steps.update,
+    "doctor": Steps.doctor, "iterations": Steps.iterations, "publish": Steps.publish, "sampling": Steps.sampling, "update": Steps.update,
     "shapes": Steps.shapes_of_others, "tiny": Steps.tiny,
 }  # fmt: skip
 
@@ -294,7 +311,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="a toy shape, to see that everything runs")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    if not args.rehearse and DEVICE.type == "cpu":
+    if not args.rehearse and DEVICE.type == "cpu" and args.steps != ["publish"]:
         parser.error("no GPU is visible, and the paper's shapes take hours on a CPU. Write --rehearse for a toy shape.")
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
     about = {"device": name, "rehearsal": args.rehearse, "scale": args.scale, "problems": args.problems,

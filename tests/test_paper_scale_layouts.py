@@ -88,8 +88,8 @@ def test_every_layout_says_what_its_first_minutes_go_to(n_processes, sharding, t
     tokenizer.save_pretrained(tmp_path / "model")
     given = FIELDS | {
         "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(Path(__file__).parent / "data" / "dapo_rows.jsonl"),
-        "max_response_tokens": 16, "max_prompt_tokens": 3000, "lora_rank": 4, "n_validation": 2, "n_episodes": 2, "n_train": None,
-        "engine": "transformers", "results_dir": str(tmp_path), "sharding": sharding,
+        "max_response_tokens": 16, "max_prompt_tokens": 3000, "lora_rank": 4, "n_validation": 2, "n_episodes": 2,
+        "engine": "transformers", "results_dir": str(tmp_path), "sharding": sharding, "doctor": "warn",
     }  # fmt: skip
     log = tmp_path / "log"
     if n_processes == 1:
