@@ -1,4 +1,3 @@
-
 """Ordinary uses of the standard library that need no files, for `test_sandbox_honest`: each prints what Python prints."""
 
 USES = {

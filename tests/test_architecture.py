@@ -19,6 +19,12 @@ def test_imports_keep_the_contracts_of_pyproject():
     assert done.returncode == 0, done.stdout
 
 
+def test_the_code_is_formatted_and_has_no_lint():
+    for command in (["check"], ["format", "--check"]):
+        done = run(sys.executable, "-m", "ruff", *command)
+        assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.slow
 def test_the_library_type_checks():
     done = run(sys.executable, "-m", "mypy")

@@ -49,7 +49,10 @@ def test_each_refused_option_says_why(name):
         ({"max_turns": 0}, "`max_turns` must be a positive integer, got 0"),
         ({"updates": "tokens"}, "`updates='tokens'` needs `step_tokens`"),
         ({"step_tokens": 100}, "nothing else uses it"),
-        ({"advantage_group": "role", "scale_rewards": "batch"}, "`scale_rewards='batch'` with `advantage_group='role'`"),
+        (
+            {"advantage_group": "role", "scale_rewards": "batch"},
+            "`scale_rewards='batch'` with `advantage_group='role'`",
+        ),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -74,7 +77,9 @@ def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():
 
 
 def test_several_optimizer_steps_per_batch_are_not_trls():
-    with pytest.raises(ValueError, match=r"`steps_per_generation` \(4\) differs from `gradient_accumulation_steps` \(2\)"):
+    with pytest.raises(
+        ValueError, match=r"`steps_per_generation` \(4\) differs from `gradient_accumulation_steps` \(2\)"
+    ):
         config(per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=4)
     with pytest.raises(ValueError, match="divisible by num_generations"):
         config(generation_batch_size=12)

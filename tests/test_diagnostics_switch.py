@@ -44,7 +44,9 @@ def test_off_leaves_every_bit_of_the_weights(make_trainer, fields):
     for role, metrics in found.items():
         assert metrics.keys() == known[role].keys()
         assert all(math.isnan(metrics[name]) for name in unknown)
-        assert all(metrics[name] == pytest.approx(known[role][name], abs=0, nan_ok=True) for name in metrics.keys() - unknown)
+        assert all(
+            metrics[name] == pytest.approx(known[role][name], abs=0, nan_ok=True) for name in metrics.keys() - unknown
+        )
     assert off.cosines() == on.cosines()
 
 

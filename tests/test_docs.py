@@ -1,6 +1,7 @@
 """The documentation builds as a site without a dead link, and its API page has every public name."""
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -71,3 +72,11 @@ def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
     answer = asyncio.run(cell.make_workflow().run(problem, call)).text
     assert answer.startswith("referee") and cell.make_task().score([problem], [answer])[0].is_correct
     assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}
+
+
+def test_the_table_of_rivals_is_the_measured_one(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import bench_rivals
+
+    measured = json.loads((ROOT / "results/bench/rivals.json").read_text(encoding="utf-8"))
+    assert bench_rivals.table(measured) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")

@@ -145,4 +145,8 @@ def test_learning_rates_follow_their_closed_form(make_trainer, schedule, policy)
 
 def test_the_released_codes_schedule_is_constant_per_update_call():
     args = training_args(Cell("voting", "ip", scale="0.6b", preset="released_code"), "unused")
-    assert (args.lr_clock, str(args.lr_scheduler_type.value), args.warmup_steps) == ("update_call", "constant_with_warmup", 15)
+    assert (args.lr_clock, str(args.lr_scheduler_type.value), args.warmup_steps) == (
+        "update_call",
+        "constant_with_warmup",
+        15,
+    )

@@ -16,7 +16,12 @@ OPTIONS = {"epsilon_high": 0.28, "max_completion_length": 96, "max_grad_norm": 1
 def stock_step(model, tokenizer, rows, tmp_path, loss_type):
     """One step of stock TRL: its loss on its own padding, its clip, its AdamW."""
     args = GRPOConfig(
-        str(tmp_path / "stock"), use_cpu=True, report_to="none", loss_type=loss_type, gradient_checkpointing=False, **OPTIONS
+        str(tmp_path / "stock"),
+        use_cpu=True,
+        report_to="none",
+        loss_type=loss_type,
+        gradient_checkpointing=False,
+        **OPTIONS,
     )
     trainer = GRPOTrainer(model, no_reward, args, Dataset.from_dict({"prompt": ["a"]}), processing_class=tokenizer)
     trainer.create_optimizer()

@@ -13,7 +13,11 @@ from multirole.core.stock import GRPOTrainer
 
 FOLDER = files("multirole") / "models" / "tiny-s"
 ROWS = Dataset.from_list(
-    [{"prompt": f"Compute left to right: {a}+{b}-3+2-1", "answer": a + b - 2} for a in range(3, 11) for b in range(1, 5)]
+    [
+        {"prompt": f"Compute left to right: {a}+{b}-3+2-1", "answer": a + b - 2}
+        for a in range(3, 11)
+        for b in range(1, 5)
+    ]
 )
 ITERATIONS, EPISODES, GROUP = 6, 16, 4
 

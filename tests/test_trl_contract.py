@@ -55,7 +55,9 @@ def test_every_override_is_among_them():
         parents = [parent for parent in MultiRoleGRPOTrainer.__mro__[1:-1] if name in vars(parent)]
         if inspect.isfunction(value) and parents:
             assert (parents[0], name) in READ, f"{parents[0].__name__}.{name}"
-            assert name == "__init__" or f"`{name}`" in MultiRoleGRPOTrainer.__doc__, f"the docstring does not list {name}"
+            assert name == "__init__" or f"`{name}`" in MultiRoleGRPOTrainer.__doc__, (
+                f"the docstring does not list {name}"
+            )
 
 
 if __name__ == "__main__" and "--print" in sys.argv:

@@ -45,7 +45,11 @@ def set_advantages(rows: Sequence[Row], args: MultiRoleGRPOConfig) -> None:
         return
     scored = [(row, row.episode.reward.value) for row in rows if row.episode.reward is not None]
     keys = [
-        (*row.episode.group(args.num_generations), row.turn.role, row.turn.slot if args.advantage_group == "slot" else 0)
+        (
+            *row.episode.group(args.num_generations),
+            row.turn.role,
+            row.turn.slot if args.advantage_group == "slot" else 0,
+        )
         for row, _ in scored
     ]
     advantages = group_advantages([reward for _, reward in scored], keys, scale=args.scale_rewards != "none")

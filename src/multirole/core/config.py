@@ -74,11 +74,15 @@ class MultiRoleGRPOConfig(GRPOConfig):
             and a GPU is visible.
     """
 
-    policy: str | dict[str, str] = field(default="sp", metadata={"help": "Role to adapter map: sp, ip or role=adapter,..."})
+    policy: str | dict[str, str] = field(
+        default="sp", metadata={"help": "Role to adapter map: sp, ip or role=adapter,..."}
+    )
     updates: Literal["per_batch", "one", "tokens"] = field(
         default="per_batch", metadata={"help": "Optimizer steps of an adapter in an iteration."}
     )
-    step_tokens: int | None = field(default=None, metadata={"help": "Completion tokens of a step with updates='tokens'."})
+    step_tokens: int | None = field(
+        default=None, metadata={"help": "Completion tokens of a step with updates='tokens'."}
+    )
     advantage_group: Literal["episode", "role", "slot"] = field(
         default="episode", metadata={"help": "Among which rows of a problem rewards are compared."}
     )
@@ -94,7 +98,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
     max_turns: int = field(default=256, metadata={"help": "Model calls of one episode, at most."})
     engine: str = field(default="auto", metadata={"help": "Rollout engine: auto, transformers, vllm or module:Class."})
 
-    loss_type: str = field(default="grpo", metadata={"help": "TRL's loss type; the paper's is grpo, TRL's default dapo."})
+    loss_type: str = field(
+        default="grpo", metadata={"help": "TRL's loss type; the paper's is grpo, TRL's default dapo."}
+    )
     use_bias_correction_kl: bool = field(default=False, metadata={"help": "See GRPOConfig."})
 
     def __post_init__(self) -> None:
@@ -116,7 +122,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
         self.__dict__.update(
-            per_device_train_batch_size=self.n_episodes // self.world_size, gradient_accumulation_steps=1, steps_per_generation=1
+            per_device_train_batch_size=self.n_episodes // self.world_size,
+            gradient_accumulation_steps=1,
+            steps_per_generation=1,
         )
 
     def _check_options(self) -> None:
@@ -124,7 +132,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
         for name, (only, why) in REFUSED.items():
             value = vars(self)[name]
             if value != only and value is not None:
-                raise ValueError(f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {only!r}.")
+                raise ValueError(
+                    f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {only!r}."
+                )
         for option in fields(self):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:

@@ -68,7 +68,9 @@ class PartSums:
 
     def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
         pieces = gradients.split([p.numel() for p in parameters], dim=1)
-        self.of: dict[Tensor, Tensor] = {p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)}
+        self.of: dict[Tensor, Tensor] = {
+            p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)
+        }
         self.segments: list[tuple[int, slice]] = []
 
     def set_rows(self, parts: list[int]) -> None:
@@ -129,6 +131,8 @@ def merged(model: PeftModel, adapter: str, sums: PartSums) -> Iterator[None]:
             del layer.forward
 
 
-def _forward(bias: Tensor | None, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor) -> Tensor:
+def _forward(
+    bias: Tensor | None, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor
+) -> Tensor:
     y = MergedLinear.apply(x, weight, a, b, scaling, sums)
     return y if bias is None else y + bias

@@ -24,7 +24,10 @@ INDEX = "_index"
 
 
 def with_adapters(
-    model: str | PreTrainedModel | PeftModel, peft_config: PeftConfig | None, adapters: list[str], args: MultiRoleGRPOConfig
+    model: str | PreTrainedModel | PeftModel,
+    peft_config: PeftConfig | None,
+    adapters: list[str],
+    args: MultiRoleGRPOConfig,
 ) -> PeftModel:
     """The model with one trainable adapter per name."""
     set_seed(args.seed)  # adapters are initialised at random
@@ -59,7 +62,9 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
 def check_dataset(name: str, dataset: "Dataset") -> None:
     """Refuse a dataset whose rows are not prompts that can be indexed (ValueError or TypeError)."""
     if not hasattr(dataset, "__len__"):
-        raise TypeError(f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}.")
+        raise TypeError(
+            f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}."
+        )
     if "prompt" not in dataset.column_names:
         raise ValueError(f'`{name}` needs a "prompt" column; it has {dataset.column_names}.')
     if len(dataset) == 0:
@@ -70,7 +75,12 @@ def to_problems(dataset: "Dataset") -> list[Problem]:
     """One problem per row. "id" and "task" are its name and its prompt templates, if there are such columns."""
     others = [name for name in dataset.column_names if name not in ("prompt", INDEX)]
     return [
-        Problem(str(row.get("id", i)), str(row.get("task", "")), question_of(row["prompt"]), {name: row[name] for name in others})
+        Problem(
+            str(row.get("id", i)),
+            str(row.get("task", "")),
+            question_of(row["prompt"]),
+            {name: row[name] for name in others},
+        )
         for i, row in enumerate(dataset)
     ]
 

@@ -167,7 +167,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 "`generation_batch_size` so that they can."
             )
         self.problems = to_problems(train_dataset)
-        self.engine = engine if engine is not None else import_module(ENGINES).load_engine(args.engine).from_trainer(self)
+        self.engine = (
+            engine if engine is not None else import_module(ENGINES).load_engine(args.engine).from_trainer(self)
+        )
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
             max_turns=args.max_turns,
@@ -259,7 +261,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             watcher.on_rollout_end(self, self._episodes)
         return self._episodes
 
-    def _calculate_rewards(self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list) -> Tensor:
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list
+    ) -> Tensor:
         """TRL's rewards (N, n_funcs) of the episodes' answers; sets `reward` of every episode that its function left unset.
 
         An episode for which every function returned None keeps None: TRL leaves it out of its group.
@@ -351,7 +355,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)  # zeros instead of None would move the other adapters (momentum, decay)
+        self.optimizer.zero_grad(
+            set_to_none=True
+        )  # zeros instead of None would move the other adapters (momentum, decay)
         self.peft_model.set_requires_grad(self.adapters, True)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
         for watcher in self.watchers:
@@ -371,7 +377,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         params = [p for p in self.peft_model.parameters() if p.requires_grad]
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))}
         losses: list[tuple[list[Row], Tensor]] = []
-        gradients = torch.zeros(len(parts), sum(local(p).numel() for p in params), device=self.accelerator.device)  # (K, n)
+        gradients = torch.zeros(
+            len(parts), sum(local(p).numel() for p in params), device=self.accelerator.device
+        )  # (K, n)
         whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         sums = PartSums(params, gradients) if self.merges and can_merge(self.peft_model, adapter, params) else None
         groups: dict[tuple, list[Row]] = defaultdict(list)
@@ -402,7 +410,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         set_gradient(params, gradient)
         return params, loss
 
-    def shard(self, rows: list[Row], loads: list[float] | None = None, cost: float = 1.0) -> list[tuple[list[Row], float]]:
+    def shard(
+        self, rows: list[Row], loads: list[float] | None = None, cost: float = 1.0
+    ) -> list[tuple[list[Row], float]]:
         """The micro-batches of `rows` that this process computes, with their weights; `loads` of `distributed.shard`."""
         loads = [0.0] * self.accelerator.num_processes if loads is None else loads
         rank = self.accelerator.process_index
@@ -553,7 +563,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As in TRL; a resumed run also restores its callbacks."""
-        checkpoint = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        checkpoint = (
+            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        )
         if checkpoint:
             for watcher in self.watchers:
                 watcher.load_state(Path(checkpoint))
@@ -570,4 +582,3 @@ def accuracy(episodes: list[Episode]) -> float | None:
     """Fraction of correct ones among scored episodes; None where the reward function does not say which are."""
     right = [episode.reward.is_correct for episode in episodes if episode.reward is not None]
     return None if None in right or not right else sum(map(bool, right)) / len(right)
-

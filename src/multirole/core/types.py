@@ -110,19 +110,30 @@ def check_workflow(workflow: Any) -> None:
     """Refuse an object that cannot be played as a workflow (ValueError or TypeError)."""
     advice = "A workflow has `name`, `roles` such as {'judge': 1} and `async def run(self, problem, call)`."
     if isinstance(workflow, type):
-        raise TypeError(f"`workflow` must be an instance, got the class {workflow.__name__}. Call it: {workflow.__name__}().")
+        raise TypeError(
+            f"`workflow` must be an instance, got the class {workflow.__name__}. Call it: {workflow.__name__}()."
+        )
     if not iscoroutinefunction(getattr_static(workflow, "run", None)):
-        raise ValueError(f"The workflow {workflow!r} must have a coroutine method `async def run(self, problem, call)`.")
+        raise ValueError(
+            f"The workflow {workflow!r} must have a coroutine method `async def run(self, problem, call)`."
+        )
     for member in ("name", "roles"):
         if getattr_static(workflow, member, None) is None:
             raise ValueError(f"The workflow {workflow!r} must have `{member}`. {advice}")
     name, roles = workflow.name, workflow.roles
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise ValueError(f"`workflow.name` must be a plain identifier of letters, digits, '_' and '-', got {name!r}. {advice}")
+        raise ValueError(
+            f"`workflow.name` must be a plain identifier of letters, digits, '_' and '-', got {name!r}. {advice}"
+        )
     if not isinstance(roles, dict) or not roles:
         raise ValueError(f"`workflow.roles` must map each role to its number of slots, got {roles!r}. {advice}")
     for role, slots in roles.items():
-        if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role) or type(slots) is not int or slots < 1:
+        if (
+            not isinstance(role, str)
+            or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role)
+            or type(slots) is not int
+            or slots < 1
+        ):
             raise ValueError(
                 f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
             )

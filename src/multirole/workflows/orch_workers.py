@@ -41,5 +41,7 @@ class OrchWorkers:
             f"--- Solution {i} (Strategy: {strategy}) ---\n{turn.text}"
             for i, (strategy, turn) in enumerate(zip(strategies, workers, strict=True), start=1)
         )
-        final = await call("synthesizer", [user(render(prompts, "synthesizer", question=question, candidates=solutions))])
+        final = await call(
+            "synthesizer", [user(render(prompts, "synthesizer", question=question, candidates=solutions))]
+        )
         return Answer(final.text)

@@ -14,5 +14,7 @@ class Single:
         self.prompts = prompts
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        turn = await call("generator", [user(render(self.prompts or problem.task, "generator", question=problem.question))])
+        turn = await call(
+            "generator", [user(render(self.prompts or problem.task, "generator", question=problem.question))]
+        )
         return Answer(turn.text)

@@ -29,4 +29,6 @@ def render(prompts: str, name: str, **fields: str) -> str:
     try:
         return template(prompts, name).substitute(fields)
     except KeyError as error:
-        raise ValueError(f"The template {name}.md of {prompts!r} uses ${error.args[0]}, but has only {sorted(fields)}.") from error
+        raise ValueError(
+            f"The template {name}.md of {prompts!r} uses ${error.args[0]}, but has only {sorted(fields)}."
+        ) from error

@@ -1,0 +1,440 @@
+"""This library against the ones that a user would take instead, on the same work, in CPU-seconds of one thread.
+
+    python benchmarks/bench_rivals.py [NAME ...] [--pairs 5] [--out results/bench/rivals.json]
+
+- `trl update N`: TRL's `GRPOTrainer`, micro-batches of N rows, against ours: one optimizer step on the same 128 single-agent rows.
+- `trl iteration N`: the same two trainers, whole iterations with generation, per completion token (TRL generates with
+  `transformers` here; both sample 128 episodes of 16 problems).
+- `generate`, `vllm`: `transformers`' `generate` and `vllm.LLM.generate` (CPU build) against our engine, given the same requests of a
+  Voting rollout's first stage at once, per completion token.
+- `comlrl`: one Voting problem through CoMLRL's MAGRPO against one iteration of ours under IP, with the same model, ranks and
+  lengths. CoMLRL plays trees: every agent speaks in every turn, and each of 8 roots has 8 second turns. So the ratio is given per
+  root episode, per leaf, per sequence and per completion token.
+
+Each measurement is a process of its own; rival and ours alternate. A ratio is rival / ours: above 1, ours needs less. CoMLRL is
+installed into an environment of its own under `--environment`, on top of this one's packages. With `--out`, the table of
+docs/speed.md is written too.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+COMLRL = ["comlrl==1.4.3", "wandb==0.22.3", "protobuf==6.33.1"]
+RIVALS = {
+    "trl update 32": ("update", "trl_update 32"),
+    "trl update 64": ("update", "trl_update 64"),
+    "trl update 128": ("update", "trl_update 128"),
+    "trl iteration 32": ("iteration", "trl_iteration 32"),
+    "trl iteration 128": ("iteration", "trl_iteration 128"),
+    "generate": ("engine", "generate"),
+    "vllm": ("engine", "vllm"),
+    "comlrl": ("voting", "comlrl"),
+}
+"""Name -> (what we measure, what we measure of the rival)."""
+
+
+# ---- what is measured, each in a process of its own: a dict with "seconds" and what they were spent on
+
+
+def make(workflow: str, policy: str = "sp", **settings):
+    """A cell's trainer on its first problems, ready to take optimizer steps."""
+    from multirole.experiment.cell import Cell
+    from multirole.experiment.run import make_trainer
+
+    cell = Cell(workflow, policy, "math", n_train=256, n_validation=8, diagnostics=False, **settings)
+    problems = cell.make_task().problems("train", 256)
+    trainer = make_trainer(cell, tempfile.mkdtemp(), problems=(problems, problems[:8]))
+    trainer.create_optimizer_and_scheduler(cell.iterations)
+    trainer.model.train()
+    return cell, trainer
+
+
+def batch(trainer) -> list[dict]:
+    """The inputs of the first iteration, as the data loader yields them."""
+    args = trainer.args
+    return [trainer.train_dataset[i] for i in range(args.n_problems) for _ in range(args.num_generations)]
+
+
+def timed(work, repeats: int = 3) -> float:
+    """CPU-seconds of one call, the first of which is not counted."""
+    work()
+    started = time.process_time()
+    for _ in range(repeats):
+        work()
+    return (time.process_time() - started) / repeats
+
+
+def update() -> dict:
+    """Our optimizer step on the first iteration's rows; every row has a gradient."""
+    _, trainer = make("single")
+    rows = trainer.prepare_rows(trainer._generate_and_score_completions(batch(trainer)))
+    for row in rows:
+        row.advantage = row.advantage or 0.1
+    return {"seconds": timed(lambda: trainer.update(trainer.model, rows)), "rows": len(rows)}
+
+
+def stock(cell, model, tokenizer, rows, micro: int):
+    """TRL's trainer with the cell's settings."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    n = cell.n_problems * cell.n_episodes
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        args=GRPOConfig(
+            tempfile.mkdtemp(), per_device_train_batch_size=micro, gradient_accumulation_steps=n // micro,
+            num_generations=cell.n_episodes, max_completion_length=cell.max_response_tokens, loss_type="grpo", beta=0.0,
+            learning_rate=0.0, max_steps=4, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no",
+            logging_steps=1000, use_cpu=True, disable_tqdm=True,
+        ),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
+    )  # fmt: skip
+
+
+def trl_update(micro: int) -> dict:
+    """The same step in stock TRL, which pads the generation batch to its longest prompt and completion."""
+    import torch
+
+    from multirole.core.rows import collate
+    from multirole.experiment.run import load_model
+
+    cell, trainer = make("single")
+    rows = trainer.prepare_rows(trainer._generate_and_score_completions(batch(trainer)))
+    for row in rows:
+        row.advantage = row.advantage or 0.1
+    model, tokenizer = load_model(cell)
+    other = stock(cell, model, tokenizer, [{"prompt": "a"}], micro)
+    other.create_optimizer()
+    other.current_gradient_accumulation_steps = len(rows) // micro
+    whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
+
+    def work() -> None:
+        for start in range(0, len(rows), micro):
+            other.compute_loss(model.train(), {k: v[start : start + micro] for k, v in whole.items()}).backward()
+        other._clip_grad_norm(model)
+        other.optimizer.step()
+        other.optimizer.zero_grad()
+
+    return {"seconds": timed(work), "rows": len(rows)}
+
+
+def iteration() -> dict:
+    """Whole iterations of ours, with rollout, scoring and update, at a learning rate of 0."""
+    return iterations_of("single", "sp")
+
+
+def voting() -> dict:
+    """The same of Voting with an adapter per role."""
+    return iterations_of("voting", "ip")
+
+
+def iterations_of(workflow: str, policy: str) -> dict:
+    _, trainer = make(workflow, policy)
+    tokens, episodes, sequences = [], [], []
+    prepare = trainer.prepare_rows
+
+    def count(played):
+        rows = prepare(played)
+        tokens.append(sum(len(row.turn.completion_ids) for row in rows))
+        episodes.append(len(played))
+        sequences.append(len(rows))
+        for row in rows:  # or TRL would compute gradients of rows that ours leaves out
+            row.advantage = row.advantage or 0.1
+        return rows
+
+    trainer.prepare_rows = count
+    trainer.learning_rate_of = lambda call: 0.0
+
+    def work() -> None:
+        trainer.training_step(trainer.model, batch(trainer))
+        trainer.state.global_step += 1
+
+    seconds = timed(work)
+    n = len(tokens) - 1
+    return {"seconds": seconds, "tokens": sum(tokens[1:]) / n, "roots": episodes[0], "leaves": episodes[0],
+            "sequences": sum(sequences[1:]) / n}  # fmt: skip
+
+
+def trl_iteration(micro: int) -> dict:
+    """Whole iterations of TRL's own `train`: from the second to the last."""
+    from transformers import TrainerCallback
+
+    from multirole.experiment.run import load_model
+
+    cell, trainer = make("single")
+    model, tokenizer = load_model(cell)
+    trainer.args.num_generations = 1  # each problem's prompt, as the workflow writes it
+    first = trainer.play([(problem, 0) for problem in trainer.problems[: 4 * cell.n_problems]], 0)
+    rows = [{"prompt": tokenizer.decode(episode.turns[0].prompt_ids)} for episode in first]
+    other = stock(cell, model, tokenizer, rows, micro)
+    marks, tokens = [], []
+    score = other._generate_and_score_completions
+
+    def count(inputs):
+        scored = score(inputs)
+        tokens.append(int(scored["completion_mask"].sum()))
+        return scored
+
+    other._generate_and_score_completions = count
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_, **__) -> None:
+            marks.append(time.process_time())
+
+    other.add_callback(Clock())
+    other.train()
+    n = len(marks) - 1
+    return {"seconds": (marks[-1] - marks[0]) / n, "tokens": sum(tokens[1:]) / n}
+
+
+def requests_of_voting():
+    """(trainer, requests) of the voters of one iteration."""
+    _, trainer = make("voting", "sp")
+    asked, add = [], trainer.engine.add
+    trainer.engine.add = lambda key, request: (asked.append(request), add(key, request))[1]
+    trainer.play([(p, i) for p in trainer.problems[:16] for i in range(8)], 0)
+    trainer.engine.add = add
+    return trainer, asked[:384]
+
+
+def engine() -> dict:
+    """Our engine on the requests, all at once."""
+    trainer, asked = requests_of_voting()
+    tokens = []
+
+    def work() -> None:
+        for key, request in enumerate(asked):
+            trainer.engine.add(key, request)
+        done = []
+        while len(done) < len(asked):
+            done += trainer.engine.step()
+        tokens.append(sum(len(completion.token_ids) for _, completion in done))
+
+    return {"seconds": timed(work), "tokens": tokens[-1]}
+
+
+def generate() -> dict:
+    """`transformers`' `generate` of the merged model, all rows in one left-padded call."""
+    import torch
+    from transformers import GenerationConfig
+
+    trainer, asked = requests_of_voting()
+    model = trainer.peft_model.merge_and_unload().eval()
+    pad, eos = trainer.processing_class.pad_token_id, trainer.processing_class.eos_token_id
+    longest = max(len(request.prompt_ids) for request in asked)
+    ids = torch.tensor([[pad] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in asked])
+    settings = GenerationConfig(
+        max_new_tokens=asked[0].max_tokens, do_sample=True, temperature=1.0, top_k=0, eos_token_id=eos, pad_token_id=pad
+    )
+    tokens = []
+
+    def work() -> None:
+        with torch.inference_mode():
+            out = model.generate(input_ids=ids, attention_mask=(ids != pad).long(), generation_config=settings)[
+                :, longest:
+            ]
+        ends = torch.where((out == eos).any(1), (out == eos).int().argmax(1) + 1, out.shape[1])
+        tokens.append(int(ends.sum()))
+
+    return {"seconds": timed(work), "tokens": tokens[-1]}
+
+
+def vllm() -> dict:
+    """`vllm.LLM.generate` with one LoRA adapter, as its documentation has it."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    from multirole.experiment.cell import Cell
+    from multirole.experiment.models import locate
+
+    trainer, asked = requests_of_voting()
+    folder = tempfile.mkdtemp()
+    trainer.peft_model.save_pretrained(folder)
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    llm = LLM(
+        str(locate(Cell("voting", "sp"))), dtype="float32", enable_lora=True, max_lora_rank=16, max_model_len=1024, max_num_seqs=384,
+        disable_log_stats=True, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 28,
+    )  # fmt: skip
+    adapter = LoRARequest("shared", 1, str(Path(folder, "shared")))
+    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in asked]
+    settings = [SamplingParams(temperature=1.0, max_tokens=request.max_tokens, logprobs=0) for request in asked]
+    tokens = []
+
+    def work() -> None:
+        done = llm.generate(prompts, settings, use_tqdm=False, lora_request=adapter)
+        tokens.append(sum(len(one.outputs[0].token_ids) for one in done))
+
+    return {"seconds": timed(work), "tokens": tokens[-1]}
+
+
+def comlrl() -> dict:
+    """One problem through CoMLRL: three voters, then an aggregator that reads them in the second turn."""
+    import torch
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from multirole.experiment.cell import Cell
+    from multirole.experiment.models import locate
+
+    cell = Cell("voting", "ip", n_train=256, n_validation=8)
+    path, task = locate(cell), cell.make_task()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    problems = task.problems("train", 8)
+    lora = LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, target_modules="all-linear")
+    agents = [get_peft_model(AutoModelForCausalLM.from_pretrained(path), lora) for _ in range(4)]
+
+    def chat(text: str) -> str:
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+
+    def transition(prompt, agent_completions, **_):
+        candidates = "\n".join(f"Solution {i}: {text}" for i, text in enumerate(agent_completions[:3], start=1))
+        return [prompt] * 3 + [f"{prompt}\n{candidates}"]
+
+    trainer = MAGRPOTrainer(
+        agents=agents, num_agents=4, tokenizer=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": [problem.question for problem in problems]}),
+        reward_func=lambda *texts: [float(len(texts[-1][0]) % 2)],
+        formatters=lambda row, external_prompts=None: chat(external_prompts or row["prompt"]),
+        external_transition=transition, wandb_config=None,
+        args=MAGRPOConfig(
+            num_agents=4, num_generations=8, num_turns=2, max_new_tokens=cell.max_response_tokens, temperature=1.0, top_p=1.0,
+            top_k=None, agent_learning_rate=0.0, early_termination_threshold=None, eval_interval=0, rollout_buffer_size=8,
+        ),
+    )  # fmt: skip
+    counted = {"tokens": 0, "sequences": 0}
+    complete = trainer._generate_completions
+
+    def count(*args, **kwargs):
+        done = complete(*args, **kwargs)
+        counted["tokens"] += sum(done["response_lens"])
+        counted["sequences"] += len(done["response_lens"])
+        return done
+
+    trainer._generate_completions = count
+    rows = [dict(row) for row in trainer.train_dataset]
+    torch.manual_seed(0)
+    trainer._train_step_returns(rows[0])
+    counted.update(tokens=0, sequences=0)
+    started = time.process_time()
+    trainer._train_step_returns(rows[1])
+    seconds = time.process_time() - started
+    return {"seconds": seconds, "roots": 8, "leaves": 64, **counted}
+
+
+# ---- pairs
+
+
+def environment_with(packages: list[str], folder: Path) -> str:
+    """The Python of an environment that has this one's packages and, before them, these."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        ours = next(path for path in map(Path, sys.path) if path.name == "site-packages")
+        (next(folder.glob("lib/python*")) / "site-packages" / "ours.pth").write_text(f"{ours}\n")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *packages], check=True)
+    return str(python)
+
+
+def one(python: str, what: str) -> dict:
+    """A measurement in a process of its own."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(HERE.parents[1] / "src"),
+    }
+    command = [python, "-W", "ignore", str(HERE), "--measure", *what.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{what} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def spread(values: list[float]) -> dict:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values), "pairs": len(values)}
+
+
+def ratios(pairs: list[tuple[dict, dict]]) -> dict[str, dict]:
+    """rival / ours, per unit of work that both report."""
+    (ours, theirs), found = pairs[0], {}
+    for unit in ("tokens", "sequences", "leaves", "roots", "rows"):
+        if unit in ours and unit in theirs:
+            found[f"per {unit[:-1].replace('leave', 'leaf')}"] = spread(
+                [b["seconds"] / b[unit] / (a["seconds"] / a[unit]) for a, b in pairs]
+            )
+    return found
+
+
+NAMES = {
+    "trl update": "TRL 1.16, one optimizer step on the same 128 single-agent rows, micro-batches of {}",
+    "trl iteration": "TRL 1.16, whole iterations with generation, micro-batches of {}",
+    "generate": "`generate` of transformers, 384 requests of voters",
+    "vllm": "`vllm.LLM.generate` (CPU build, float32, compiled), the same requests",
+    "comlrl": "CoMLRL 1.4.3 (MAGRPO), Voting with an adapter per role",
+}
+PAGE = HERE.parents[1] / "docs" / "speed.md"
+
+
+def table(result: dict[str, dict]) -> str:
+    """The rows of docs/speed.md."""
+    lines = ["| against | unit | median | from | to | pairs |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, found in ((name, result[name]) for name in RIVALS if name in result):
+        words, number = name.rsplit(" ", 1) if name[-1].isdigit() else (name, "")
+        for unit, value in found.items():
+            numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
+            lines.append(f"| {NAMES[words].format(number)} | {unit} | {numbers} | {value['pairs']} |")
+    return "\n".join(lines)
+
+
+def write_table(result: dict[str, dict]) -> None:
+    """Put the table between the page's marks."""
+    before, mark, rest = PAGE.read_text().partition("<!-- rivals: benchmarks/bench_rivals.py writes this table -->\n")
+    PAGE.write_text(f"{before}{mark}{table(result)}\n{rest[rest.index('<!-- end -->') :]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all of {', '.join(RIVALS)}")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--environment", type=Path, default=Path(tempfile.gettempdir(), "comlrl-environment"))
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        what, *numbers = args.measure
+        import torch
+
+        torch.set_num_threads(1)
+        print(json.dumps(globals()[what](*map(int, numbers))))
+        return
+    if unknown := set(args.names) - set(RIVALS):
+        parser.error(f"{sorted(unknown)} are not rivals; choose from {list(RIVALS)}")
+    result = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    for name in args.names or RIVALS:
+        ours, theirs = RIVALS[name]
+        python = environment_with(COMLRL, args.environment) if theirs == "comlrl" else sys.executable
+        found = ratios([(one(sys.executable, ours), one(python, theirs)) for _ in range(args.pairs)])
+        result[name] = found
+        for unit, value in found.items():
+            print(f"{name:18} {unit:12} {value['median']:6.2f}  [{value['min']:.2f}, {value['max']:.2f}]", flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            write_table(result)
+
+
+if __name__ == "__main__":
+    main()

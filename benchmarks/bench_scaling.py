@@ -1,0 +1,156 @@
+"""How the cost of an iteration grows with roles, group size, completion length and episodes: CPU-seconds and memory.
+
+    python benchmarks/bench_scaling.py [--repeats 3] --out results/bench/scaling
+
+A workflow of R roles that answer side by side, on the embedded model (0.34M parameters), one thread, each point in a process of
+its own, points in turn. Unless a curve varies it: 4 roles under Shared-Policy, 64 episodes in groups of 8, 256 rows of exactly 24
+completion tokens. The curve over roles keeps the rows (and so the tokens) of an iteration: more roles, fewer episodes. Writes
+medians as JSON and one figure.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+USUAL = {"roles": 4, "policy": "sp", "episodes": 64, "group": 8, "tokens": 24}
+CURVES = {
+    "roles": [{"roles": r, "episodes": 256 // r, "policy": p} for p in ("sp", "ip") for r in (1, 2, 4, 8, 16)],
+    "group": [{"group": g} for g in (4, 8, 16, 32, 64)],
+    "tokens": [{"tokens": t} for t in (12, 24, 48, 96, 192)],
+    "episodes": [{"episodes": e} for e in (16, 32, 64, 128, 256)],
+}
+LABELS = {
+    "roles": "roles (256 rows in all)",
+    "group": "episodes per group (64 in all)",
+    "tokens": "completion tokens per row",
+    "episodes": "episodes per iteration",
+}
+
+
+def measure(roles: int, policy: str, episodes: int, group: int, tokens: int) -> dict:
+    """CPU-seconds of the second iteration, and the peak resident set in MiB."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
+    from multirole.engines.transformers_engine import TransformersEngine
+
+    torch.set_num_threads(1)
+
+    class SideBySide:
+        """Every role answers the same question."""
+
+        name = "side_by_side"
+
+        def __init__(self) -> None:
+            self.roles = {f"role{i}": 1 for i in range(roles)}
+
+        async def run(self, problem, call):
+            prompt = [{"role": "user", "content": problem.question}]
+            return Answer((await asyncio.gather(*(call(role, prompt) for role in self.roles)))[0].text)
+
+    questions = [f"Compute left to right: {i % 17} +{i % 9 + 1} *2 -{i % 7 + 1}" for i in range(max(64, episodes))]
+    trainer = MultiRoleGRPOTrainer(
+        model=str(HERE.parents[1] / "src/multirole/models/tiny-s"),
+        workflow=SideBySide(),
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        args=MultiRoleGRPOConfig(
+            tempfile.mkdtemp(), policy=policy, per_device_train_batch_size=episodes, num_generations=group, loss_type="grpo",
+            max_completion_length=tokens, learning_rate=1e-4, bf16=False, gradient_checkpointing=False, report_to="none",
+            max_steps=10,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": questions}),
+        peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
+        engine=TransformersEngine(eos_id=-1, max_rows=256),  # no reply ends before its limit
+    )  # fmt: skip
+    trainer.create_optimizer_and_scheduler(10)
+    trainer.model.train()
+    for _ in range(2):
+        inputs = [trainer.train_dataset[i] for i in range(episodes // group) for _ in range(group)]
+        marks = [time.process_time()]
+        played = trainer._generate_and_score_completions(inputs)
+        trainer._rest_engine()
+        marks.append(time.process_time())
+        trainer.update(trainer.model, trainer.prepare_rows(played))
+        marks.append(time.process_time())
+        trainer.state.global_step += 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"rollout": marks[1] - marks[0], "update": marks[2] - marks[1], "peak_mebibytes": peak}
+
+
+def one(point: dict) -> dict:
+    """A point in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "ignore", str(HERE), "--measure", json.dumps(USUAL | point)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{point} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def plot(points: list[dict], path: Path) -> None:
+    """Time above, memory below, a column per curve."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(CURVES), figsize=(13, 5.4), sharey="row", layout="constrained")
+    for column, (name, label) in enumerate(LABELS.items()):
+        for policy in ("sp", "ip"):
+            line = [p for p in points if p["curve"] == name and p["policy"] == policy]
+            if not line:
+                continue
+            x, policy_label = [p[name] for p in line], {"sp": "Shared-Policy", "ip": "Isolated-Policy"}[policy]
+            for what, style in (("update", "-"), ("rollout", ":")):
+                axes[0, column].plot(x, [p[what] for p in line], style, marker="o" if policy == "sp" else "s",
+                                     color="#1f6f8b" if policy == "sp" else "#c8553d", label=f"{what}, {policy_label}")  # fmt: skip
+            axes[1, column].plot(x, [p["peak_mebibytes"] for p in line], "-", marker="o" if policy == "sp" else "s",
+                                 color="#1f6f8b" if policy == "sp" else "#c8553d", label=policy_label)  # fmt: skip
+        for row in axes[:, column]:
+            row.set_xscale("log", base=2)
+            row.set_xticks(x, x)
+            row.minorticks_off()
+            row.set_ylim(bottom=0)
+            row.spines[["top", "right"]].set_visible(False)
+        axes[1, column].set_xlabel(label)
+    axes[0, 0].set_ylabel("CPU-seconds per iteration")
+    axes[1, 0].set_ylabel("peak resident set, MiB")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="where to write, without an ending")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(**args.measure)))
+        return
+    todo = [{"curve": name} | USUAL | point for name, points in CURVES.items() for point in points]
+    found: list[list[dict]] = [[] for _ in todo]
+    for _ in range(args.repeats):
+        for point, results in zip(todo, found, strict=True):
+            results.append(one({k: v for k, v in point.items() if k != "curve"}))
+    points = [
+        point | {k: statistics.median(result[k] for result in results) for k in results[0]} | {"repeats": args.repeats}
+        for point, results in zip(todo, found, strict=True)
+    ]
+    for point in points:
+        print(*(f"{k}={v:.2f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()))
+    if args.out:
+        args.out.with_suffix(".json").write_text(json.dumps(points, indent=1) + "\n")
+        plot(points, args.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
