@@ -118,9 +118,10 @@ def plot(points: list[dict], path: Path) -> None:
             row.set_xscale("log", base=2)
             row.set_xticks(x, x)
             row.minorticks_off()
-            row.set_ylim(bottom=0)
             row.spines[["top", "right"]].set_visible(False)
         axes[1, column].set_xlabel(label)
+    for row, most in zip(axes, ("update", "peak_mebibytes"), strict=True):
+        row[0].set_ylim(0, 1.05 * max(point[most] for point in points))
     axes[0, 0].set_ylabel("CPU-seconds per iteration")
     axes[1, 0].set_ylabel("peak resident set, MiB")
     axes[0, 0].legend(frameon=False, fontsize=8)

@@ -3,16 +3,21 @@
 The local ones here: a random-weight Qwen3 of a toy shape with the pinned models' chat format, and rows written by us.
 """
 
+import ctypes
 import json
 import shutil
+import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
-from toy_qwen3 import toy_model, toy_tokenizer
+from memory_run import resident
+from toy_qwen3 import config_of, toy_model, toy_tokenizer
 from trainers import table
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from multirole import plan
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
 from multirole.experiment.models import locate
@@ -121,3 +126,44 @@ def test_prompts_over_the_cap_are_left_out_of_training_and_counted(model_folder,
     with pytest.raises(ValueError, match="leaves 0 of 21 training problems"):
         load_problems(Cell("single", "sp", "math", "0.6b", model=str(model_folder), data=str(ROWS["math"]), n_problems=2,
                            max_prompt_tokens=10), tokenizer)  # fmt: skip
+
+
+def run_and_measure(parameters: dict) -> None:
+    """Run a cell and print the peak of this process's memory, with a heap that gives freed blocks back."""
+    for option, value in ((-3, 65536), (-8, 1)):  # M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
+        ctypes.CDLL(None).mallopt(option, value)
+    run_cell(*Cell.from_parameters(parameters))
+    sys.stdout.write(f"\n{resident('VmHWM')}\n")
+    sys.stdout.flush()
+
+
+@pytest.mark.slow
+def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_was_planned(tmp_path, monkeypatch):
+    """Four of Qwen3-0.6B's layers, 151,936 words and rank 64; the anchor's term gives rows a gradient that no reward does."""
+    tokenizer, config = toy_tokenizer(), config_of(MODELS["0.6b"].shape)
+    config.num_hidden_layers, config.eos_token_id, config.layer_types = (
+        4,
+        tokenizer.eos_token_id,
+        config.layer_types[:4],
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    given = {
+        "workflow": "voting", "policy": "ip", "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(tmp_path / "rows.jsonl"),
+        "iterations": 1, "n_problems": 1, "n_episodes": 2, "n_validation": 1, "eval_every": 1, "save_every": 1,
+        "warmup_iterations": 0, "max_prompt_tokens": 1000, "max_response_tokens": 24, "micro_batch_tokens": 2048,
+        "kl_anchor": 0.1, "diagnostics": False, "engine": "transformers",
+    }  # fmt: skip
+    log = tmp_path / "log"
+    assert processes.run(log, run_and_measure, given | {"results_dir": str(tmp_path)}) == 0, log.read_text()[-3000:]
+    (folder,) = (tmp_path / "0.6b").iterdir()
+    assert is_done(folder) and (table(folder, "ledger")["grad_norm"] > 0).any()
+    peak = int(log.read_text().splitlines()[-1])
+    monkeypatch.setattr(plan, "this_device", lambda: ("CPU", 10**12))
+    monkeypatch.setitem(plan.QUESTION_TOKENS, "math", 500)
+    planned = plan.plan(Cell(**given)).peaks
+    sys.stdout.write(f"peak {peak / plan.GIB:.2f} GiB, planned {planned}\n")
+    assert max(planned.values()) == pytest.approx(peak, rel=0.15)
