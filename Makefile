@@ -79,7 +79,7 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 
 # papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
 # what the notebook prints. Ctrl-C ends it as SIGTERM does, and the kernel saves a checkpoint; an error is shown without
-# papermill's own traceback. ipykernel's notice about local sockets is left out.
+# papermill's own traceback. ipykernel's notices, about local sockets and the interrupt that ends a kernel, are left out.
 define RUN_PAPERMILL
 import signal, sys
 from papermill.__main__ import papermill
@@ -94,7 +94,7 @@ cell: $(STAMP)
 	@printf 'Executing notebooks/train_cell.ipynb as %s\n' $(call quoted,$(OUT))
 	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --report-mode --log-level WARNING --stdout-file - --stderr-file - \
 	  notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
-	  2> >(grep --line-buffered -v 'IPKernelApp. WARNING' >&2)
+	  2> >(grep --line-buffered -vE 'IPKernelApp. (WARNING|ERROR .*KeyboardInterrupt)' >&2)
 	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
 	@printf '  notebook    %s\n' $(call quoted,$(basename $(OUT)).html)
 
