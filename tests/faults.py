@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from pytest import MonkeyPatch
 
-from multirole.core import logprobs, rollout, trainer
+from multirole.core import distributed, logprobs, rollout, trainer
 from multirole.core.engine import Sampling
 from multirole.core.inputs import INDEX
 from multirole.core.rows import left_aligned
@@ -114,7 +114,7 @@ def lost_rows(patch):
 
 @sees("masks")
 def doubled_micro_batches(patch):
-    around(patch, trainer, "micro_batches", lambda cut, *args: cut(*args) + cut(*args)[:1])
+    around(patch, distributed, "micro_batches", lambda cut, *args: cut(*args) + cut(*args)[:1])
 
 
 # ---- which adapter
