@@ -135,6 +135,18 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
     return alternate(rollout, all_at_once, repeats)
 
 
+def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: int, step_rows: int) -> None:
+    """Stock TRL's loss and optimizer on a collated generation batch (N, ...), an optimizer step per `step_rows` rows."""
+    model = stock.model.train()
+    for start in range(0, len(rows["advantages"]), slice_rows):
+        part = {name: tensor[start : start + slice_rows] for name, tensor in rows.items()}
+        stock.compute_loss(model, part).backward()
+        if (start + slice_rows) % step_rows == 0:
+            stock._clip_grad_norm(model)
+            stock.optimizer.step()
+            stock.optimizer.zero_grad()
+
+
 def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[float]:
     """The update on one iteration of Voting-SP rows, against stock TRL's loss on the same mini-batches.
 
@@ -159,13 +171,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
     def theirs() -> None:
         whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
         whole["old_per_token_logps"] = whole["sampling_per_token_logps"]
-        for start in range(0, len(rows), slice_rows):
-            part = {name: tensor[start : start + slice_rows] for name, tensor in whole.items()}
-            stock.compute_loss(model.train(), part).backward()
-            if (start + slice_rows) % size == 0:
-                stock._clip_grad_norm(model)
-                stock.optimizer.step()
-                stock.optimizer.zero_grad()
+        stock_update(stock, whole, slice_rows, size)
 
     return alternate(ours, theirs, repeats)
 

@@ -12,12 +12,11 @@ equal, which is checked. Prints, and with `--out` writes, minimum, median and ma
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+from measuring import alone, spread
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
@@ -63,12 +62,7 @@ def measure(workflow: str, policy: str, task: str, share: float) -> dict:
 
 def one(checkout: Path, cell: str, share: float) -> dict:
     """`measure` in a process of a checkout."""
-    environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, str(checkout), "--cell", cell, "--share", str(share)]
-    done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{cell} failed in {checkout}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return alone(__file__, str(checkout), "--cell", cell, "--share", str(share), checkout=checkout)
 
 
 def silent_shares() -> dict[str, float]:
@@ -104,8 +98,7 @@ def main() -> None:
         result[cell] = {"silent_share": shares[cell], "pairs": args.pairs}
         for what in ("start", "rollout", "update"):
             ratios = [a[what] / b[what] for a, b in pairs]
-            result[cell][what] = {"min": min(ratios), "median": statistics.median(ratios), "max": max(ratios),
-                                  "seconds": statistics.median(b[what] for _, b in pairs)}  # fmt: skip
+            result[cell][what] = spread(ratios) | {"seconds": statistics.median(b[what] for _, b in pairs)}
         shown = "   ".join(f"{w} {result[cell][w]['median']:.2f} ({result[cell][w]['min']:.2f} to {result[cell][w]['max']:.2f})"
                            for w in ("start", "rollout", "update"))  # fmt: skip
         print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {shown}", flush=True)

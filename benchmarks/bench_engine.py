@@ -66,18 +66,18 @@ def build_rows(kind: str) -> Rows:
     return [(prompt(length), cap) for length, cap in zip(lengths, caps, strict=True)]
 
 
-def run_generate(model: PeftModel, rows: Rows) -> int:
+def run_generate(model: PeftModel, rows: Rows, eos: int = EOS, pad: int = PAD) -> int:
     """One left-padded `generate` call on all rows; returns the tokens up to each row's own cap or end-of-turn."""
     longest = max(len(ids) for ids, _ in rows)
-    tokens = torch.tensor([[PAD] * (longest - len(ids)) + ids for ids, _ in rows])  # (N, T)
+    tokens = torch.tensor([[pad] * (longest - len(ids)) + ids for ids, _ in rows])  # (N, T)
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in rows])  # (N, T)
     settings = GenerationConfig(
         max_new_tokens=max(cap for _, cap in rows), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-        eos_token_id=EOS, pad_token_id=PAD,
+        eos_token_id=eos, pad_token_id=pad,
     )  # fmt: skip
     with torch.inference_mode():
         out = model.generate(input_ids=tokens, attention_mask=mask, generation_config=settings)[:, longest:]
-    used = torch.where((out == EOS).any(1), (out == EOS).int().argmax(1) + 1, out.shape[1])
+    used = torch.where((out == eos).any(1), (out == eos).int().argmax(1) + 1, out.shape[1])
     return int(torch.minimum(used, torch.tensor([cap for _, cap in rows])).sum())
 
 

@@ -19,13 +19,14 @@ docs/speed.md is written too.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import venv
 from pathlib import Path
+
+from measuring import alone, spread
 
 HERE = Path(__file__).resolve()
 COMLRL = ["comlrl==1.4.3", "wandb==0.22.3", "protobuf==6.33.1"]
@@ -45,23 +46,24 @@ RIVALS = {
 # ---- what is measured, each in a process of its own: a dict with "seconds" and what they were spent on
 
 
-def make(workflow: str, policy: str = "sp", **settings):
-    """A cell's trainer on its first problems, ready to take optimizer steps."""
+def make(workflow: str, policy: str = "sp"):
+    """(cell, its trainer on 256 problems, the inputs of the first iteration)."""
+    from bench import inputs, trainer_of
+
     from multirole.experiment.cell import Cell
-    from multirole.experiment.run import make_trainer
 
-    cell = Cell(workflow, policy, "math", n_train=256, n_validation=8, diagnostics=False, **settings)
-    problems = cell.make_task().problems("train", 256)
-    trainer = make_trainer(cell, tempfile.mkdtemp(), problems=(problems, problems[:8]))
-    trainer.create_optimizer_and_scheduler(cell.iterations)
-    trainer.model.train()
-    return cell, trainer
+    cell = Cell(workflow, policy, "math", n_train=256, n_validation=8, diagnostics=False)
+    trainer = trainer_of(cell, tempfile.mkdtemp())
+    return cell, trainer, inputs(trainer)
 
 
-def batch(trainer) -> list[dict]:
-    """The inputs of the first iteration, as the data loader yields them."""
-    args = trainer.args
-    return [trainer.train_dataset[i] for i in range(args.n_problems) for _ in range(args.num_generations)]
+def rows_of_single():
+    """(cell, trainer, the first iteration's rows), each of which has a gradient."""
+    cell, trainer, batch = make("single")
+    rows = trainer.prepare_rows(trainer._generate_and_score_completions(batch))
+    for row in rows:
+        row.advantage = row.advantage or 0.1
+    return cell, trainer, rows
 
 
 def timed(work, repeats: int = 3) -> float:
@@ -74,11 +76,8 @@ def timed(work, repeats: int = 3) -> float:
 
 
 def update() -> dict:
-    """Our optimizer step on the first iteration's rows; every row has a gradient."""
-    _, trainer = make("single")
-    rows = trainer.prepare_rows(trainer._generate_and_score_completions(batch(trainer)))
-    for row in rows:
-        row.advantage = row.advantage or 0.1
+    """Our optimizer step on the first iteration's rows."""
+    _, trainer, rows = rows_of_single()
     return {"seconds": timed(lambda: trainer.update(trainer.model, rows)), "rows": len(rows)}
 
 
@@ -105,28 +104,18 @@ def stock(cell, model, tokenizer, rows, micro: int):
 def trl_update(micro: int) -> dict:
     """The same step in stock TRL, which pads the generation batch to its longest prompt and completion."""
     import torch
+    from bench import stock_update
 
     from multirole.core.rows import collate
     from multirole.experiment.run import load_model
 
-    cell, trainer = make("single")
-    rows = trainer.prepare_rows(trainer._generate_and_score_completions(batch(trainer)))
-    for row in rows:
-        row.advantage = row.advantage or 0.1
+    cell, _, rows = rows_of_single()
     model, tokenizer = load_model(cell)
     other = stock(cell, model, tokenizer, [{"prompt": "a"}], micro)
     other.create_optimizer()
     other.current_gradient_accumulation_steps = len(rows) // micro
     whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
-
-    def work() -> None:
-        for start in range(0, len(rows), micro):
-            other.compute_loss(model.train(), {k: v[start : start + micro] for k, v in whole.items()}).backward()
-        other._clip_grad_norm(model)
-        other.optimizer.step()
-        other.optimizer.zero_grad()
-
-    return {"seconds": timed(work), "rows": len(rows)}
+    return {"seconds": timed(lambda: stock_update(other, whole, micro, len(rows))), "rows": len(rows)}
 
 
 def iteration() -> dict:
@@ -140,7 +129,7 @@ def voting() -> dict:
 
 
 def iterations_of(workflow: str, policy: str) -> dict:
-    _, trainer = make(workflow, policy)
+    _, trainer, batch = make(workflow, policy)
     tokens, episodes, sequences = [], [], []
     prepare = trainer.prepare_rows
 
@@ -157,7 +146,7 @@ def iterations_of(workflow: str, policy: str) -> dict:
     trainer.learning_rate_of = lambda call: 0.0
 
     def work() -> None:
-        trainer.training_step(trainer.model, batch(trainer))
+        trainer.training_step(trainer.model, [dict(row) for row in batch])
         trainer.state.global_step += 1
 
     seconds = timed(work)
@@ -172,7 +161,7 @@ def trl_iteration(micro: int) -> dict:
 
     from multirole.experiment.run import load_model
 
-    cell, trainer = make("single")
+    cell, trainer, _ = make("single")
     model, tokenizer = load_model(cell)
     trainer.args.num_generations = 1  # each problem's prompt, as the workflow writes it
     first = trainer.play([(problem, 0) for problem in trainer.problems[: 4 * cell.n_problems]], 0)
@@ -200,7 +189,7 @@ def trl_iteration(micro: int) -> dict:
 
 def requests_of_voting():
     """(trainer, requests) of the voters of one iteration."""
-    _, trainer = make("voting", "sp")
+    _, trainer, _ = make("voting")
     asked, add = [], trainer.engine.add
     trainer.engine.add = lambda key, request: (asked.append(request), add(key, request))[1]
     trainer.play([(p, i) for p in trainer.problems[:16] for i in range(8)], 0)
@@ -210,44 +199,24 @@ def requests_of_voting():
 
 def engine() -> dict:
     """Our engine on the requests, all at once."""
+    from bench_engine import run_engine
+
     trainer, asked = requests_of_voting()
-    tokens = []
-
-    def work() -> None:
-        for key, request in enumerate(asked):
-            trainer.engine.add(key, request)
-        done = []
-        while len(done) < len(asked):
-            done += trainer.engine.step()
-        tokens.append(sum(len(completion.token_ids) for _, completion in done))
-
-    return {"seconds": timed(work), "tokens": tokens[-1]}
+    rows, tokens = [(request.prompt_ids, request.max_tokens) for request in asked], []
+    seconds = timed(lambda: tokens.append(run_engine(trainer.engine, rows, [asked[0].adapter])))
+    return {"seconds": seconds, "tokens": tokens[-1]}
 
 
 def generate() -> dict:
     """`transformers`' `generate` of the merged model, all rows in one left-padded call."""
-    import torch
-    from transformers import GenerationConfig
+    from bench_engine import run_generate
 
     trainer, asked = requests_of_voting()
-    model = trainer.peft_model.merge_and_unload().eval()
-    pad, eos = trainer.processing_class.pad_token_id, trainer.processing_class.eos_token_id
-    longest = max(len(request.prompt_ids) for request in asked)
-    ids = torch.tensor([[pad] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in asked])
-    settings = GenerationConfig(
-        max_new_tokens=asked[0].max_tokens, do_sample=True, temperature=1.0, top_k=0, eos_token_id=eos, pad_token_id=pad
-    )
-    tokens = []
-
-    def work() -> None:
-        with torch.inference_mode():
-            out = model.generate(input_ids=ids, attention_mask=(ids != pad).long(), generation_config=settings)[
-                :, longest:
-            ]
-        ends = torch.where((out == eos).any(1), (out == eos).int().argmax(1) + 1, out.shape[1])
-        tokens.append(int(ends.sum()))
-
-    return {"seconds": timed(work), "tokens": tokens[-1]}
+    model, tokenizer = trainer.peft_model.merge_and_unload().eval(), trainer.processing_class
+    rows, tokens = [(request.prompt_ids, request.max_tokens) for request in asked], []
+    ends = tokenizer.eos_token_id, tokenizer.pad_token_id
+    seconds = timed(lambda: tokens.append(run_generate(model, rows, *ends)))
+    return {"seconds": seconds, "tokens": tokens[-1]}
 
 
 def vllm() -> dict:
@@ -352,20 +321,7 @@ def environment_with(packages: list[str], folder: Path) -> str:
 
 def one(python: str, what: str) -> dict:
     """A measurement in a process of its own."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(HERE.parents[1] / "src"),
-    }
-    command = [python, "-W", "ignore", str(HERE), "--measure", *what.split()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{what} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def spread(values: list[float]) -> dict:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values), "pairs": len(values)}
+    return alone(str(HERE), "--measure", *what.split(), python=python)
 
 
 def ratios(pairs: list[tuple[dict, dict]]) -> dict[str, dict]:
@@ -373,9 +329,8 @@ def ratios(pairs: list[tuple[dict, dict]]) -> dict[str, dict]:
     (ours, theirs), found = pairs[0], {}
     for unit in ("tokens", "sequences", "leaves", "roots", "rows"):
         if unit in ours and unit in theirs:
-            found[f"per {unit[:-1].replace('leave', 'leaf')}"] = spread(
-                [b["seconds"] / b[unit] / (a["seconds"] / a[unit]) for a, b in pairs]
-            )
+            values = [b["seconds"] / b[unit] / (a["seconds"] / a[unit]) for a, b in pairs]
+            found[f"per {unit[:-1].replace('leave', 'leaf')}"] = spread(values) | {"pairs": len(pairs)}
     return found
 
 

@@ -11,14 +11,13 @@ medians as JSON and one figure.
 import argparse
 import asyncio
 import json
-import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measuring import alone
 
 HERE = Path(__file__).resolve()
 USUAL = {"roles": 4, "policy": "sp", "episodes": 64, "group": 8, "tokens": 24}
@@ -90,12 +89,7 @@ def measure(roles: int, policy: str, episodes: int, group: int, tokens: int) -> 
 
 def one(point: dict) -> dict:
     """A point in a process of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", str(HERE), "--measure", json.dumps(USUAL | point)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{point} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return alone(str(HERE), "--measure", json.dumps(USUAL | point))
 
 
 def plot(points: list[dict], path: Path) -> None:
