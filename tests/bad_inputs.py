@@ -371,7 +371,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole.experiment.own.DRY_SECONDS": 0.3},
+        patched={"multirole.experiment.own.DRY_SECONDS": 0.3, "multirole.core.rollout.POLL": 0.1},
     )
 
 

@@ -130,7 +130,7 @@ BOMBS = {
     ),
     "a hole as output": ("output_limit", "import os\nos.lseek(1, 1 << 40, 0)\nos.write(1, b'SECRET')"),
     "grows its input": ("error output_limit", "import os\nwhile True: os.write(0, b'x' * 10**6) or 1 / 0"),
-    "recursion": ("error", "def f(n): return f(n + 1)\nf(0)"),
+    "recursion": ("error timeout", "def f(n): return f(n + 1)\nf(0)"),
     "recursion past the stack": ("error memory timeout", "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return [*map(f, [n])]\nf(0)"),
     "breaks the interpreter": ("error wrong_answer", "import ctypes\nctypes.memset(id(None), 0, 64)"),
     "reads address zero": ("error", "import ctypes\nctypes.string_at(0)"),

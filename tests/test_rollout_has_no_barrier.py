@@ -1,6 +1,8 @@
 """An episode moves on the moment its own calls are done; what is sampled does not depend on scheduling."""
 
 import asyncio
+import re
+import time
 
 import pytest
 from scripted_engine import ScriptedEngine
@@ -144,6 +146,68 @@ def test_a_workflow_that_fails_is_named_with_its_problem(tokenizer, workflow, me
         play(engine, tokenizer, workflow, max_turns=6)
     assert "'relay'" in str(error.value) and "problem '0'" in str(error.value)
     assert cause is None or isinstance(error.value.__cause__, cause)
+
+
+class Spins(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        ends = time.monotonic() + 2  # the thread is left to itself
+        while time.monotonic() < ends:
+            pass
+
+
+class Sleeps(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        await asyncio.sleep(1e9)
+
+
+class Polls(Relay):
+    async def run(self, problem, call):
+        asyncio.ensure_future(call("first", [user("a")]))
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            await asyncio.sleep(0)  # so the engine never moves
+
+
+class Blocks(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        time.sleep(2)  # noqa: ASYNC251
+
+
+@pytest.mark.parametrize(("workflow", "line"), [
+    (Spins(), "in run"), (Sleeps(), r"await asyncio.sleep\(1e9\)"), (Polls(), ""),
+    (Blocks(), r"time.sleep\(2\)"),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer, monkeypatch, workflow, line):
+    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
+    monkeypatch.setattr("multirole.core.rollout.POLL", 0.1)
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(
+        WorkflowError, match=r"'relay' hangs on problem '\d': for 0.3 s no episode has made a call"
+    ) as error:
+        play(engine, tokenizer, workflow)
+    assert re.search(line, str(error.value).partition("here:")[2]) and "asyncio/" not in str(error.value)
+
+
+def test_a_slow_engine_and_slow_episodes_are_not_taken_for_hanging_ones(tokenizer, monkeypatch):
+    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.4)
+    monkeypatch.setattr("multirole.core.rollout.POLL", 0.1)
+
+    class Slow(Relay):
+        async def run(self, problem, call):
+            await call("first", [user("a")])
+            time.sleep(0.2)  # noqa: ASYNC251 (0.8 s of all four episodes)
+            return Answer("")
+
+    class SlowEngine(ScriptedEngine):
+        def step(self):
+            time.sleep(0.6)
+            return super().step()
+
+    engine = SlowEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    assert len(play(engine, tokenizer, Slow())) == 4
 
 
 def test_max_turns_calls_are_allowed(tokenizer):

@@ -7,11 +7,17 @@ stages, no polling, and the order of events depends on nothing but the engine.
 
 import asyncio
 import hashlib
+import inspect
 import itertools
+import math
 import selectors
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +30,8 @@ Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
 Renderer = Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]
 """Chat messages -> the ids of the prompt."""
+PATIENCE, POLL = 600.0, 0.5
+"""Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time; how often that is looked at."""
 
 
 class PromptOverflow(Exception):
@@ -77,17 +85,44 @@ def reply_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     return said.strip() if think and "</think>" not in said else text
 
 
-def in_thread(work: Callable[[], T]) -> T:
-    """Call `work` in a thread of its own, on the same GPU: a notebook's thread has an event loop already."""
-    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thread: None) -> T:
+    """Call `work` in a thread of its own, on the same GPU: a notebook's thread has an event loop already.
 
-    def call() -> T:
-        if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
-            torch.cuda.set_device(gpu)
-        return work()
+    `check` is called with the thread every `POLL` seconds meanwhile; where it raises, the thread is left to itself.
+    """
+    gpu, done = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
 
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(call).result()
+    def call() -> None:
+        try:
+            if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
+                torch.cuda.set_device(gpu)
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (raised again by `result`)
+            done.set_exception(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    while not wait([done], timeout=POLL).done:
+        check(thread.ident or 0)
+    return done.result()
+
+
+def position(coroutine: Any, thread: int) -> str:
+    """Where a workflow's coroutine is in a thread, running or waiting."""
+    if coroutine.cr_running:
+        return user_lines([*traceback.walk_stack(sys._current_frames()[thread])][::-1])
+    frames = []
+    while inspect.iscoroutine(coroutine) and coroutine.cr_frame:
+        frames.append((coroutine.cr_frame, coroutine.cr_frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return user_lines(frames)
+
+
+def user_lines(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """A traceback's lines without those of asyncio, of threads and of this package."""
+    ours = ("asyncio", "concurrent", "threading", "multirole")
+    kept = [frame for frame in frames if frame[0].f_globals["__name__"].partition(".")[0] not in ours]
+    return "".join(traceback.StackSummary.extract(kept).format()).rstrip()
 
 
 class Rollout:
@@ -117,13 +152,28 @@ class Rollout:
         self.is_answer, self.seed, self.max_prompt_tokens, self.render = is_answer, seed, max_prompt_tokens, render
         self.max_turns = max_turns
         self._encoded: dict[tuple, list[int]] = {}
+        self._playing: list[tuple[Episode, Any]] = []
+        self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
 
     def run(self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling) -> list[Episode]:
         """One episode per (problem, episode index), all started together, in the order given."""
         episodes = [Episode(problem, index) for problem, index in attempts]
         self._encoded.clear()
-        in_thread(lambda: self._play(episodes, iteration, sampling))
+        self._progress = self._clock
+        in_thread(lambda: self._play(episodes, iteration, sampling), self._check_progress)
+        self._playing.clear()
         return episodes
+
+    def _check_progress(self, thread: int) -> None:
+        """Raise `WorkflowError` where for `PATIENCE` no episode has called or ended and no call has been answered."""
+        self._clock += POLL
+        if self._clock - self._progress < PATIENCE:
+            return
+        episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))
+        raise WorkflowError(
+            f"The workflow {self.workflow.name!r} hangs on problem {episode.problem.id!r}: for {PATIENCE:g} s no episode has made a "
+            f"call, got an answer or ended. It is here:\n{position(coroutine, thread)}"
+        )
 
     def _encode(self, messages: list[Message]) -> list[int]:
         """The prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
@@ -139,8 +189,10 @@ class Rollout:
         def advance() -> bool:
             if not waiting:
                 return False
+            self._progress = math.inf  # the engine takes what it needs
             for key, completion in self.engine.step():
                 waiting.pop(key).set_result(completion)
+            self._progress = self._clock
             return True
 
         def ask(request: Request) -> asyncio.Future[Completion]:
@@ -149,8 +201,10 @@ class Rollout:
             self.engine.add(key, request)
             return waiting[key]
 
+        self._playing = [(episode, self._episode(episode, iteration, sampling, ask)) for episode in episodes]
+
         async def all_episodes() -> None:
-            await asyncio.gather(*(self._episode(episode, iteration, sampling, ask) for episode in episodes))
+            await asyncio.gather(*(coroutine for _, coroutine in self._playing))
 
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(EngineSelector(advance))) as runner:
             runner.run(all_episodes())
@@ -163,6 +217,7 @@ class Rollout:
         asked: list[asyncio.Future[Completion]] = []
 
         async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+            self._progress = self._clock
             self._check_call(role, slot, round, called)
             called.add((role, slot, round))
             prompt_ids = self._encode(messages)
@@ -191,6 +246,7 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} returned a {type(answer).__name__} on problem {episode.problem.id!r}, and "
                 "only the text of an `Answer` can be scored. End `run` with `return Answer(text)`."
             )
+        self._progress = self._clock
         episode.answer = answer
         episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
         for turn in episode.turns:

@@ -8,9 +8,10 @@ import itertools
 import logging
 import re
 import sys
-import threading
+import time
 import traceback
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,37 +111,43 @@ def _digest(given: object, about: str, code: list[Any]) -> str:
         raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
 
 
+class _Hangs(Exception):
+    """A trial takes too long; the message is where."""
+
+
 def dry_run(workflow: Workflow, problem: Problem) -> None:
     """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
 
     Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
     """
+    from multirole.core.rollout import in_thread, position, user_lines  # imports torch
+
     called: set[str] = set()
     for reply in REPLIES:
-        errors: list[BaseException] = []
-        thread = threading.Thread(target=_play, args=(workflow, problem, reply, called, errors), daemon=True)
-        thread.start()
-        thread.join(DRY_SECONDS)
-        if thread.is_alive():
-            stack = traceback.extract_stack(sys._current_frames().get(thread.ident or 0))
-            trouble = f"was still running after {DRY_SECONDS:g} s, here"
-        elif errors:
-            stack = traceback.extract_tb(errors[0].__traceback__)
-            trouble = f"failed: {type(errors[0]).__name__}: {errors[0]}"
-        else:
+        episode, ends = _trial(workflow, problem, reply, called), time.monotonic() + DRY_SECONDS
+
+        def check(thread: int, episode: Any = episode, ends: float = ends) -> None:
+            if time.monotonic() > ends:
+                raise _Hangs(position(episode, thread))
+
+        try:
+            in_thread(partial(asyncio.run, episode), check)
             continue
-        python = (Path(__file__), Path(threading.__file__), *Path(asyncio.__file__).parent.glob("*.py"))
-        own = [frame for frame in stack if Path(frame.filename) not in python] or stack
+        except _Hangs as error:
+            trouble = f"was still running after {DRY_SECONDS:g} s, here\n{error}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
+            where = user_lines(traceback.walk_tb(error.__traceback__))
+            trouble = f"failed: {type(error).__name__}: {error}\n{where}".rstrip()
         raise ValueError(
             f"The workflow {workflow.name!r} cannot be trained. Tried without a model on problem {problem.id!r}, where every reply "
-            f"was {reply!r}, it {trouble}\n{''.join(traceback.format_list(own)).rstrip()}"
+            f"was {reply!r}, it {trouble}"
         )
     if missing := [role for role in workflow.roles if role not in called]:
         logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
                        workflow.name, ", ".join(missing))  # fmt: skip
 
 
-def _play(workflow: Workflow, problem: Problem, reply: str, called: set[str], errors: list[BaseException]) -> None:
+async def _trial(workflow: Workflow, problem: Problem, reply: str, called: set[str]) -> None:
     count = itertools.count(1)
 
     async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
@@ -160,9 +167,6 @@ def _play(workflow: Workflow, problem: Problem, reply: str, called: set[str], er
         await asyncio.sleep(0)
         return Turn(role, slot, round, [0], [0], [0.0], reply, "stop")
 
-    try:
-        answer: object = asyncio.run(workflow.run(problem, call))  # type: ignore[arg-type]
-        if not isinstance(answer, Answer):
-            raise TypeError(f"`run` must return an `Answer`, got {answer!r}.")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
-        errors.append(error)
+    answer: object = await workflow.run(problem, call)
+    if not isinstance(answer, Answer):
+        raise TypeError(f"`run` must return an `Answer`, got {answer!r}.")
