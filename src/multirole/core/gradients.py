@@ -101,24 +101,25 @@ class MergedLinear(torch.autograd.Function):
         return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None, None, None
 
 
-def can_merge(model: PeftModel, adapter: str, parameters: list[nn.Parameter]) -> bool:
-    """Whether the adapter is plain LoRA on float32 linear layers, and `parameters` are its A and B and nothing else."""
+def mergeable(model: PeftModel, adapter: str, parameters: list[nn.Parameter]) -> list[LoraLinear]:
+    """The adapter's layers, if it is plain LoRA on float32 linear layers and `parameters` are its A and B; else none."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and adapter in module.scaling]
-    return sum(p.numel() for p in parameters) == sum(
-        layer.lora_A[adapter].weight.numel() + layer.lora_B[adapter].weight.numel()
+    plain = [
+        layer
         for layer in layers
         if type(layer) is LoraLinear
         and type(layer.base_layer) is nn.Linear
         and layer.base_layer.weight.dtype == layer.lora_A[adapter].weight.dtype == torch.float32
         and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
         and isinstance(layer.lora_dropout[adapter], nn.Identity)
-    )
+    ]
+    own = {p for layer in plain for p in (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight)}
+    return plain if own == set(parameters) else []
 
 
 @contextmanager
-def merged(model: PeftModel, adapter: str, sums: PartSums) -> Iterator[None]:
-    """Within it, the model computes with `adapter` merged, and backward passes add to `sums` instead of to `grad`."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLinear) and adapter in module.lora_A]
+def merged(layers: list[LoraLinear], adapter: str, sums: PartSums) -> Iterator[None]:
+    """Within it, the layers compute with `adapter` merged, and backward passes add to `sums` instead of to `grad`."""
     for layer in layers:
         a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
         with torch.no_grad():

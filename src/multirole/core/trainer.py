@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 from transformers.trainer_utils import get_last_checkpoint
@@ -33,7 +34,7 @@ from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local_metrics, processes, shard
 from multirole.core.engine import Engine, Sampling
-from multirole.core.gradients import PartSums, can_merge, clip, gradient_of, local, merged, part_of, set_gradient
+from multirole.core.gradients import PartSums, clip, gradient_of, local, merged, mergeable, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import (
     INDEX,
@@ -134,6 +135,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.lr_scale = 1.0
         """Multiplies the scheduled learning rate; a callback may change it between iterations."""
         self._last_grad_norm, self._published = torch.tensor(0.0), -1
+        self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
 
         if not isinstance(reward_funcs, list):
             reward_funcs = [reward_funcs]
@@ -355,10 +357,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.optimizer.zero_grad(
-            set_to_none=True
-        )  # zeros instead of None would move the other adapters (momentum, decay)
-        self.peft_model.set_requires_grad(self.adapters, True)
+        self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
         for watcher in self.watchers:
             watcher.on_adapter_step(self, step)
@@ -373,23 +372,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         part. Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its
         weight makes the sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss.
         """
-        self.peft_model.set_adapter(adapter)
-        params = [p for p in self.peft_model.parameters() if p.requires_grad]
+        params, layers = self.activate(adapter)
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))}
         losses: list[tuple[list[Row], Tensor]] = []
         gradients = torch.zeros(
             len(parts), sum(local(p).numel() for p in params), device=self.accelerator.device
         )  # (K, n)
         whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
-        sums = PartSums(params, gradients) if self.merges and can_merge(self.peft_model, adapter, params) else None
+        sums = PartSums(params, gradients) if self.merges and layers else None
         groups: dict[tuple, list[Row]] = defaultdict(list)
         for row in rows:
             beta = self.betas[row.turn.role]
             groups[bool(row.advantage or beta), beta, None if sums else part_of(row)].append(row)
         loads = [0.0] * self.accelerator.num_processes
-        with merged(self.peft_model, adapter, sums) if sums else nullcontext():
+        with merged(layers, adapter, sums) if sums else nullcontext():
             for (has_gradient, beta, part), owned in groups.items():
-                self.peft_model.zero_grad(set_to_none=True)
+                for parameter in params:
+                    parameter.grad = None
                 for micro, weight in self.shard(owned, loads, 3.0 if has_gradient else 1.0):
                     micro.sort(key=lambda row: parts[part_of(row)])
                     if sums:
@@ -409,6 +408,19 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             gradient = watcher.on_gradient(self, adapter, gradient)
         set_gradient(params, gradient)
         return params, loss
+
+    def activate(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
+        """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
+
+        All adapters keep `requires_grad`, as optimizer and checkpoints expect; the others get no gradient.
+        """
+        model = self.peft_model
+        if self.is_sharded or model.active_adapter != adapter or adapter not in self._active:
+            model.set_adapter(adapter)
+            params = [p for p in model.parameters() if p.requires_grad]
+            self._active = {adapter: (params, mergeable(model, adapter, params))}
+            model.set_requires_grad(self.adapters, True)
+        return self._active[adapter]
 
     def shard(
         self, rows: list[Row], loads: list[float] | None = None, cost: float = 1.0
@@ -469,7 +481,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             if base:
                 stack.enter_context(self.peft_model.disable_adapter())
             for adapter in dict.fromkeys(row.adapter for row in rows):
-                self.peft_model.set_adapter(adapter)
+                self.activate(adapter)
                 for micro, _ in self.shard([row for row in rows if row.adapter == adapter]):
                     batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
                     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
