@@ -183,7 +183,7 @@ def _parameters() -> dict[str, dict[str, Case]]:
         ):
             if (name, value) != ("seed", 10**9):
                 add("absurd size", command, name, value, "processes" if value > 0 and name in SPLIT else name)
-        add("misspelt name", command, name + "x", 1, f"`{name}x` is not a known parameter.")
+        add("misspelt name", command, name + "x", 1, f"`{name}x` is not a known parameter. Did you mean '{name}'?")
     return classes
 
 
@@ -371,7 +371,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole.experiment.own.DRY_SECONDS": 0.3, "multirole.core.rollout.POLL": 0.1},
+        patched={"multirole.experiment.own.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
     )
 
 

@@ -182,7 +182,7 @@ class Blocks(Relay):
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer, monkeypatch, workflow, line):
     monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
-    monkeypatch.setattr("multirole.core.rollout.POLL", 0.1)
+    monkeypatch.setattr("multirole.core.watch.POLL", 0.1)
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     with pytest.raises(
         WorkflowError, match=r"'relay' hangs on problem '\d': for 0.3 s no episode has made a call"
@@ -193,7 +193,7 @@ def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer,
 
 def test_a_slow_engine_and_slow_episodes_are_not_taken_for_hanging_ones(tokenizer, monkeypatch):
     monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.4)
-    monkeypatch.setattr("multirole.core.rollout.POLL", 0.1)
+    monkeypatch.setattr("multirole.core.watch.POLL", 0.1)
 
     class Slow(Relay):
         async def run(self, problem, call):

@@ -7,31 +7,25 @@ stages, no polling, and the order of events depends on nothing but the engine.
 
 import asyncio
 import hashlib
-import inspect
 import itertools
 import math
 import selectors
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
-from types import FrameType
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
+from multirole.core import watch
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.types import Answer, Episode, Message, Problem, Turn, Workflow
+from multirole.core.watch import in_thread, position
 
-T = TypeVar("T")
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
 Renderer = Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]
 """Chat messages -> the ids of the prompt."""
-PATIENCE, POLL = 600.0, 0.5
-"""Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time; how often that is looked at."""
+PATIENCE = 600.0
+"""Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
 
 
 class PromptOverflow(Exception):
@@ -85,46 +79,6 @@ def reply_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     return said.strip() if think and "</think>" not in said else text
 
 
-def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thread: None) -> T:
-    """Call `work` in a thread of its own, on the same GPU: a notebook's thread has an event loop already.
-
-    `check` is called with the thread every `POLL` seconds meanwhile; where it raises, the thread is left to itself.
-    """
-    gpu, done = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
-
-    def call() -> None:
-        try:
-            if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
-                torch.cuda.set_device(gpu)
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 (raised again by `result`)
-            done.set_exception(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    while not wait([done], timeout=POLL).done:
-        check(thread.ident or 0)
-    return done.result()
-
-
-def position(coroutine: Any, thread: int) -> str:
-    """Where a workflow's coroutine is in a thread, running or waiting."""
-    if coroutine.cr_running:
-        return user_lines([*traceback.walk_stack(sys._current_frames()[thread])][::-1])
-    frames = []
-    while inspect.iscoroutine(coroutine) and coroutine.cr_frame:
-        frames.append((coroutine.cr_frame, coroutine.cr_frame.f_lineno))
-        coroutine = coroutine.cr_await
-    return user_lines(frames)
-
-
-def user_lines(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """A traceback's lines without those of asyncio, of threads and of this package."""
-    ours = ("asyncio", "concurrent", "threading", "multirole")
-    kept = [frame for frame in frames if frame[0].f_globals["__name__"].partition(".")[0] not in ours]
-    return "".join(traceback.StackSummary.extract(kept).format()).rstrip()
-
-
 class Rollout:
     """Plays a workflow over an engine.
 
@@ -166,7 +120,7 @@ class Rollout:
 
     def _check_progress(self, thread: int) -> None:
         """Raise `WorkflowError` where for `PATIENCE` no episode has called or ended and no call has been answered."""
-        self._clock += POLL
+        self._clock += watch.POLL
         if self._clock - self._progress < PATIENCE:
             return
         episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))

@@ -34,7 +34,7 @@ from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local_metrics, processes, shard
 from multirole.core.engine import Engine, Sampling
-from multirole.core.gradients import PartSums, clip, gradient_of, local, merged, mergeable, part_of, set_gradient
+from multirole.core.gradients import PartSums, clip, gradient_of, local, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import (
     INDEX,

@@ -120,7 +120,7 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
 
     Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
     """
-    from multirole.core.rollout import in_thread, position, user_lines  # imports torch
+    from multirole.core.watch import in_thread, position, user_lines  # imports torch
 
     called: set[str] = set()
     for reply in REPLIES:

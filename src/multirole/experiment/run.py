@@ -33,9 +33,10 @@ from multirole.core.gradients import local
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.inputs import add_adapters, check_reward
 from multirole.core.policy import adapter_names
-from multirole.core.rollout import PromptOverflow, in_thread
+from multirole.core.rollout import PromptOverflow
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Message, Problem, Reward, Turn, Workflow
+from multirole.core.watch import in_thread
 from multirole.diagnostics.alarms import AlarmCallback, Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
