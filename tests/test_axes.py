@@ -14,8 +14,9 @@ SMALL = {"iterations": 1, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "
 
 @pytest.mark.parametrize(
     ("workflow", "size", "role", "slots"),
-    [("voting", {"n_voters": 5}, "generator", 5), ("eval_opt", {"rounds": 4}, "evaluator", 1),
-     ("orch_workers", {"n_workers": 2}, "worker", 2)],
+    [pytest.param("voting", {"n_voters": 5}, "generator", 5, marks=pytest.mark.slow),
+     ("eval_opt", {"rounds": 4}, "evaluator", 1),
+     pytest.param("orch_workers", {"n_workers": 2}, "worker", 2, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_cell_runs_at_another_size(tmp_path, workflow, size, role, slots):
     cell = Cell(workflow, "ip", **SMALL | size)

@@ -31,8 +31,8 @@ def trained(make_trainer, is_on: bool, **fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"policy": "sp"}, {"policy": "ip"}, {"policy": "sp", "temperature": 0.7, "old_logprobs": "recomputed"}],
-    ids=["sp", "ip", "sp at 0.7"],
+    [{"policy": "ip"}, {"policy": "sp", "temperature": 0.7, "old_logprobs": "recomputed"}],
+    ids=["ip", "sp at 0.7"],
 )
 def test_off_leaves_every_bit_of_the_weights(make_trainer, fields):
     one, known, weights, loss = trained(make_trainer, True, **fields)
@@ -80,8 +80,8 @@ def test_a_trainer_without_callbacks_moves_the_weights_as_one_with_them(make_tra
 
 
 def test_a_whole_run_without_diagnostics_ends_with_the_same_adapters(tmp_path):
-    fields = {"workflow": "voting", "policy": "ip", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_validation": 4,
-              "warmup_iterations": 1, "learning_rate": 5e-3, "eval_every": 2}  # fmt: skip
+    fields = {"workflow": "voting", "policy": "ip", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_train": 16,
+              "n_validation": 4, "warmup_iterations": 1, "learning_rate": 5e-3, "eval_every": 2}  # fmt: skip
     on, off = (run_cell(Cell(**fields, diagnostics=is_on), tmp_path) for is_on in (True, False))
     names = sorted(path.relative_to(on) for path in on.glob("adapters/step_00002/*/*.safetensors"))
     assert len(names) == 2 and off != on

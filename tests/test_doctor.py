@@ -32,7 +32,7 @@ def failed(cell: Cell, folder) -> dict[str, str]:
     return {finding.check: finding.measured for finding in findings if not finding.holds}
 
 
-ALWAYS = [("voting", "ip", "math"), ("eval_opt", "sp", "code")]
+ALWAYS = [("eval_opt", "sp", "code")]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,10 @@ def test_a_trainer_in_bfloat16_passes_and_is_left_as_it_was(tmp_path):
 def test_the_command_prints_a_table_and_fails(monkeypatch, capsys):
     FAULTS["moments_not_saved"][1](monkeypatch)
     given = SMALL | {"workflow": "voting", "policy": "ip"}
-    assert command.main([word for name, value in given.items() for word in ("-p", name, str(value))]) == 1
+    assert command.run(*Cell.from_parameters(given)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "FAIL" in line] == ["resume"]
     assert sum(" pass " in line for line in lines) == len(CHECKS) - 1
-    assert command.main(["-p", "workflow", "votng"]) == 2
 
 
 def test_a_run_that_would_train_wrongly_is_not_admitted(monkeypatch, tmp_path):

@@ -35,7 +35,7 @@ def engine(model_path):
     pytest.importorskip("vllm")
     n_threads = torch.get_num_threads()
     set_num_threads = torch.set_num_threads
-    engine = VLLMEngine(model_path, list(POLICY), max_lora_rank=4, max_length=256, max_rows=64)
+    engine = VLLMEngine(model_path, list(POLICY), max_lora_rank=4, max_length=256, max_num_seqs=64)
     assert torch.set_num_threads is set_num_threads and torch.get_num_threads() == n_threads
     yield engine
     engine.close()
@@ -84,6 +84,7 @@ def test_a_prompt_seen_before_publish_is_not_answered_from_its_cache(engine, mod
     assert all(a.logprobs != b.logprobs for a, b in zip(after[1:], before[1:], strict=True))
 
 
+@pytest.mark.slow
 def test_same_seeds_same_tokens_in_any_order_and_batch(engine, model, tokenizer):
     engine.publish(model, 0)
     requests = make_requests(45, len(tokenizer), seed=1)

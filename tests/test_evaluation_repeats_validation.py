@@ -14,7 +14,7 @@ from multirole.experiment.run import run_cell
 from multirole.paper.grid import Grid
 from multirole.paper.outcomes import accuracy, judging, slot_pass_at_k
 
-SMALL = {"iterations": 4, "n_problems": 2, "n_validation": 12, "eval_every": 2, "save_every": 2, "learning_rate": 2e-2,
+SMALL = {"iterations": 4, "n_problems": 2, "n_train": 64, "n_validation": 12, "eval_every": 2, "save_every": 2, "learning_rate": 2e-2,
          "warmup_iterations": 0}  # fmt: skip
 
 
