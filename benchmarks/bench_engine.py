@@ -100,7 +100,7 @@ def start_vllm(model: PeftModel) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         model.unload().save_pretrained(folder)
         AutoTokenizer.from_pretrained(locate(Cell("single", "sp"))).save_pretrained(folder)
-        return VLLMEngine(folder, list(model.peft_config), 8, 512, max_rows=384)
+        return VLLMEngine(folder, list(model.peft_config), 8, 512, max_num_seqs=384)
 
 
 def speed(run: Callable[[], int]) -> float:

@@ -180,9 +180,8 @@ class Steps:
 
     def doctor(self) -> dict[str, object]:
         found = self.folder / "doctor.json"
-        words = [word for name, value in self.fields("ip").items() for word in ("-p", name, str(value))]
         started = time.perf_counter()
-        code = command.main([*words, "--json", str(found)])
+        code = command.run(*Cell.from_parameters(self.fields("ip")), found)
         return {"exit_code": code, "seconds": time.perf_counter() - started, **json.loads(found.read_text())}
 
     def iterations(self) -> dict[str, object]:
@@ -272,24 +271,13 @@ class Steps:
     def tiny(self) -> dict[str, object]:
         """The same seed on both devices; sampled texts part where a uniform falls between the two roundings."""
         frames = {}
-        for name in ("cpu", DEVICE.type + " again"):
-            folder = self.folder / name.replace(" ", "-")
-            hidden = {"CUDA_VISIBLE_DEVICES": ""} if name == "cpu" else {}
-            cell = [
-                "workflow",
-                "voting",
-                "policy",
-                "ip",
-                "iterations",
-                "3",
-                "n_validation",
-                "16",
-                "results_dir",
-                str(folder),
-            ]
-            words = [word for at in range(0, len(cell), 2) for word in ("-p", *cell[at : at + 2])]
+        for device in ("cpu", DEVICE.type + " again"):
+            folder = self.folder / device.replace(" ", "-")
+            hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+            cell = {"workflow": "voting", "policy": "ip", "iterations": 3, "n_validation": 16, "results_dir": folder}
+            words = [word for name, value in cell.items() for word in ("-p", name, str(value))]
             subprocess.run([sys.executable, "-m", "multirole", "train", *words], env=os.environ | hidden, check=True)
-            frames[name] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
+            frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
         one, other = frames.values()
         columns = [name for name in one if not name.endswith("seconds")]
         gaps = (one[columns] - other[columns]).abs().groupby(one["iteration"]).max()

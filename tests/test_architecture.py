@@ -1,11 +1,15 @@
 """The rooms of the house import each other in one direction, and the library type-checks."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import processes
 import pytest
+
+from multirole.__main__ import COMMANDS
+from multirole.experiment.machine import driver
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,9 +35,52 @@ def test_the_library_type_checks():
     assert done.returncode == 0, done.stdout
 
 
-def test_importing_the_package_and_its_command_line_loads_no_framework():
-    code = "import sys, multirole, multirole.__main__; print([m for m in ('torch', 'trl', 'transformers', 'pandas') if m in sys.modules])"
-    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+COMMAND_LINES = """
+import contextlib, io, json, os, sys
+from multirole.__main__ import main
+for line in json.loads(sys.stdin.read()):
+    sys.argv, said = ["multirole", *line.split()], io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = main()
+        except SystemExit as error:
+            code = error.code
+    heavy = ("torch", "trl", "transformers", "datasets", "matplotlib", "pandas", "pyarrow")
+    print(json.dumps((line, code, said.getvalue(), [one for one in heavy if one in sys.modules], sum(os.times()[:2]))))
+"""
+PLAN = "plan -p workflow voting -p policy ip"
+REFUSED = {  # what it says
+    "trian": "Did you mean 'train'?",
+    "train -p iteratons 3": "Did you mean 'iterations'?",
+    "plan -p learning_rate -1e-3": "`learning_rate` must be greater than or equal to 0, got -0.001",
+    "doctor -p iterations 0": "got 0",
+    "evaluate -p n_rollout 2": "Did you mean 'n_rollouts'?",
+    "evaluate -p results_dir nowhere": "is not finished. Train it first",
+    "pack nowhere": "nowhere holds no finished run",
+    "paper nowhere": "nowhere/grid.json does not exist",
+    "inspect nowhere": "nowhere contains no finished run",
+}
+
+
+def test_help_refusals_and_the_plan_load_no_framework():
+    """One process, so that what a command imports is seen in those after it, too."""
+    helps = [f"{name} --help".strip() for name in ("", *COMMANDS)]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND_LINES], input=json.dumps([*helps, PLAN, *REFUSED]), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    ended = {line: rest for line, *rest in map(json.loads, done.stdout.splitlines())}
+    for line in helps:
+        code, said, heavy, _ = ended[line]
+        assert code == 0 and said.startswith("usage: multirole") and not heavy, line
+    assert ended[helps[-1]][-1] < 0.5 * len(helps)  # CPU-seconds
+    assert ended[PLAN][0] == 0 and ("torch" not in ended[PLAN][2] or driver() is not None)
+    for line, words in REFUSED.items():
+        code, said, heavy, _ = ended[line]
+        assert code == 2 and words in said and "Traceback" not in said, (line, said)
+        assert not {"torch", "trl", "transformers", "datasets"} & set(heavy) or line.startswith("inspect"), (
+            line,
+            heavy,
+        )
 
 
 def no_vllm() -> None:

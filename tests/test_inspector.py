@@ -14,10 +14,12 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from multirole.__main__ import inspect
 from multirole.experiment.cell import Cell
 from multirole.experiment.run import run_cell
+from multirole.experiment.settings import Refused
 from multirole.experiment.storage import write_table
-from multirole.inspector import inspect_run, main
+from multirole.inspector import inspect_run
 from multirole.inspector.episodes import name_steps, training_groups
 from multirole.inspector.reader import PANELS, facts, state, validation
 from multirole.inspector.report import describe, plot_gradients, plot_roles
@@ -298,21 +300,21 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
         make_run(results / name, accuracy=(0.5, 1.0))
     digest = hashlib.sha256((results / "a&b" / "config.json").read_bytes()).hexdigest()
     (results / "a&b" / "DONE").write_text(json.dumps({"config.json": digest}))
-    assert main([str(tmp_path / "results")]) == 0
+    assert inspect([str(tmp_path / "results")]) == 0
     page = results / "a&b" / "inspector.html"
     assert read(page)[1]["index"] == "../../inspector.html" and not (results / "unfinished" / "inspector.html").exists()
     index = Elements((tmp_path / "results" / "inspector.html").read_text(encoding="utf-8"))
     assert [dict(a)["href"] for tag, a in index.tags if tag == "a"] == ["tiny-s/a%26b/inspector.html"]
-    assert main([str(results / "unfinished"), "--out", str(tmp_path / "one.html")]) == 0
+    assert inspect([str(results / "unfinished"), "--out", str(tmp_path / "one.html")]) == 0
     assert str(tmp_path / "one.html") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "out"])
-def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what, capsys):
+def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
     (tmp_path / "empty").mkdir()
     arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
-    assert main([str(tmp_path / arguments[0]), *arguments[1:]]) == 2
-    assert re.search("contains no finished run|is not the folder of a run", capsys.readouterr().err)
+    with pytest.raises(Refused, match="contains no finished run|is not the folder of a run"):
+        inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
 
 def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(collapsed, tmp_path):

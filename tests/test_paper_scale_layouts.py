@@ -8,12 +8,12 @@ import pandas as pd
 import processes
 import pytest
 import torch
-from examine_here import examine
 from fsdp2_on_cpu import be_a_gpus_process
 from toy_qwen3 import toy_model, toy_tokenizer
 from trainers import table
 
 from multirole import doctor
+from multirole.doctor import command
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
@@ -28,8 +28,12 @@ FIELDS = {
 pytestmark = pytest.mark.slow
 
 
-def findings(logs: list[Path]) -> list[dict]:
-    return [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
+def examine(parameters: dict, found: Path) -> None:
+    """As `multirole doctor` does, in one of several processes; an error where a check fails."""
+    cell, launch = Cell.from_parameters(parameters)
+    if launch.is_sharded:
+        be_a_gpus_process()
+    assert command.run(cell, launch, found) == 0
 
 
 def same_rollouts(one: Path, other: Path, logprobs: float) -> None:
@@ -55,21 +59,22 @@ SHARDED = {"sharding": "fsdp2", "dtype": "bfloat16", "gradient_checkpointing": T
 @pytest.mark.parametrize(
     "layout", [{}, {"sharding": "fsdp2"}, SHARDED], ids=["data-parallel", "fsdp2", "fsdp2-bfloat16"]
 )
-def test_the_doctor_examines_two_processes(layout, tmp_path):
-    logs = [tmp_path / f"log.{rank}" for rank in (0, 1)]
-    assert processes.run_together(2, tmp_path / "log", examine, FIELDS | layout) == [0, 0], logs[0].read_text()[-3000:]
-    found = findings(logs)
-    assert {(one["rank"], one["check"]) for one in found} == {(rank, check) for rank in (0, 1) for check in CHECKS}
-    assert [one for one in found if not one["holds"]] == []
+def test_the_doctor_examines_two_processes_and_reports_once(layout, tmp_path):
+    log, found = tmp_path / "log", tmp_path / "found.json"
+    codes = processes.run_together(2, log, examine, FIELDS | layout, found)
+    texts = [Path(f"{log}.{rank}").read_text() for rank in (0, 1)]
+    assert codes == [0, 0], texts[0][-3000:]
+    assert [one["check"] for one in json.loads(found.read_text())["checks"]] == list(CHECKS)
+    assert [text.count(" pass ") for text in texts] == [len(CHECKS), 0]
+    assert ["disk" in text for text in texts] == [True, False]
 
 
 def test_the_doctor_passes_vllm_in_bfloat16(tmp_path):
     """The first sight of its margins where engine and trainer round apart from each other, as on a GPU."""
     pytest.importorskip("vllm")
     log, given = tmp_path / "log", FIELDS | {"engine": "vllm", "dtype": "bfloat16", "temperature": 0.7}
-    assert processes.run(log, examine, given, VLLM_ENABLE_V1_MULTIPROCESSING="0") == 0, log.read_text()[-3000:]
-    found = findings([log])
-    assert len(found) == len(CHECKS) and [one for one in found if not one["holds"]] == []
+    code = processes.run(log, examine, given, tmp_path / "found.json", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert code == 0, log.read_text()[-3000:]
 
 
 def run_aloud(parameters: dict) -> None:

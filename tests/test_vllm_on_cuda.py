@@ -18,8 +18,10 @@ from multirole.core.engine import Request
 from multirole.engines import vllm_engine
 from multirole.engines.vllm_engine import VLLMEngine, folder_with_room, llm_options
 from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
+from multirole.plan import vllm_batch
 
 HERE = Path(__file__).parent
 
@@ -34,9 +36,10 @@ def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     settled = json.loads(done.stdout.splitlines()[-1])
+    chosen = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), 80 * 2**30)
     assert settled == {
-        "second runner": True, "async scheduling": True, "chunked prefill": True, "tokens of a step": 8192,
-        "sequences": 512, "graphs": "FULL_AND_PIECEWISE", "largest graph": 512, "LoRA dtype": "torch.bfloat16",
+        "second runner": True, "async scheduling": True, "chunked prefill": True,
+        "tokens of a step": chosen["vllm_max_num_batched_tokens"], "sequences": chosen["vllm_max_num_seqs"], "graphs": "FULL_AND_PIECEWISE", "largest graph": 512, "LoRA dtype": "torch.bfloat16",
         "LoRA slots": 3, "sleep mode": True,
     }  # fmt: skip
 
@@ -44,7 +47,7 @@ def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
 def test_float32_is_refused_on_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="half precision only"):
-        llm_options(1, 8, 256, 64, torch.float32, 0.6, 1)
+        llm_options(1, 8, 256, torch.float32, 0.6, 1, 64, 8192)
 
 
 class FakeLLM:

@@ -48,8 +48,12 @@ settings.HAS_TRITON = True  # Triton sees no driver here and calls itself absent
 from vllm.engine.arg_utils import EngineArgs
 
 from multirole.engines.vllm_engine import llm_options
+from multirole.experiment.cell import Cell
+from multirole.experiment.launch import Launch
+from multirole.plan import vllm_batch
 
-options = llm_options(2, 64, 25600, 512, torch.bfloat16, 0.6, 1)
+sizes = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), H100.total_memory).values()
+options = llm_options(2, 64, 25600, torch.bfloat16, 0.6, 1, *sizes)
 found = EngineArgs(model=sys.argv[1], **options | {"max_model_len": 512}).create_engine_config()
 settled = {
     "second runner": found.use_v2_model_runner,

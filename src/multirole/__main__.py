@@ -1,10 +1,14 @@
-"""The command line. Exit codes: 0 done, 1 a check failed or an error, 2 usage, 75 told to stop (the same command continues)."""
+"""The command line. Exit codes: 0 done, 1 a check failed or an error, 2 usage, 75 told to stop (the same command continues).
+
+Commands are parsed here, and modules imported once a command is known to be right: some take seconds.
+"""
 
 import argparse
 import importlib
 import logging
 import os
 import sys
+from pathlib import Path
 
 from multirole import __version__
 
@@ -12,14 +16,14 @@ COMMANDS = {
     "train": ("multirole.__main__:train", "train one cell, in this process or as one of several (torchrun)"),
     "evaluate": ("multirole.__main__:evaluate", "score a trained cell's checkpoints, the base model, or a transfer"),
     "plan": ("multirole.plan:main", "say whether a cell fits the memory and the disk"),
-    "doctor": ("multirole.doctor.command:main", "check on this machine that a cell trains what it says"),
-    "inspect": ("multirole.inspector:main", "write a page that shows a run"),
-    "pack": ("multirole.paper.pack:main", "pack finished runs into one file per table"),
-    "paper": ("multirole.paper.build:main", "build tables and figures from packed results"),
+    "doctor": ("multirole.__main__:doctor", "check on this machine that a cell trains what it says"),
+    "inspect": ("multirole.__main__:inspect", "write a page that shows a run"),
+    "pack": ("multirole.__main__:pack", "pack finished runs into one file per table"),
+    "paper": ("multirole.__main__:paper", "build tables and figures from packed results"),
     "grade": ("multirole.sandbox:main", "grade a program against tests in the sandbox"),
     "completion": ("multirole.completion:main", "print a script that completes commands and parameters in a shell"),
 }
-"""name -> (function, help). Modules are imported when they are asked for: some take seconds."""
+"""name -> (function, help)."""
 
 
 def train(argv: list[str]) -> int:
@@ -53,8 +57,90 @@ def evaluate(argv: list[str]) -> int:
     with refusing():
         steps_of(evaluation, launch.results_dir)
     from multirole.experiment.evaluate import run_evaluation
+    from multirole.plan import settled
 
-    run_evaluation(evaluation, launch)
+    run_evaluation(evaluation, settled(evaluation.cell, launch))
+    return 0
+
+
+def doctor(argv: list[str]) -> int:
+    """Print the preflight of a cell, then check that it trains what it says.
+
+    The exit code is 0 if every check passes, 1 if one fails, 2 for a cell that cannot run. Several processes are examined where a
+    launcher starts them: torchrun --nproc_per_node 2 -m multirole doctor -p workflow voting -p policy ip
+    """
+    from multirole.experiment.cell import Cell
+    from multirole.experiment.launch import read_command
+    from multirole.experiment.settings import refusing
+
+    parser = argparse.ArgumentParser(prog="multirole doctor", description=doctor.__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found as JSON")
+    arguments, given = read_command(parser, argv)
+    cell, launch = Cell.from_parameters(given)
+    from multirole.doctor import command  # imports torch
+
+    with refusing():
+        return command.run(cell, launch, arguments.json)
+
+
+def inspect(argv: list[str]) -> int:
+    """Write a page that shows one run, or one for every finished run below a folder and an index of them."""
+    parser = argparse.ArgumentParser(prog="multirole inspect", description=inspect.__doc__)
+    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="a run's folder, or a folder of runs")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="of one run's page (default: inspector.html in its folder)"
+    )
+    arguments = parser.parse_args(argv)
+    from multirole.experiment.settings import refusing
+    from multirole.inspector import inspect_all, inspect_run
+
+    is_one = arguments.out is not None or (arguments.results_dir / "config.json").exists()
+    with refusing():
+        written = [inspect_run(arguments.results_dir, arguments.out)] if is_one else inspect_all(arguments.results_dir)
+    sys.stdout.writelines(f"{path}  {path.stat().st_size / 1e6:.2f} MB\n" for path in written)
+    return 0
+
+
+def pack(argv: list[str]) -> int:
+    """Pack finished runs into one file per table."""
+    parser = argparse.ArgumentParser(prog="multirole pack", description=pack.__doc__)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which gets the packed tables")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="where the folders of the runs are (default: there)"
+    )
+    arguments = parser.parse_args(argv)
+    folder = arguments.folder
+    from multirole.experiment.settings import Refused, refusing
+    from multirole.paper import pack as packing
+
+    with refusing():
+        added, held = packing.pack(folder, arguments.runs), packing.index(folder)
+    if held.empty:
+        raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-s.")
+    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(held)}\n"]))
+    return 0
+
+
+def paper(argv: list[str]) -> int:
+    """Build every table, figure and claim from a grid's committed results."""
+    parser = argparse.ArgumentParser(prog="multirole paper", description=paper.__doc__)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, with the grid.json of the grid")
+    parser.add_argument("--page", action="store_true", help="write only the page of results, from what is there")
+    arguments = parser.parse_args(argv)
+    folder = arguments.folder
+    from multirole.experiment.settings import refusing
+    from multirole.paper.grid import Grid
+
+    with refusing():
+        Grid.read(folder)
+    from multirole.paper.build import build, publish
+
+    lines = [] if arguments.page else [f"missing: {name}" for name in build(folder).missing()]
+    if (folder / "page.yaml").exists():
+        lines.append(f"{publish(folder)} is written")
+    if not arguments.page:
+        lines.append(f"{folder}/tables and {folder}/figures are written")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 
 

@@ -20,21 +20,21 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
-
-from multirole.core.distributed import shard
 from multirole.core.policy import adapter_names
-from multirole.core.rows import Row, optimizer_steps, padded
 from multirole.core.types import Turn
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
-from multirole.experiment.launch import ONE_PROCESS, Launch, add_parameters, read_parameters
-from multirole.experiment.machine import engine_of
+from multirole.experiment.launch import ONE_PROCESS, Launch, read_command
+from multirole.experiment.machine import engine_of, has_cuda
 from multirole.experiment.models import shape_of
 from multirole.experiment.presets import TASKS, Shape, is_tiny
+from multirole.experiment.settings import refusing
 from multirole.workflows import WORKFLOWS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -47,8 +47,11 @@ VLLM_GRAPHS = GIB
 HEAD_TOKENS, HEAD_COLUMNS, HEAD_COPIES = 4096, 32768, 7.25
 """TRL's fused LM head works on tiles of so many tokens and columns; its backward holds so many in float32 on a CPU: logits,
 scaled, log p, p, gradient, two terms, one mask."""
-MAX_ROWS, VLLM_ROWS, VLLM_PREFILL = 384, 512, 8192
-"""Rows that TransformersEngine and VLLMEngine run at once, and the tokens of a step of VLLMEngine."""
+MAX_ROWS, PREFILL_TOKENS, SHORTEST_POOL, SHARED_ROWS, SHARED_TOKENS = 384, 4096, 64, 4, 16
+"""TransformersEngine's, whose module imports torch: rows at once, tokens of a step, and what shares a KV pool or a prompt."""
+MOST_ROWS, STEPS, STEP_SHARE = 512, (16384, 8192, 4096, 2048), 0.05
+"""vLLM captures CUDA graphs up to so many rows. Of its steps' sizes in tokens, the largest whose work space takes so much of its
+memory (not measured)."""
 CHECKPOINTING_ABOVE = 0.8
 """Layers are computed again in backward where keeping them would take more than this part of a device."""
 N_VALIDATION = {"math": 1412, "code": 1000}
@@ -104,8 +107,10 @@ class Plan:
         """Whether the device holds the cell, and vLLM's cache at least one sequence of full length."""
         return max(self.peaks.values()) <= self.size and (self.cache is None or self.cache >= 1)
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """Memory of one process by part, in GiB."""
+        import pandas as pd
+
         found = pd.DataFrame(self.parts).set_index("name").rename_axis("GiB per process")[["rollout", "update"]]
         found.loc["total"] = found.sum()
         return (found / GIB).round(3)
@@ -162,8 +167,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part("data-parallel buckets, float32", buckets, buckets, rank),
     ]
     cache = None
-    # a GPU that is only named is assumed to have vLLM
-    if engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale)):
+    if uses_vllm(cell, gpu_bytes):
         part, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
         parts.append(part)
     else:
@@ -171,13 +175,40 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
 
+def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
+    """Whether vLLM samples; a GPU that is only named is assumed to have it."""
+    return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
+
+
 def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
-    """The launch with its gradient checkpointing decided: none where all layers fit with room to spare."""
+    """The launch with what is left to the plan decided.
+
+    These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing: none where all layers fit with room to spare.
+    """
+    kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
+    if kind == "GPU" and uses_vllm(cell, gpu_bytes):
+        launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
     if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
         return launch
     kept = launch.replace(gradient_checkpointing=False)
     found = plan(cell, kept, gpu_bytes)
     return kept if found.fits and max(found.peaks.values()) <= CHECKPOINTING_ABOVE * found.size else launch
+
+
+def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
+    """The tokens of vLLM's steps, and how many requests run at once.
+
+    These are as many as a stage asks for, as the cache holds of the shortest stage's expected length (of longer ones vLLM admits
+    fewer by itself), and as have a CUDA graph. More would only take work space from the cache.
+    """
+    s, n_engines = shape_of(cell), max(1, launch.n_processes // launch.vllm_tensor_parallel)
+    step = next((n for n in STEPS if vllm_work(s, 0, n) <= STEP_SHARE * launch.vllm_memory * gpu_bytes), STEPS[-1])
+    largest = launch.replace(vllm_max_num_seqs=MOST_ROWS, vllm_max_num_batched_tokens=step)
+    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
+    shortest = min(prompt for _, prompt, _ in calls(cell)) + ASSUMED["mean_reply"][0] * cell.max_response_tokens
+    asked = cell.n_problems * cell.n_episodes * max(slots for slots, _, _ in calls(cell)) // n_engines
+    rows = min(asked, MOST_ROWS, int(room / shortest))
+    return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
 
 def adapters(cell: Cell) -> int:
@@ -241,8 +272,6 @@ def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
     the larger of attention (q and k rotated, four products of their size and three of the stream's) and the MLP (gate and
     up of two layers, 4I, and five tensors of the stream's size); decoding holds six tensors of vocabulary size per row.
     """
-    from multirole.engines.transformers_engine import PREFILL_TOKENS, SHARED_ROWS, SHARED_TOKENS, SHORTEST_POOL
-
     linear = s.layers * sum(a * b for a, b in s.linear_sizes)
     weights = 4 * (2 * s.vocab * s.hidden + (1 + len(adapter_names(cell.policy))) * linear)
     tables = (
@@ -271,8 +300,8 @@ def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
 def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> tuple[Part, float]:
     """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
 
-    It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch (gate, up and the
-    stream; float32 logits of all rows, twice) with its CUDA graphs. On a CPU it never sleeps.
+    It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch with its CUDA graphs.
+    On a CPU it never sleeps.
     """
     length = cell.max_prompt_tokens + cell.max_response_tokens
     b = BYTES[cell.dtype]
@@ -281,11 +310,18 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> 
     held = b * (s.parameters + slots) // launch.vllm_tensor_parallel
     if gpu_bytes is None:
         return Part("vLLM", held + GIB, held + GIB, "write engine='transformers'"), GIB / row
-    work = VLLM_PREFILL * 2 * (3 * s.intermediate + 3 * s.hidden) + VLLM_ROWS * s.vocab * 4 * 2 + VLLM_GRAPHS
+    work = VLLM_GRAPHS + vllm_work(
+        s, launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
+    )
     share = round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
     part = Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy)
     return part, (share - held - work) / row
+
+
+def vllm_work(s: Shape, rows: int, tokens: int) -> int:
+    """Bytes of vLLM's work space: gate, up and the stream of a step's tokens in bfloat16; float32 logits of all rows, twice."""
+    return tokens * 2 * (3 * s.intermediate + 3 * s.hidden) + rows * s.vocab * 4 * 2
 
 
 def kv_elements(s: Shape) -> int:
@@ -310,7 +346,7 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
         steps, flops, read = 0.0, 0.0, 0.0
         for slots, prompt, sharing in calls(cell):
             rows, mean_length = n_problems * n_episodes * slots / n, prompt + reply / 2
-            at_once = max(1.0, min(rows, VLLM_ROWS, room / mean_length))
+            at_once = max(1.0, min(rows, launch.vllm_max_num_seqs or MOST_ROWS, room / mean_length))
             own, prefilled = max(rows * reply / at_once, cap), prompt / max(1, min(sharing, n_episodes * slots))
             steps += own
             read += 2 * (own * s.parameters + rows * reply * kv_elements(s) * mean_length)
@@ -342,6 +378,9 @@ def idle(cell: Cell, launch: Launch) -> float:
     n, rng, work = launch.n_processes, random.Random(0), [0.0, 0.0]  # of the slowest process, and the mean
     if n == 1:
         return 0.0
+    from multirole.core.distributed import shard  # these import torch
+    from multirole.core.rows import Row, optimizer_steps, padded
+
     roles, mean = list(cell.make_workflow().roles), ASSUMED["mean_reply"][0] * cell.max_response_tokens
     rows: list[Row] = []
     for episode in range(cell.n_problems * cell.n_episodes):
@@ -372,8 +411,10 @@ def idle(cell: Cell, launch: Launch) -> float:
     return 1 - work[1] / work[0]
 
 
-def grid(scale: str, given: dict[str, object], device: str) -> pd.DataFrame:
+def grid(scale: str, given: dict[str, object], device: str) -> "pd.DataFrame":
     """Memory, GPU-hours and disk of every cell of the matrix at one scale and seed, each on one device, and their sum."""
+    import pandas as pd
+
     rows = {}
     for task in TASKS:
         for workflow, policy in [(w, p) for w in WORKFLOWS for p in ("sp", "ip") if w != "single" or p == "sp"]:
@@ -395,9 +436,9 @@ def grid(scale: str, given: dict[str, object], device: str) -> pd.DataFrame:
 
 def this_device() -> tuple[str, int]:
     """ "GPU" and the bytes of the first visible one, or "CPU" and the bytes of RAM, or what a control group grants of it."""
-    import torch
+    if has_cuda():
+        import torch
 
-    if torch.cuda.is_available():
         return "GPU", torch.cuda.get_device_properties(0).total_memory
     return "CPU", min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits()])
 
@@ -457,7 +498,6 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
 def main(argv: list[str]) -> int:
     """Print what a cell or the grid needs. The exit code is 0 if it fits, 1 if not, 2 for a mistake in the command."""
     parser = argparse.ArgumentParser(prog="multirole plan", description=main.__doc__)
-    add_parameters(parser)
     parser.add_argument("--grid", action="store_true", help="all cells of a scale, each on one device, one seed")
     parser.add_argument("--scale", default="1.7b", help="scale of the grid (default: 1.7b)")
     parser.add_argument(
@@ -465,21 +505,24 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--device", default="h100", choices=DEVICES, help="of the grid and of times (default: h100)")
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU of a cell in GiB (default: this machine's)")
-    arguments = parser.parse_args(argv)
+    arguments, given = read_command(parser, argv)
     size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
-    try:
+    with refusing():
         if arguments.grid:
-            return _print_grid(arguments.scale, read_parameters(arguments), arguments.device, arguments.devices or 1)
-        cell, launch = Cell.from_parameters(read_parameters(arguments))
-        launch = settled(cell, Launch(**dict(launch) | {"n_processes": arguments.devices or launch.n_processes}), size)
+            return _print_grid(arguments.scale, given, arguments.device, arguments.devices or 1)
+        cell, launch = Cell.from_parameters(given)
+        launch = settled(cell, launch.replace(n_processes=arguments.devices or launch.n_processes), size)
         found = plan(cell, launch, size)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
     lines = [found.table().to_string()]
     lines.append(
         f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
     )
+    if launch.vllm_max_num_seqs and found.cache is not None:
+        lines.append(
+            f"vLLM runs {launch.vllm_max_num_seqs} requests at once: what a stage asks for, what the cache holds of the shortest stage "
+            f"at expected lengths, or {MOST_ROWS}, whichever is least. A step has {launch.vllm_max_num_batched_tokens} tokens, whose work space takes "
+            f"{vllm_work(shape_of(cell), 0, launch.vllm_max_num_batched_tokens or 0) / GIB:.2f} GiB."
+        )
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, arguments.device).items())

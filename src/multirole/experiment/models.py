@@ -7,9 +7,6 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS, Shape, is_tiny
 
@@ -62,6 +59,9 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
     folder = local_folder(cell)
     if folder is not None:
         return _complete(folder)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
     pinned, why = MODELS[cell.scale], ""
     for is_local in (True, False) if may_download else (True,):
         try:

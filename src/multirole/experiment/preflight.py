@@ -1,20 +1,16 @@
 """The preflight: what of this machine a cell depends on, what was found, and what to do about it. One line each."""
 
-import ctypes
-import re
 import shutil
 import sysconfig
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import ONE_PROCESS, Launch
-from multirole.experiment.machine import check_vllm, engine_of, has_cuda, installed
+from multirole.experiment.machine import check_vllm, driver, engine_of, has_cuda, installed
 from multirole.experiment.models import shape_of
 from multirole.experiment.presets import is_tiny
 
-DRIVER = Path("/proc/driver/nvidia/version")
 GIB = 2**30
 
 
@@ -46,18 +42,6 @@ def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
 def stopping(found: list[Found]) -> list[str]:
     """The lines that stop a cell, as sentences."""
     return [f"{line.what}: {line.found}. {line.advice}" for line in found if line.stops]
-
-
-def driver() -> tuple[str, str] | None:
-    """NVIDIA's driver, and the newest CUDA that it supports ("" if it does not say); None where there is no driver."""
-    number = re.search(r"x86_64\s+([\d.]+)|Module\s+([\d.]+)", DRIVER.read_text()) if DRIVER.is_file() else None
-    supported = ctypes.c_int(0)
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(supported))
-    if number is None and not supported.value:
-        return None
-    cuda = f"{supported.value // 1000}.{supported.value % 1000 // 10}" if supported.value else ""
-    return next(filter(None, number.groups())) if number else "of unknown version", cuda
 
 
 def _gpu(cell: Cell, launch: Launch, on_gpu: bool) -> Found:

@@ -124,6 +124,7 @@ def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch =
         return engine(
             str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length, dtype=getattr(torch, cell.dtype),
             gpu_memory_utilization=launch.vllm_memory, tensor_parallel_size=launch.vllm_tensor_parallel,
+            **{name.removeprefix("vllm_"): size for name, size in launch.vllm_sizes().items()},
         )  # fmt: skip
     return engine(tokenizer.eos_token_id, max_length=max_length)
 
@@ -207,6 +208,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         engine=engine_of(cell),
         vllm_gpu_memory_utilization=launch.vllm_memory,
         vllm_tensor_parallel_size=launch.vllm_tensor_parallel,
+        **launch.vllm_sizes(),
         eval_strategy="steps",
         eval_steps=cell.eval_every,
         save_strategy="steps",

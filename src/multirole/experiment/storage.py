@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
 SCHEMA_VERSION = "1"
@@ -41,6 +39,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_table(path: Path, rows: list[dict]) -> None:
     """Rows (dicts with the same keys) as Parquet with checksums, and with the schema's version in its metadata."""
+    import pyarrow as pa  # with pandas the longest import of a command that only reads names
+    import pyarrow.parquet as pq
+
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
     with writing(path) as aside:
         pq.write_table(table, aside, write_page_checksum=True)

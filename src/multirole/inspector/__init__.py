@@ -6,12 +6,10 @@ inside the file; what a model wrote is data there and text in the document, neve
 no script but the page's own and no request at all. Finished and unfinished runs are read as they are on disk.
 """
 
-import argparse
 import base64
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -143,22 +141,3 @@ def inspect_all(results_dir: Path) -> list[Path]:
     title = f"{len(runs)} runs in {results_dir.resolve().name}"
     write_text(index, render("index.html", title=title, facts=INDEXED, runs=rows))
     return [*pages, index]
-
-
-def main(argv: list[str]) -> int:
-    """Write a page that shows one run, or one for every finished run below a folder and an index of them.
-
-    Exit codes: 0 done, 2 a mistake in the command.
-    """
-    parser = argparse.ArgumentParser(prog="multirole inspect", description=(main.__doc__ or "").splitlines()[0])
-    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="a run's folder, or a folder of runs")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"of one run's page (default: {FILE} in its folder)")
-    arguments = parser.parse_args(argv)
-    is_one = arguments.out is not None or (arguments.results_dir / "config.json").exists()
-    try:
-        written = [inspect_run(arguments.results_dir, arguments.out)] if is_one else inspect_all(arguments.results_dir)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.writelines(f"{path}  {path.stat().st_size / 1e6:.2f} MB\n" for path in written)
-    return 0

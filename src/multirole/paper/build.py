@@ -1,10 +1,10 @@
 """`multirole paper results/<scale>`: every table, figure and claim from a grid's committed results."""
 
-import argparse
 import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from multirole.experiment.settings import Refused
 from multirole.inspector.landing import landing_page
 from multirole.paper import pack
 from multirole.paper.claims import claims
@@ -21,7 +21,7 @@ def build(folder: str | Path) -> Results:
     """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
     results = Results(folder)
     if not results.runs:
-        raise ValueError(
+        raise Refused(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
     study = Study.read(results.grid, folder)
@@ -47,18 +47,3 @@ def publish(folder: Path) -> Path:
             return target
 
         return landing_page(folder, unpacked, folder.parents[1] / "README.md")
-
-
-def main(argv: list[str]) -> int:
-    """`multirole paper FOLDER`; 0 done."""
-    parser = argparse.ArgumentParser(prog="multirole paper", description=__doc__)
-    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, with the grid.json of the grid")
-    parser.add_argument("--page", action="store_true", help="write only the page of results, from what is there")
-    arguments = parser.parse_args(argv)
-    for name in [] if arguments.page else build(arguments.folder).missing():
-        print(f"missing: {name}")
-    if (arguments.folder / "page.yaml").exists():
-        print(f"{publish(arguments.folder)} is written")
-    if not arguments.page:
-        print(f"{arguments.folder}/tables and {arguments.folder}/figures are written")
-    return 0
