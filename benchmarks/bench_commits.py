@@ -16,7 +16,7 @@ import statistics
 import time
 from pathlib import Path
 
-from measuring import alone, spread
+from measuring import alone, spread, write_table
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
@@ -78,6 +78,18 @@ def silent_shares() -> dict[str, float]:
     return {cell: statistics.fmean(values) for cell, values in shares.items()}
 
 
+def table(result: dict[str, dict]) -> str:
+    """The rows of docs/speed.md."""
+    lines = ["| cell | silent rows | update | rollout | start | pairs |", "| --- | --- | --- | --- | --- | --- |"]
+    for cell, found in result.items():
+        spans = (
+            f"{v['median']:.2f} [{v['min']:.2f}, {v['max']:.2f}]"
+            for v in map(found.get, ("update", "rollout", "start"))
+        )
+        lines.append(f"| {cell} | {found['silent_share']:.0%} | {' | '.join(spans)} | {found['pairs']} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
@@ -90,7 +102,7 @@ def main() -> None:
     if args.cell:
         print(json.dumps(measure(*args.cell.split(), args.share)))
         return
-    shares, result = silent_shares(), {}
+    shares, result = silent_shares(), json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     for cell in args.cells:
         pairs = [(one(args.other, cell, shares[cell]), one(HERE, cell, shares[cell])) for _ in range(args.pairs)]
         assert len({run["tokens"] for pair in pairs for run in pair}) == 1, "the two checkouts sampled different tokens"
@@ -104,6 +116,7 @@ def main() -> None:
         print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {shown}", flush=True)
         if args.out:
             args.out.write_text(json.dumps(result, indent=1) + "\n")
+            write_table("bench_commits", table(result))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import time
 import venv
 from pathlib import Path
 
-from measuring import alone, spread
+from measuring import alone, spread, write_table
 
 HERE = Path(__file__).resolve()
 COMLRL = ["comlrl==1.4.3", "wandb==0.22.3", "protobuf==6.33.1"]
@@ -341,7 +341,6 @@ NAMES = {
     "vllm": "`vllm.LLM.generate` (CPU build, float32, compiled), the same requests",
     "comlrl": "CoMLRL 1.4.3 (MAGRPO), Voting with an adapter per role",
 }
-PAGE = HERE.parents[1] / "docs" / "speed.md"
 
 
 def table(result: dict[str, dict]) -> str:
@@ -353,12 +352,6 @@ def table(result: dict[str, dict]) -> str:
             numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
             lines.append(f"| {NAMES[words].format(number)} | {unit} | {numbers} | {value['pairs']} |")
     return "\n".join(lines)
-
-
-def write_table(result: dict[str, dict]) -> None:
-    """Put the table between the page's marks."""
-    before, mark, rest = PAGE.read_text().partition("<!-- rivals: benchmarks/bench_rivals.py writes this table -->\n")
-    PAGE.write_text(f"{before}{mark}{table(result)}\n{rest[rest.index('<!-- end -->') :]}")
 
 
 def main() -> None:
@@ -388,7 +381,7 @@ def main() -> None:
             print(f"{name:18} {unit:12} {value['median']:6.2f}  [{value['min']:.2f}, {value['max']:.2f}]", flush=True)
         if args.out:
             args.out.write_text(json.dumps(result, indent=1) + "\n")
-            write_table(result)
+            write_table("bench_rivals", table(result))
 
 
 if __name__ == "__main__":

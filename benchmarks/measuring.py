@@ -1,4 +1,4 @@
-"""What the benchmarks share: a measurement in a process of its own, and the spread of ratios."""
+"""What the benchmarks share: a measurement in a process of its own, the spread of ratios, the tables of docs/speed.md."""
 
 import json
 import os
@@ -23,3 +23,10 @@ def alone(script: str, *arguments: str, checkout: Path = ROOT, python: str = sys
 def spread(values: list[float]) -> dict[str, float]:
     """Minimum, median and maximum."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def write_table(name: str, table: str) -> None:
+    """Put a benchmark's table between its marks in docs/speed.md."""
+    page = ROOT / "docs" / "speed.md"
+    before, mark, rest = page.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
+    page.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")

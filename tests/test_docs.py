@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,9 +75,9 @@ def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
     assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}
 
 
-def test_the_table_of_rivals_is_the_measured_one(monkeypatch):
+@pytest.mark.parametrize("name", ["rivals", "commits"])
+def test_the_tables_of_speed_are_the_measured_ones(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import bench_rivals
-
-    measured = json.loads((ROOT / "results/bench/rivals.json").read_text(encoding="utf-8"))
-    assert bench_rivals.table(measured) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    benchmark = import_module(f"bench_{name}")
+    measured = json.loads((ROOT / f"results/bench/{name}.json").read_text(encoding="utf-8"))
+    assert benchmark.table(measured) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
