@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from paper_results import make_evaluation, make_run
 
+from multirole.__main__ import pack as command
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import is_done, write_done
@@ -31,11 +32,13 @@ def folder(tmp_path):
 
 
 def equal(recorded: Path, unpacked: Path) -> None:
-    """Compare every table: floats as float32, log-probs to half a thousandth of a nat, everything else as it is."""
+    """Compare every column that is packed: floats as float32, log-probs to half a thousandth of a nat, the rest as it is."""
     files = sorted(path.relative_to(recorded) for path in recorded.rglob("*.parquet"))
     assert files == sorted(path.relative_to(unpacked) for path in unpacked.rglob("*.parquet")) and files
     for file in files:
         one, other = (pq.read_table(folder / file) for folder in (recorded, unpacked))
+        if file.name == "eval.parquet" and recorded.parent.name == "tiny-s":  # not of an evaluation
+            one = one.drop_columns(["answer"])
         assert one.schema.equals(other.schema, check_metadata=True), file
         for name in one.column_names:
             before, after = one[name].to_pylist(), other[name].to_pylist()
@@ -95,6 +98,33 @@ def test_rows_that_a_killed_packing_left_behind_are_not_packed_twice(folder):
     assert len(pack.read(folder, "eval")) == 2 * len(pack.read(folder, "eval", [IP.id]))
 
 
+def test_runs_of_another_folder_are_added_and_stay_there(folder, tmp_path):
+    pack.pack(folder)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(folder / SP.id, elsewhere / SP.id)
+    write_done(elsewhere / SP.id)
+    before = sorted(elsewhere.rglob("*"))
+    assert pack.pack(folder, elsewhere) == [SP.id] and pack.pack(folder, elsewhere) == []
+    assert sorted(elsewhere.rglob("*")) == before and set(pack.index(folder)["run"]) == {IP.id, f"own/{IP.id}", SP.id}
+
+
+def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):
+    path = folder / IP.id / "turns" / "step_00005.parquet"
+    turns = pd.read_parquet(path)
+    turns["tokens"] = [[text[:1], text[1:]] for text in turns["text"]]
+    turns.at[0, "text"] += "\N{SNOWMAN}"
+    turns.to_parquet(path)
+    write_done(folder / IP.id)
+    pack.pack(folder)
+    packed = pq.read_table(
+        folder / "turns.parquet", columns=["text"], filters=[("run", "==", IP.id), ("step", "==", 5)]
+    )
+    assert packed["text"].null_count == len(turns) - 1
+    found = pack.read(folder, "turns", [IP.id], ["step", "text"])
+    assert found.columns.tolist() == ["step", "text"]
+    assert found.loc[found["step"] == 5, "text"].tolist() == turns["text"].tolist()
+
+
 def test_packed_runs_stay_when_their_folders_go(folder):
     pack.pack(folder)
     shutil.rmtree(folder / IP.id)
@@ -124,7 +154,7 @@ def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_pat
 
 
 def test_the_command_says_what_it_packed(folder, capsys):
-    assert pack.main([str(folder)]) == 0
+    assert command([str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"packed 2 runs and evaluations; {folder} holds 2"
 
 

@@ -81,7 +81,9 @@ def test_what_the_page_says_of_the_remedies_and_of_peaks():
     shown = (SCALE / "tables" / "remedies_checked.md").read_text()
     assert "*" not in shown.partition("\n\n")[2].partition("\n\n")[0]
     keys = [key for key in results.runs if key.workflow != "single"]
-    assert 0.4 < sum(results.steps(key)["best"] == 10 for key in keys) / len(keys) < 0.6  # half of the multi-agent runs
+    assert (
+        0.4 < sum(results.run(key).steps["best"] == 10 for key in keys) / len(keys) < 0.6
+    )  # half of the multi-agent runs
 
 
 def test_no_score_announces_falls_better_than_rate_times_steps():

@@ -15,7 +15,7 @@ from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import TASKS
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Results, Run, run_of
+from multirole.paper.results import Results, Run
 from multirole.paper.statistics import ALPHA, MARGIN, RULES, t_interval
 from multirole.paper.write import MISSING, Table, formatted
 
@@ -37,7 +37,7 @@ class Regime:
         """Seed -> run; a single agent takes one step per iteration anyway."""
         own = {name: v for name, v in self.parameters.items() if (workflow, name) != ("single", "updates")}
         cells = [Cell(workflow, policy, task, self.results.grid.scale, seed, **own) for seed in self.seeds]
-        found = {cell.seed: run_of(cell, self.results.folder.parent) for cell in cells}
+        found = {cell.seed: self.results.find(cell) for cell in cells}
         return {seed: run for seed, run in found.items() if run}
 
 

@@ -31,7 +31,7 @@ def role_series(results: Results, key: Key) -> dict[str, pd.DataFrame]:
 
     A shared adapter has one entry for all of its roles first, then each role's own part in it.
     """
-    roles, ledger = (results.of_run(name, key) for name in ("roles", "ledger"))
+    roles, ledger = (results.run(key).table(name) for name in ("roles", "ledger"))
     by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
     of_roles = {role: by_role[role] for role in results.grid.cell(*key).policy if role in by_role}
     if key.policy == "ip" or len(of_roles) == 1:
@@ -76,7 +76,7 @@ def dynamics(results: Results) -> pd.DataFrame:
     rows = []
     for task, workflow, policy in [*cells, *((t, "single", "sp") for t in TASKS)]:
         found: dict[str, list[dict]] = {}
-        for seed in results.seeds(workflow, policy, task):
+        for seed in results.runs_of(workflow, policy, task):
             for role, series in role_series(results, Key(workflow, policy, task, seed)).items():
                 found.setdefault(role, []).append(amplitudes(series))
         for role, runs in found.items():

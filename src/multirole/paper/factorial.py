@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from multirole.paper.claims import DECLARED
-from multirole.paper.results import Results, Run, run_of
+from multirole.paper.results import Results, Run, outcomes
 from multirole.paper.statistics import difference, over_seeds, t_interval
 from multirole.paper.study import Study
-from multirole.paper.study_tables import SHOWN, at, twins
+from multirole.paper.study_tables import SHOWN, twins
 from multirole.paper.write import number
 
 RULES = DECLARED["factorial"]
@@ -38,7 +38,7 @@ def arms(results: Results, study: Study) -> dict[Arm, dict[int, Run]]:
         steps, rows = map(int, ARM.match(name).groups())
         own = Arm(steps, rows, cell.learning_rate / usual.learning_rate, cell.dual_clip is not None)
         for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0, False), usual), (own, cell)):
-            if run := run_of(one, results.folder.parent):
+            if run := results.find(one):
                 found.setdefault(arm, {})[one.seed] = run
     return dict(sorted(found.items(), key=lambda one: (one[0].dual_clip, one[0])))
 
@@ -64,7 +64,7 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
             number("runs", len(runs), "count", **where),
             number("falls", sum(run.falls for run in runs), "count", **where),
             number("unstable", np.nan if unstable is None else unstable, "missing" if unstable is None else "count", **where),
-            *(number(place, over_seeds(at(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
+            *(number(place, over_seeds(outcomes(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
             number("steps per iteration", steps, "tokens", **where),
             number("largest chi2, median", chi2, "ratio", **where),
         ]  # fmt: skip
@@ -115,7 +115,7 @@ def _contrast(name: str, pairs: list[list[list[Run]]]) -> list[dict]:
     rows += [number(f"falls {when}", sum(one[i] for one in falls), "count", **where) for i, when in enumerate(("before", "after"))]  # fmt: skip
     rows.append(number("pairs with more falls", sum(after > before for before, after in falls), "count", **where))
     for x, place in SHOWN.items():
-        apart = [difference(at(changed, x), at(usual, x)) for usual, changed in pairs]
+        apart = [difference(outcomes(changed, x), outcomes(usual, x)) for usual, changed in pairs]
         one = apart[0] if len(apart) == 1 else t_interval([each.mean for each in apart])
         rows.append(number(f"change at the {place}", one, "difference", **where))
     return rows

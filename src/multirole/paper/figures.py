@@ -194,7 +194,9 @@ def figure_5(results: Results) -> Plate:
 def figure_6(results: Results) -> Plate:
     """The paper's cliff cells."""
     cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
-    columns = {at + cell_name(*cell): [Key(*cell, seed) for seed in results.seeds(*cell)] for at, cell in cells.items()}
+    columns = {
+        at + cell_name(*cell): [Key(*cell, seed) for seed in results.runs_of(*cell)] for at, cell in cells.items()
+    }
     return _cliffs(results, "figure_6", columns)
 
 
@@ -203,7 +205,7 @@ def figure_6_falls(results: Results) -> Plate:
     columns = {}
     for policy in POLICIES:
         keys = [key for key in results.runs if key.policy == policy and key.workflow in WORKFLOWS]
-        ends = {key: [results.correct(key).mean()[results.steps(key)[x]] for x in ("best", "terminal")] for key in keys}
+        ends = {key: [results.run(key).at(x).mean() for x in ("best", "terminal")] for key in keys}
         for key in sorted(keys, key=lambda key: ends[key][1] - ends[key][0])[:1]:
             peak, end = ends[key]
             columns[f"{cell_name(*key[:3])}, seed {key.seed}: {peak:.0%} to {end:.0%}"] = [key]

@@ -10,7 +10,7 @@ import pandas as pd
 from multirole.experiment.presets import TASKS
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Key, Results
+from multirole.paper.results import Key, Results, outcomes
 from multirole.paper.statistics import Interval, difference, over_seeds
 
 SMOOTHED = 5  # iterations
@@ -28,27 +28,27 @@ def accuracy(
     seeds: Sequence[int] | None = None,
 ) -> Measured | None:  # fmt: skip
     """Validation accuracy at a named checkpoint, or its gain since another; None without a run."""
-    done = results.seeds(workflow, policy, task)
-    rows = [row for row, seed in enumerate(done) if seeds is None or seed in seeds]
-    if not rows:
+    runs = {
+        seed: run for seed, run in results.runs_of(workflow, policy, task).items() if seeds is None or seed in seeds
+    }
+    if not runs:
         return None
-    after, before = (name and results.outcomes(workflow, policy, task, name)[rows] for name in (at, since))
+    after, before = (name and outcomes(runs.values(), name) for name in (at, since))
     interval = over_seeds(after) if before is None else difference(after, before)
     by_seed = (after if before is None else after - before).mean(axis=1).tolist()
-    return Measured(interval, dict(zip([done[row] for row in rows], by_seed, strict=True)))
+    return Measured(interval, dict(zip(runs, by_seed, strict=True)))
 
 
 def base(results: Results, workflow: str, task: str) -> float | None:
     """Accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
-    keys = [Key(workflow, policy, task, seed) for policy in POLICIES for seed in results.seeds(workflow, policy, task)]
-    by_seed = {key.seed: results.correct(key)[0].mean() for key in keys}
-    return float(np.mean(list(by_seed.values()))) if by_seed else None
+    runs = results.runs_of(workflow, "ip", task) | results.runs_of(workflow, "sp", task)
+    return float(np.mean([run.accuracy[0] for run in runs.values()])) if runs else None
 
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:
     """(workflow, task) -> the seeds with a run under both policies, where there are any."""
     found = {
-        (w, t): [seed for seed in results.seeds(w, "ip", t) if seed in results.seeds(w, "sp", t)]
+        (w, t): [seed for seed in results.runs_of(w, "ip", t) if seed in results.runs_of(w, "sp", t)]
         for t, w in product(TASKS, WORKFLOWS)
     }
     return {cell: seeds for cell, seeds in found.items() if seeds}
@@ -56,15 +56,14 @@ def matched(results: Results) -> dict[tuple[str, str], list[int]]:
 
 def training(results: Results, workflow: str, policy: str, task: str) -> pd.DataFrame:
     """iteration x seed: training accuracy."""
-    seeds = results.seeds(workflow, policy, task)
-    runs = {seed: results.of_run("metrics", Key(workflow, policy, task, seed)) for seed in seeds}
-    return pd.DataFrame({seed: run.set_index("iteration")["accuracy"] for seed, run in runs.items()})
+    runs = results.runs_of(workflow, policy, task)
+    curves = {seed: run.table("metrics").set_index("iteration")["accuracy"] for seed, run in runs.items()}
+    return pd.DataFrame(curves)
 
 
 def validation(results: Results, workflow: str, policy: str, task: str) -> pd.DataFrame:
     """Evaluated step x seed: validation accuracy."""
-    seeds = results.seeds(workflow, policy, task)
-    return pd.DataFrame({seed: results.correct(Key(workflow, policy, task, seed)).mean() for seed in seeds})
+    return pd.DataFrame({seed: run.accuracy for seed, run in results.runs_of(workflow, policy, task).items()})
 
 
 def smoothed(curves: pd.DataFrame) -> pd.DataFrame:
@@ -93,12 +92,13 @@ def amplitudes(results: Results) -> pd.DataFrame:
     for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
         for seed in seeds:
             key = Key(workflow, policy, task, seed)
-            series, roles = role_series(results, key), results.of_run("roles", key)
+            series, run = role_series(results, key), results.run(key)
+            roles = run.table("roles")
             row: dict[str, object] = key._asdict()
             for name in ("chi2", "chi2_after"):
                 row[f"{name}_role"] = max(part[name].max() for role, part in series.items() if role != POOLED)
                 row[name] = series[POOLED][name].max() if POOLED in series else row[f"{name}_role"]
-            row["grad_norm"] = results.of_run("ledger", key)["grad_norm"].max()
+            row["grad_norm"] = run.table("ledger")["grad_norm"].max()
             by = (
                 roles.assign(entropy=roles["entropy"] * roles["tokens"])
                 .groupby("iteration")[["entropy", "tokens"]]

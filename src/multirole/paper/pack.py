@@ -6,14 +6,14 @@
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
-All rows are kept. Floats are stored as float32 (but for learning rates), log-probs as int16 in thousandths of a nat; those
-below -32.768 are stored as that.
+All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems. Floats are stored
+as float32 (but for learning rates), log-probs as int16 in thousandths of a nat; those below -32.768 are stored as that. A turn's text is
+left out where it is that of its tokens, and put back on reading.
 """
 
-import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -32,19 +32,21 @@ GROUP_BYTES = 2**28
 """In-memory size of a row group: larger ones compress better, and packing holds one of them at a time."""
 LEVEL = 17
 """Of zstd; slow to write, as fast to read as any other."""
+LEFT_OUT = {"eval": {"answer"}}
+"""Table -> columns that are not packed: these are a quarter of all bytes, and nothing here reads them."""
 
 
-def pack(folder: str | Path) -> list[str]:
-    """Pack what is finished in `<results_dir>/<scale>` and return the names of what was added or replaced.
+def pack(folder: str | Path, runs: str | Path | None = None) -> list[str]:
+    """Pack what is finished in `<results_dir>/<scale>`, or in another such folder `runs`; return what was added or replaced.
 
     A run or evaluation whose checksums are the packed ones is left alone. Raises ValueError where a file does not match
     the checksum in its folder's DONE.
     """
-    folder = Path(folder)
+    folder, runs = Path(folder), Path(runs or folder)
     old = index(folder)
     packed = dict(zip(old["run"], old["done"], strict=True))
-    found = [path.parent for path in (*folder.glob("*/DONE"), *folder.glob("evaluations/*/*/DONE"))]
-    names = {path.relative_to(folder).as_posix().removeprefix("evaluations/"): path for path in sorted(found)}
+    found = [path.parent for path in (*runs.glob("*/DONE"), *runs.glob("evaluations/*/*/DONE"))]
+    names = {path.relative_to(runs).as_posix().removeprefix("evaluations/"): path for path in sorted(found)}
     new = {name: path for name, path in names.items() if packed.get(name) != _text(path / "DONE")}
     rows = [{"run": name} | _about(path) for name, path in new.items()]
     if rows:
@@ -53,8 +55,8 @@ def pack(folder: str | Path) -> list[str]:
         for table in sorted(set().union(*files.values())):
             added = [(name, file) for name, held in files.items() for file in held.get(table, ())]
             _append(folder / f"{table}.parquet", added, list(kept["run"]))
-        runs = pd.concat([kept, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
-        _write(folder / "runs.parquet", [pa.Table.from_pandas(runs, preserve_index=False)])
+        about = pd.concat([kept, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
+        _write(folder / "runs.parquet", [pa.Table.from_pandas(about, preserve_index=False)])
     return list(new)
 
 
@@ -72,7 +74,9 @@ def read(
     if not path.exists():
         return pd.DataFrame(columns=["run"])
     wanted = None if runs is None else pc.field("run").isin(pa.array(runs, pa.string()))
-    return _as_recorded(pq.read_table(path, columns=columns, filters=wanted, read_dictionary=["run"])).to_pandas()
+    asked = [*columns, "tokens"] if name == "turns" and columns else columns
+    table = _as_recorded(pq.read_table(path, columns=asked, filters=wanted, read_dictionary=["run"]))
+    return table.select(columns or table.column_names).to_pandas()
 
 
 def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
@@ -87,6 +91,7 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     target = Path(to) / ("evaluations" if row["kind"] == "evaluation" else "") / run
     tables: dict[str, pa.Table] = {}
     for name, columns in json.loads(row["columns"]).items():
+        columns = [column for column in columns if column not in LEFT_OUT.get(name, ())]
         packed = pq.read_table(Path(folder) / f"{name}.parquet", columns=columns, filters=[("run", "==", run)])
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
         if name == "turns":
@@ -101,16 +106,6 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         (target / name).write_text(json.dumps(json.loads(text), indent=2))
     write_done(target)
     return target
-
-
-def main(argv: list[str]) -> int:
-    """`multirole pack FOLDER`: pack the finished runs of `<results_dir>/<scale>`; 0 if that succeeds."""
-    parser = argparse.ArgumentParser(prog="multirole pack", description="Pack finished runs into one file per table.")
-    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which holds the folders of the runs")
-    folder = parser.parse_args(argv).folder
-    added = pack(folder)
-    print("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(index(folder))}"]))
-    return 0
 
 
 def _text(path: Path) -> str:
@@ -151,7 +146,8 @@ def _about(folder: Path) -> dict[str, object]:
 
 def _append(path: Path, added: list[tuple[str, Path]], kept: list[str]) -> None:
     """Append the files of runs to a packed table, of which only the rows of `kept` runs remain."""
-    schemas = [_as_packed(pq.read_schema(file).empty_table()).schema for _, file in added]
+    left_out = LEFT_OUT.get(path.stem, ())
+    schemas = [_as_packed(pq.read_schema(file).empty_table(), left_out).schema for _, file in added]
     schema = pa.unify_schemas([pa.schema({"run": pa.string()}), *schemas], promote_options="permissive")
     old = pq.ParquetFile(path) if path.exists() else None
     if old:
@@ -161,7 +157,7 @@ def _append(path: Path, added: list[tuple[str, Path]], kept: list[str]) -> None:
         for i in range(old.num_row_groups if old else 0):
             yield old.read_row_group(i).filter(pc.field("run").isin(pa.array(kept, pa.string())))
         for run, file in added:
-            table = _as_packed(pq.read_table(file))
+            table = _as_packed(pq.read_table(file), left_out)
             yield table.add_column(0, "run", pa.array([run] * len(table)))
 
     _write(path, (pa.concat_tables([schema.empty_table(), part], promote_options="permissive") for part in parts()))
@@ -173,9 +169,10 @@ def _write(path: Path, parts: Iterable[pa.Table]) -> None:
     for part in parts:
         if writer is None:
             schema = part.schema.remove_metadata()
-            split = [_leaf(field) for field in schema if _values(field.type) in (pa.float32(), pa.int16())]
+            split = [_leaf(field) for field in schema if _is_split(field)]
             writer = pq.ParquetWriter(
                 aside, schema, compression="zstd", compression_level=LEVEL, write_page_checksum=True,
+                data_page_size=GROUP_BYTES, dictionary_pagesize_limit=GROUP_BYTES,  # what repeats is found within a page
                 use_dictionary=[_leaf(field) for field in schema if _leaf(field) not in split],
                 column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
             )  # fmt: skip
@@ -195,20 +192,34 @@ def _leaf(field: pa.Field) -> str:
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
-def _values(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_list(kind) else kind
+def _is_split(field: pa.Field) -> bool:
+    """Whether a column's bytes are stored apart: its numbers hardly repeat, but their high bytes do."""
+    kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+    return kind in (pa.float32(), pa.int16()) or (kind == pa.int64() and field.name.endswith("tokens"))
 
 
-def _as_packed(table: pa.Table) -> pa.Table:
+def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
     def thousandths(logprobs: pa.ChunkedArray) -> pa.ChunkedArray:
         scaled = pc.round(pc.multiply(logprobs.cast(pa.float64()), 1000))
         return pc.max_element_wise(scaled, -(2**15)).cast(pa.int16())
 
-    return _mapped(table, thousandths, {pa.float64(): pa.float32()})
+    table = table.drop_columns([name for name in table.column_names if name in left_out])
+    table = _mapped(table, thousandths, {pa.float64(): pa.float32()})
+    if {"text", "tokens"} <= set(table.column_names):
+        is_known = pc.fill_null(pc.equal(table["text"], pc.binary_join(table["tokens"], "")), False)
+        table = _with_text(table, pc.if_else(is_known, None, table["text"]))
+    return table
 
 
 def _as_recorded(table: pa.Table) -> pa.Table:
-    return _mapped(table, lambda values: pc.divide(values.cast(pa.float32()), 1000), {pa.float32(): pa.float64()})
+    table = _mapped(table, lambda values: pc.divide(values.cast(pa.float32()), 1000), {pa.float32(): pa.float64()})
+    if {"text", "tokens"} <= set(table.column_names):
+        table = _with_text(table, pc.coalesce(table["text"], pc.binary_join(table["tokens"], "")))
+    return table
+
+
+def _with_text(table: pa.Table, text: pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.column_names.index("text"), "text", text)
 
 
 def _mapped(

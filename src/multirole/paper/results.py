@@ -1,6 +1,6 @@
 """Read packed runs and evaluations: one run's tables, or all of a grid with the cells' coordinates as columns."""
 
-import json
+from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -62,11 +62,17 @@ class Run:
         """Whether validation falls."""
         return first_fall(self.accuracy) is not None
 
+    def at(self, name: str) -> np.ndarray:
+        """(P,): the outcomes at "base", "early", "best" or "terminal".
 
-def run_of(cell: Cell, results_dir: Path) -> Run | None:
-    """Find a cell's run below a results folder; None if it is not packed."""
-    run = Run(cell, results_dir / cell.scale)
-    return None if run.table("eval", "step", "problem", "correct").empty else run
+        "best" is chosen on these same problems, as in the paper: it is optimistic.
+        """
+        return self.correct[self.steps[name]].to_numpy()
+
+
+def outcomes(runs: Iterable[Run], at: str) -> np.ndarray:
+    """(S, P): the runs' outcomes at a named checkpoint."""
+    return np.stack([run.at(at) for run in runs])
 
 
 @cache
@@ -82,6 +88,7 @@ class Results:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.grid = Grid.read(folder)
+        self._made: dict[str, Run] = {}
 
     @cached_property
     def packed(self) -> pd.DataFrame:
@@ -111,12 +118,19 @@ class Results:
 
     @cache  # noqa: B019
     def run(self, key: Key) -> Run:
-        """Return one run."""
-        return Run(self.grid.cell(*key), self.folder)
+        """Return one run of the grid."""
+        return self._run(self.grid.cell(*key))
 
-    def of_run(self, name: str, key: Key) -> pd.DataFrame:
-        """Return one run's rows of a table."""
-        return self.run(key).table(name)
+    def find(self, cell: Cell) -> Run | None:
+        """Return a cell's run, in the grid or not; None if it is not packed."""
+        return self._run(cell) if cell.id in self.packed.index else None
+
+    def _run(self, cell: Cell) -> Run:
+        return self._made.setdefault(cell.id, Run(cell, self.folder))
+
+    def runs_of(self, workflow: str, policy: str, task: str) -> dict[int, Run]:
+        """Seed -> packed run of a cell."""
+        return {key.seed: self.run(key) for key in self.runs if key[:3] == (workflow, policy, task)}
 
     @cache  # noqa: B019
     def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
@@ -133,36 +147,6 @@ class Results:
         """Return the rows of one evaluation, in the grid or not; None if it is not packed."""
         name = _name(evaluation)
         return pack.read(self.folder, "evaluations", [name]) if name in self.packed.index else None
-
-    def provenance(self, key: Key) -> dict:
-        """Return where a run's numbers come from."""
-        return json.loads(self.packed.loc[self.runs[key], "provenance"])
-
-    def steps(self, key: Key) -> dict[str, int]:
-        """Return a run's early, best and terminal checkpoint, and its untrained start."""
-        return self.run(key).steps
-
-    def seeds(self, workflow: str, policy: str, task: str) -> list[int]:
-        """List the seeds whose run is packed."""
-        return [key.seed for key in self.runs if key[:3] == (workflow, policy, task)]
-
-    def correct(self, key: Key) -> pd.DataFrame:
-        """Return one run's validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
-        return self.run(key).correct
-
-    def outcomes(self, workflow: str, policy: str, task: str, at: str) -> np.ndarray | None:
-        """(S, P): each seed's validation outcomes at "base", "early", "best" or "terminal"; None without a run.
-
-        "best" is chosen per seed on these same problems, as in the paper: it is optimistic.
-        """
-        keys = [key for key in self.runs if key[:3] == (workflow, policy, task)]
-        return np.stack([self.correct(key)[self.steps(key)[at]] for key in keys]) if keys else None
-
-    def evaluation_outcomes(self, adapters: str, workflow: str, task: str) -> np.ndarray | None:
-        """(S, P): outcomes of a "base", "transfer" or "transfer_all" evaluation, mean over rollouts; None without one."""
-        table = self.evaluated(adapters)
-        mine = table[(table["workflow"] == workflow) & (table["task"] == task)]
-        return mine.pivot_table("correct", "seed", "problem").to_numpy(float) if len(mine) else None
 
 
 def _name(evaluation: Evaluation) -> str:

@@ -1,5 +1,6 @@
 """Table 7, the hyper-parameters, and what a grid cost (the paper's A.8)."""
 
+import json
 from itertools import product
 
 import pandas as pd
@@ -57,7 +58,7 @@ def compute(results: Results) -> pd.DataFrame:
     if len(metrics):
         threads = {}
         for key in results.runs:
-            about = results.provenance(key)
+            about = json.loads(results.packed.loc[results.runs[key], "provenance"])
             threads[key] = about["processes"] * about["torch_threads"]
         metrics = metrics.assign(iterations=1, wall_seconds=metrics["rollout_seconds"] + metrics["update_seconds"])
         cores = [threads[key] for key in metrics[list(Key._fields)].itertuples(index=False, name=None)]

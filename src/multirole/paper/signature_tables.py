@@ -38,7 +38,7 @@ def readings(results: Results, workflow: str, policy: str, task: str) -> dict[st
         if ("own", own) in results.evaluations and own in results.runs:
             by_step = _read(results, "own", own)
             for name in CHECKPOINTS[1:]:
-                found[name].append(by_step[results.steps(own)[name]])
+                found[name].append(by_step[results.run(own).steps[name]])
     return found
 
 

@@ -63,7 +63,7 @@ def trivial_twins(results: Results) -> pd.DataFrame:
         for workflow, policy in [(w, p) for w in WORKFLOWS for p in POLICIES]:
             keys = [key for key in results.runs if key[:3] == (workflow, policy, task)]
             for place, at in (("peak", "best"), ("end", "terminal")) if keys else ():
-                found = means.loc[[(task, workflow, policy, key.seed, results.steps(key)[at]) for key in keys]]
+                found = means.loc[[(task, workflow, policy, key.seed, results.run(key).steps[at]) for key in keys]]
                 where = {"task": task, "workflow": workflow, "policy": policy, "twin": TWINS[workflow]}
                 rows += [
                     number(f"{place}", t_interval(found["correct"]), "accuracy", **where),

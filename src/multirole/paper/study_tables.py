@@ -14,8 +14,20 @@ import pandas as pd
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
-from multirole.paper.results import Key, Results, Run, run_of
-from multirole.paper.statistics import ALL, RULES, Interval, coverage, difference, over_seeds, seeds_needed, t_interval
+from multirole.paper.grid import POLICIES
+from multirole.paper.results import Key, Results, Run, outcomes
+from multirole.paper.statistics import (
+    ALL,
+    ALPHA,
+    RULES,
+    Interval,
+    corrected,
+    coverage,
+    difference,
+    over_seeds,
+    seeds_needed,
+    t_interval,
+)  # fmt: skip
 from multirole.paper.study import Study
 from multirole.paper.write import number
 
@@ -34,10 +46,9 @@ class Twins(NamedTuple):
     usual: list[Run]
     changed: list[Run]
 
-
-def at(runs: list[Run], name: str) -> np.ndarray:
-    """(S, P): the runs' outcomes at "best" or "terminal"."""
-    return np.stack([run.correct[run.steps[name]] for run in runs])
+    def where(self) -> dict[str, str]:
+        """The keys of its line in a table."""
+        return dict(zip(self._fields[:4], self[:4], strict=True))
 
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
@@ -46,11 +57,10 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
     The other run is the grid's, or that of the variant `control`.
     """
     found: dict[tuple[str, ...], list[tuple[Run, Run]]] = {}
-    root = results.folder.parent
     for question in questions:
         for name, where, cell in study.runs(question):
             other = study.cell(control, where, cell.seed) if control else study.grid.cell(*where.split(), cell.seed)
-            usual, changed = run_of(other, root), run_of(cell, root)
+            usual, changed = results.find(other), results.find(cell)
             if usual and changed and name != control:
                 found.setdefault((*where.split(), name), []).append((usual, changed))
     for coordinates, pairs in found.items():
@@ -72,11 +82,12 @@ def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFra
     rows: list[dict] = []
     pooled: dict[tuple[str, str], list[float]] = {}
     for twin in [*found, *placebo]:
-        where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True))
+        where = twin.where()
         before, after = (sum(run.falls for run in runs) for runs in (twin.usual, twin.changed))
-        rows += [number("falls, twin", before, "count", **where), number("falls", after, "count", **where)]
+        counts = {"runs": len(twin.changed), "falls, twin": before, "falls": after}
+        rows += [number(name, count, "count", **where) for name, count in counts.items()]
         for x, place in SHOWN.items():
-            rows += beside(place, *(at(runs, x).mean(axis=1) for runs in (twin.usual, twin.changed)), where)
+            rows += beside(place, *(outcomes(runs, x).mean(axis=1) for runs in (twin.usual, twin.changed)), where)
             pooled.setdefault((twin.variant, place), []).append(rows[-1]["value"])
     for (variant, place), means in pooled.items():
         if len(means) >= LEAST_CELLS:
@@ -89,10 +100,11 @@ def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     """One step per iteration against one step per batch of rows, and against the single agent."""
     found, rows, means = list(twins(results, study, "updates")), [], []
     for twin in found:
-        single = results.outcomes("single", "sp", twin.task, "best")
-        where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True))
-        if single is not None:
-            rows.append(number("peak − SA-RL", difference(at(twin.changed, "best"), single), "difference", **where))
+        single = results.runs_of("single", "sp", twin.task)
+        where = twin.where()
+        if single:
+            apart = difference(outcomes(twin.changed, "best"), outcomes(single.values(), "best"))
+            rows.append(number("peak − SA-RL", apart, "difference", **where))
             means.append(rows[-1]["value"])
     if len(means) >= LEAST_CELLS:
         where = {"workflow": ALL, "policy": "", "task": "", "variant": found[0].variant}
@@ -140,36 +152,47 @@ def chose_alone(run: Run) -> bool:
     return True
 
 
-def kept(found: Iterable[Twins]) -> pd.DataFrame:
-    """The judging role's gain with each variant, and the end on the half of the problems that chose no checkpoint."""
+def kept(found: Iterable[Twins], every: int = 1) -> pd.DataFrame:
+    """The judging role's gain with each variant, and the end on every `every`-th problem."""
     rows = []
     for twin in found:
-        where = dict(zip(("workflow", "policy", "task", "variant"), twin[:4], strict=True)) | {
-            "role": JUDGING[twin.workflow]
-        }
+        where = twin.where() | {"role": JUDGING[twin.workflow]}
         gains = np.array([[gain(run) for run in runs] for runs in (twin.usual, twin.changed)])
         gains = gains[:, ~np.isnan(gains).any(axis=0)]
-        alone = [i for i, run in enumerate(twin.changed) if chose_alone(run)]
-        rows.append(number("runs", len(alone), "count", **where))
+        rows.append(number("runs", len(twin.changed), "count", **where))
         if gains.size:
             rows += beside("gain", *gains, where, "gain")
-        if alone:
-            ends = (
-                at([runs[i] for i in alone], "terminal")[:, ::2].mean(axis=1) for runs in (twin.usual, twin.changed)
-            )
+        if twin.changed:
+            ends = (outcomes(runs, "terminal")[:, ::every].mean(axis=1) for runs in (twin.usual, twin.changed))
             rows += beside("end", *ends, where)
     return pd.DataFrame(rows)
 
 
 def remedies_checked(results: Results, study: Study) -> pd.DataFrame:
     """What each remedy does to the judging role, and to accuracy on problems that chose nothing."""
-    return kept([*tried(results, study), *twins(results, study, "aa")])
+    found = []
+    for twin in [*tried(results, study), *twins(results, study, "aa")]:
+        alone = [i for i, run in enumerate(twin.changed) if chose_alone(run)]
+        usual, changed = ([runs[i] for i in alone] for runs in (twin.usual, twin.changed))
+        found.append(twin._replace(usual=usual, changed=changed))
+    return kept(found, every=2)
 
 
 def judges(results: Results, study: Study) -> pd.DataFrame:
-    """Whether an arm keeps the judging role's skill, against the control."""
+    """Whether an arm keeps the judging role's skill, against the control, by the rule of `claims.yaml`."""
     found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
-    return kept([*found, *twins(results, study, "aa")] if found else [])
+    if not found:
+        return pd.DataFrame()
+    table = corrected(kept([*found, *twins(results, study, "aa")]))
+    keys, rows = list(Twins._fields[:4]), []
+    for where, mine in table.groupby(keys, sort=False):
+        by = mine.set_index("number")
+        if {"change of the gain", "change at the end"} <= set(by.index):
+            gained, lost = by.loc["change of the gain"], by.loc["change at the end"]
+            protects = gained["p_holm"] < ALPHA and gained["value"] > 0 and lost["value"] >= -DECLARED["judges"]["lost"]
+            about = dict(zip(keys, where, strict=True)) | {"role": mine["role"].iloc[0]}
+            rows.append(number("protects", float(protects), "count", **about))
+    return pd.concat([table.drop(columns=["p_holm", "p_match_holm"]), pd.DataFrame(rows)], ignore_index=True)
 
 
 def power(results: Results, study: Study) -> pd.DataFrame:
@@ -178,10 +201,11 @@ def power(results: Results, study: Study) -> pd.DataFrame:
     for x, place in SHOWN.items():
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            ends = results.outcomes(workflow, policy, task, x).mean(axis=1)
+            runs = {one: results.runs_of(workflow, one, task).values() for one in POLICIES}
+            ends = outcomes(runs[policy], x).mean(axis=1)
             within += [ends - ends.mean()] if len(ends) > 1 else []
-            if policy == "ip" and results.seeds(workflow, "sp", task):
-                gap = difference(*(results.outcomes(workflow, p, task, x) for p in ("ip", "sp")))
+            if policy == "ip" and runs["sp"]:
+                gap = difference(outcomes(runs["ip"], x), outcomes(runs["sp"], x))
                 compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
         if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
             freedom = sum(len(one) - 1 for one in within)
@@ -191,7 +215,7 @@ def power(results: Results, study: Study) -> pd.DataFrame:
             )
         for twin in [*twins(results, study, "aa"), *twins(results, study, "updates")]:
             compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(
-                at(twin.changed, x), at(twin.usual, x)
+                outcomes(twin.changed, x), outcomes(twin.usual, x)
             )
     rows = []
     for (what, cell, place), found in compared.items():
@@ -209,7 +233,8 @@ def power(results: Results, study: Study) -> pd.DataFrame:
 
 def covered(results: Results, study: Study) -> pd.DataFrame:
     """What the intervals of these tables cover in simulation, also with the spread of the ends of the grid's runs."""
-    ends = [results.outcomes(*cell, "terminal").mean(axis=1) for cell in dict.fromkeys(key[:3] for key in results.runs)]
+    cells = [results.runs_of(*cell).values() for cell in dict.fromkeys(key[:3] for key in results.runs)]
+    ends = [outcomes(runs, "terminal").mean(axis=1) for runs in cells]
     apart = np.concatenate([(one - one.mean()) * np.sqrt(len(one) / max(1, len(one) - 1)) for one in ends])
     rows = []
     for line in coverage(apart).to_dict("records"):
@@ -225,7 +250,7 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
 
     def add(cell: Cell, variant: str) -> None:
         name = ", ".join(filter(None, [cell_name(cell.workflow, cell.policy_name), variant]))
-        if run := run_of(cell, results.folder.parent):
+        if run := results.find(cell):
             runs.setdefault((cell.task, name), []).append(run)
 
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
@@ -241,7 +266,7 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
-        rows += [number(place, over_seeds(at(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
+        rows += [number(place, over_seeds(outcomes(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
     return pd.DataFrame(rows)
 
 
@@ -273,13 +298,11 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
             found.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", spent, votes))
             found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best)] if k > 1 else []
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
-            keys = [Key(workflow, policy, task, seed) for seed in results.seeds(workflow, policy, task)]
-            at_peak = [
-                own[(own[[*Key._fields, "step"]] == [*key, results.steps(key)["best"]]).all(axis=1)] for key in keys
-            ]
-            spent = np.mean([one["completion_tokens"].mean() for one in at_peak])
-            peaks = results.outcomes(workflow, policy, task, "best")
-            found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks))
+            runs = results.runs_of(workflow, policy, task)
+            at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
+            rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
+            spent = np.mean([one["completion_tokens"].mean() for one in rows_at])
+            found.append((f"{cell_name(workflow, policy)}, peak", spent, outcomes(runs.values(), "best")))
         for name, tokens, right in sorted(found, key=lambda one: one[1]):
             where = {"task": task, "run": name}
             rows.append(number("completion tokens per problem", tokens, "count", **where))

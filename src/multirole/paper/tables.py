@@ -14,7 +14,7 @@ from multirole.experiment.presets import TASKS
 from multirole.paper import claims, factorial, setup_tables, signature_tables, skills, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Key, Results
+from multirole.paper.results import Results
 from multirole.paper.statistics import ALL, RULES, difference, over_seeds, split_half_peak, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import Table, number, pivoted
@@ -67,17 +67,15 @@ def sentences(results: Results) -> dict[str, str]:
 
 def of_runs(results: Results, workflow: str, policy: str, task: str, at: str = "best") -> Outcomes:
     """Validation outcomes at a named checkpoint."""
-    outcomes = results.outcomes(workflow, policy, task, at)
-    return {} if outcomes is None else dict(zip(results.seeds(workflow, policy, task), outcomes, strict=True))
+    return {seed: run.at(at) for seed, run in results.runs_of(workflow, policy, task).items()}
 
 
 def of_evaluations(results: Results, adapters: str, workflow: str, task: str) -> Outcomes:
-    """Outcomes of a transfer."""
-    outcomes = results.evaluation_outcomes(adapters, workflow, task)
-    seeds = sorted(
-        k.seed for kind, k in results.evaluations if (kind, k.workflow, k.task) == (adapters, workflow, task)
-    )
-    return {} if outcomes is None else dict(zip(seeds, outcomes, strict=True))
+    """Outcomes of a transfer, mean over rollouts."""
+    table = results.evaluated(adapters)
+    mine = table[(table["workflow"] == workflow) & (table["task"] == task)]
+    means = mine.pivot_table("correct", "seed", "problem")
+    return dict(zip(means.index, means.to_numpy(float), strict=True))
 
 
 def measured(of: dict[str, Outcomes], columns: list[str], **where: str) -> list[dict]:
@@ -114,7 +112,7 @@ def checks(results: Results, columns: list[str]) -> pd.DataFrame:
     for task, (workflow, policy) in product(TASKS, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
         cell = workflow, policy, task
         of = {name: of_runs(results, *cell, at) for name, at in places.items()}
-        of["split-half peak"] = {s: split_half_peak(results.correct(Key(*cell, s))) for s in results.seeds(*cell)}
+        of["split-half peak"] = {seed: split_half_peak(run.correct) for seed, run in results.runs_of(*cell).items()}
         rows += measured(of, columns, task=task, workflow=workflow, policy=policy)
     return pd.DataFrame(rows)
 

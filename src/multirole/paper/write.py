@@ -70,7 +70,7 @@ def number(name: str, value: float | Interval, unit: str, **where: object) -> di
     """Make one row of a table's values: `where` says which line of the table, `name` which column."""
     of = value._asdict() if isinstance(value, Interval) else {"mean": value}
     if unit == "accuracy" and "low" in of:  # a t interval does not know that there are no others
-        of |= {"low": max(0.0, of["low"]), "high": min(1.0, of["high"])}
+        of |= {name: float(np.clip(of[name], 0.0, 1.0)) for name in ("low", "high")}  # NaN of a single unit stays
     return where | {"number": name, "unit": unit, "value": of.pop("mean")} | of
 
 
