@@ -1,7 +1,6 @@
 """Verdicts, limits, scheduling and trouble of the sandbox: what callers of `multirole.sandbox` rely on."""
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -240,17 +239,3 @@ def test_callers_own_mistakes_are_value_errors() -> None:
         Limits(test_seconds=0)
     with pytest.raises(ValueError, match="memory_bytes"):
         Limits(memory_bytes=1)
-
-
-def test_the_command_grades_one_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program, tests = tmp_path / "program.py", tmp_path / "tests.json"
-    program.write_text(ECHO)
-    tests.write_text(json.dumps(echoes("0", "x")))
-    assert sandbox.main([str(program), str(tests)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["reward"] == 0.5 and found["reasons"] == ["passed", "wrong_answer"]
-    assert set(found) == {"reward", "passed", "total", "reason", "reasons", "seconds"}
-    tests.write_text("[]")
-    assert sandbox.main([str(program), str(tests)]) == 2 and "non-empty list" in capsys.readouterr().err
-    assert sandbox.main([str(program), str(tmp_path / "none")]) == 2
-    assert sandbox.main([]) == 2

@@ -20,7 +20,6 @@ COMMANDS = {
     "inspect": ("multirole.__main__:inspect", "write a page that shows a run"),
     "pack": ("multirole.__main__:pack", "pack finished runs into one file per table"),
     "paper": ("multirole.__main__:paper", "build tables and figures from packed results"),
-    "grade": ("multirole.sandbox:main", "grade a program against tests in the sandbox"),
     "completion": ("multirole.completion:main", "print a script that completes commands and parameters in a shell"),
 }
 """name -> (function, help)."""
@@ -38,8 +37,10 @@ def train(argv: list[str]) -> int:
     from multirole.experiment.run import run_cell
     from multirole.inspector import inspect_run
 
-    if not is_launched():
-        with refusing():
+    with refusing():
+        if is_launched():  # memory and disk are its user's to plan
+            launch = plan.settled(cell, launch.replace(n_processes=processes().num_processes))
+        else:
             launch = plan.check(cell, launch)
     folder = run_cell(cell, launch, examine=doctor.examiner(cell, launch))
     if processes().is_main_process and (is_launched() or launch.n_processes == 1):  # else another has said it
@@ -77,10 +78,11 @@ def doctor(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found as JSON")
     arguments, given = read_command(parser, argv)
     cell, launch = Cell.from_parameters(given)
+    from multirole import plan
     from multirole.doctor import command  # imports torch
 
     with refusing():
-        return command.run(cell, launch, arguments.json)
+        return command.run(cell, plan.settled(cell, launch), arguments.json)
 
 
 def inspect(argv: list[str]) -> int:

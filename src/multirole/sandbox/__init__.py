@@ -1,4 +1,4 @@
-"""Run model-written programs without trusting them, and grade them: `grade`, `grade_batch`, `call`, `multirole grade`.
+"""Run model-written programs without trusting them, and grade them: `grade`, `grade_batch`, `call`.
 
 One small clean Python process per core (a zygote: no torch, an empty environment, none of our descriptors) locks itself
 down. It forks a manager per program, which compiles the program and forks a process per test. A test's process has its
@@ -32,9 +32,7 @@ files, processes or the network (tempfile, subprocess, multiprocessing, urllib, 
 tzdata of a file system) can be imported but fail when used. An encoding is there if it is common or named as a literal.
 """
 
-import argparse
 import atexit
-import dataclasses
 import json
 import logging
 import os
@@ -50,8 +48,8 @@ from multirole.sandbox.pool import Job, Pool
 from multirole.sandbox.verdict import REASONS, RULES, Limits, SandboxError, Stats, Verdict
 
 __all__ = [
-    "REASONS", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "main",
-    "normalise_tests", "require", "take_stats",
+    "REASONS", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
+    "require", "take_stats",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -196,24 +194,6 @@ def _forget() -> None:
     global _lock
     _lock = threading.RLock()
     _pools.clear()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Grade one program and print its verdict as JSON; exit code 0, 2 for wrong usage, 3 if the sandbox does not work."""
-    parser = argparse.ArgumentParser(prog="multirole grade", description="Grade one program against a file of tests.")
-    parser.add_argument("program", type=Path, help="a Python program")
-    parser.add_argument("tests", type=Path, help='JSON: [{"input", "output", "testtype", "metadata": {"func_name"}}]')
-    parser.add_argument("--rule", choices=RULES, default="fraction")
-    try:
-        options = parser.parse_args(argv)
-        program, tests = (path.read_text(encoding="utf-8") for path in (options.program, options.tests))
-        print(json.dumps(dataclasses.asdict(grade(program, normalise_tests(tests), options.rule))))
-    except SystemExit as error:  # argparse has printed why
-        return 2 if error.code else 0
-    except (OSError, ValueError, SandboxError) as error:
-        print(f"multirole grade: {error}", file=sys.stderr)
-        return 3 if isinstance(error, SandboxError) else 2
-    return 0
 
 
 os.register_at_fork(after_in_child=_forget)
