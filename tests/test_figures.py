@@ -169,7 +169,7 @@ def test_the_notebooks_are_short_calls(name):
     assert not any(cell.get("outputs") for cell in cells) and max(len(s.splitlines()) for s in sources) <= 12
     assert not any(line.lstrip().startswith(("def ", "class ")) for s in sources for line in s.splitlines())
     if name == "figures":
-        assert re.findall(r"plate\[\"(\w+)\"\]\.figure", "\n".join(sources)) == NAMES
+        assert re.findall(r"figures/(\w+)\"", "\n".join(sources)) == NAMES
 
 
 def test_names_and_colours_cover_every_role_and_workflow():

@@ -71,6 +71,25 @@ def test_every_number_on_the_page_is_that_of_its_table():
     assert not untraced, f"no table is named for {untraced}"
 
 
+def test_what_the_page_says_of_the_factorial():
+    by = rows("factorial_predictors").set_index(["quantity", "number"])["value"]
+    judged, errors = by[:, "arms"].iloc[0], by[:, "arms misjudged"]
+    assert f"{judged:.0f} have a verdict so far, and {by[:, 'unstable arms'].iloc[0]:.0f} of these are unstable" in PAGE
+    moved, noise, both, steps = errors[
+        ["rate × steps (displacement)", "rate / √rows (noise)", "rate × steps / √rows", "steps"]
+    ]
+    assert moved == both and f"misjudges {moved:.0f} of them, with or without" in PAGE
+    assert f"the noise of a step, misjudges {noise:.0f}, and the number of steps alone {steps:.0f}:" in PAGE
+    counts = pd.concat([rows("factorial", number=name) for name in ("falls", "runs")]).astype({"value": float})
+    counts = counts.groupby(["steps", "rate", "number"])["value"].sum()
+    assert counts[1, 4.0, "falls"] == counts[1, 4.0, "runs"] and counts[4, 0.25, "falls"] == 0
+    change = rows("factorial_contrasts").set_index(["contrast", "number"])["value"].unstack()
+    more = change["falls after"] - change["falls before"]
+    assert more["four steps for one at four times the rate"] == 0 and more["dual clip"] >= 0
+    shown = (SCALE / "tables" / "factorial_contrasts.md").read_text()
+    assert "*" not in shown.partition("\n\n")[2].partition("\n\n")[0]
+
+
 def test_what_the_page_says_of_the_remedies_and_of_peaks():
     results = Results(SCALE)
     if not (SCALE / "tables" / "remedies_checked.csv").exists():

@@ -147,3 +147,17 @@ def write_figure(plate: Plate, folder: Path) -> None:
         plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
     write_text(folder / f"{plate.name}.md", plate.caption + "\n")
     plt.close(plate.figure)
+
+
+def show(folder: str | Path, name: str) -> None:
+    """Display in a notebook "tables/<name>" or "figures/<name>" that `multirole paper` wrote; what has no runs yet is left out."""
+    from IPython.display import Image, Markdown, display  # only notebooks need it
+
+    path = Path(folder) / f"{name}.md"
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{folder} holds no tables and figures yet. Run first: multirole paper {folder}")
+    if path.exists():
+        image = path.with_suffix(".png")
+        display(
+            *([Image(image)] if image.exists() else []), Markdown(path.read_text(encoding="utf-8").removeprefix("# "))
+        )
