@@ -90,6 +90,15 @@ def test_what_the_page_says_of_the_factorial():
     assert "*" not in shown.partition("\n\n")[2].partition("\n\n")[0]
 
 
+def test_what_the_page_says_of_dual_clip_on_the_workflows():
+    of_all = rows("setup", workflow="all cells", variant="dual clip").set_index("number")
+    assert of_all.loc["change at the peak", "p_match"] < 0.025  # two lines of all cells in the table
+    assert of_all.loc["change at the end", "p"] > 0.05
+    cells = rows("setup", variant="dual clip").query("workflow != 'all cells'").set_index("number")["value"]
+    assert cells["change at the end"].min() < 0 < cells["change at the end"].max()
+    assert (cells["runs"] < 3).mean() > 0.5
+
+
 def test_what_the_page_says_of_the_remedies_and_of_peaks():
     results = Results(SCALE)
     if not (SCALE / "tables" / "remedies_checked.csv").exists():

@@ -63,7 +63,7 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
         rows += [
             number("runs", len(runs), "count", **where),
             number("falls", sum(run.falls for run in runs), "count", **where),
-            number("unstable", np.nan if unstable is None else unstable, "missing" if unstable is None else "count", **where),
+            number("unstable", np.nan if unstable is None else float(unstable), "missing" if unstable is None else "count", **where),
             *(number(place, over_seeds(outcomes(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
             number("steps per iteration", steps, "tokens", **where),
             number("largest chi2, median", chi2, "ratio", **where),
