@@ -29,10 +29,10 @@ class Launch(Settings):
     vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
     vllm_tensor_parallel: int = option("GPUs per rollout engine", 1, ge=1)
     vllm_max_num_seqs: int | None = option(
-        "requests that vLLM runs at once; by default as the plan finds room", None, ge=1
+        "requests that vLLM runs at once; by default as the plan finds room", None, ge=1, le=10**5
     )
     vllm_max_num_batched_tokens: int | None = option(
-        "tokens of one step of vLLM; by default as the plan finds room", None, ge=1
+        "tokens of one step of vLLM; by default as the plan finds room", None, ge=1, le=10**7
     )
     gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
     doctor: Literal["refuse", "warn", "off"] = option(
