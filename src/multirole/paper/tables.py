@@ -74,7 +74,7 @@ def of_evaluations(results: Results, adapters: str, workflow: str, task: str) ->
     """Outcomes of a transfer, mean over rollouts."""
     table = results.evaluated(adapters)
     mine = table[(table["workflow"] == workflow) & (table["task"] == task)]
-    means = mine.pivot_table("correct", "seed", "problem")
+    means = mine.pivot_table("correct", "seed", "problem") if len(mine) else mine
     return dict(zip(means.index, means.to_numpy(float), strict=True))
 
 
