@@ -96,3 +96,8 @@ def test_the_findings_on_steps_and_policies_are_the_numbers_of_the_tables():
     assert finding(r"isolated ones end N points higher \[N, N\] and peak N higher \[N, N\]") == gaps[0] + gaps[1]
     floor = points("power", "value", cell="all cells", at="end", number="SD (points)")
     assert finding("Two seeds of one cell differ by N points") == [round(floor[0] / 100, 1)]
+    table = pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / "factorial_predictors.csv")
+    counts = table.pivot_table("value", "quantity", "number")
+    of, alone = counts.loc["rate × steps (displacement)"], counts.loc["steps"]
+    misjudged = re.search(r"\((\d+) of (\d+) misjudged\); steps alone misjudge (\d+)", re.sub(r"\s+", " ", README))
+    assert [*map(int, misjudged.groups())] == [of["arms misjudged"], of["arms"], alone["arms misjudged"]]
