@@ -99,5 +99,8 @@ def test_the_findings_on_steps_and_policies_are_the_numbers_of_the_tables():
     table = pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / "factorial_predictors.csv")
     counts = table.pivot_table("value", "quantity", "number")
     of, alone = counts.loc["rate × steps (displacement)"], counts.loc["steps"]
-    misjudged = re.search(r"\((\d+) of (\d+) misjudged, threshold fitted on them\); steps alone misjudge (\d+)", re.sub(r"\s+", " ", README))
+    misjudged = re.search(
+        r"\((\d+) of (\d+) misjudged, threshold fitted on them\); steps alone misjudge (\d+)",
+        re.sub(r"\s+", " ", README),
+    )
     assert [*map(int, misjudged.groups())] == [of["arms misjudged"], of["arms"], alone["arms misjudged"]]
