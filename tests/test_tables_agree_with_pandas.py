@@ -101,6 +101,17 @@ def test_ip_against_sp_pools_over_cells(folder, made):
     assert pooled["p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
 
 
+def test_the_grid_is_the_regime_stress(folder, made):
+    values, accuracy = made["table_1_regimes"].values, by_step(folder).loc["voting", "sp", "code"]  # seed x step
+    for name, expected in (("base", accuracy[0]), ("peak", accuracy.max(axis=1)), ("end", accuracy.iloc[:, -1])):
+        row = number(values, name, regime="stress", task="code", workflow="voting", policy="sp")
+        assert row["value"] == pytest.approx(expected.mean())
+    assert set(values[values["workflow"] != "single"]["regime"]) == {
+        "stress",
+        "paper",
+    }  # these runs are at the preset's rate
+
+
 def test_trivial_twins_are_the_first_turns(folder, made):
     own = files(folder, "eval", "own").query(
         "workflow == 'voting' and policy == 'sp' and task == 'code' and step == 20"
@@ -283,7 +294,10 @@ def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
     Grid("tiny-s", [0, 1, 2]).write(tmp_path)
     made = tables(Results(tmp_path / "tiny-s"))
     for table in made:
-        assert table.name in ("table_7", "skills", "trivial_twins") or "Not finished: 42 of 42 runs" in table.caption
+        assert (
+            table.name in ("table_7", "table_1_regimes", "skills", "trivial_twins")
+            or "Not finished: 42 of 42 runs" in table.caption
+        )
     assert (made[0].shown["IP"] == "–").all()
 
 

@@ -130,8 +130,25 @@ def ip_against_sp(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def by_regime(results: Results) -> pd.DataFrame:
+    """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
+    rows, cells = [], [*product(WORKFLOWS, POLICIES), ("single", "sp")]
+    for (name, regime), task, (workflow, policy) in product(claims.regimes_of(results).items(), TASKS, cells):
+        if curves := [run.accuracy for run in regime.runs(workflow, policy, task).values()]:
+            where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
+            places = {
+                "base": [c.iloc[0] for c in curves],
+                "peak": [c.max() for c in curves],
+                "end": [c.iloc[-1] for c in curves],
+            }
+            rows.append(number("runs", len(curves), "count", **where))
+            rows += [number(place, t_interval(of), "accuracy", **where) for place, of in places.items()]
+    return pd.DataFrame(rows)
+
+
 MEASURES = {
     "comparison": comparison,
+    "by_regime": by_regime,
     "checks": checks,
     "ip_against_sp": ip_against_sp,
     "dynamics": dynamics,
