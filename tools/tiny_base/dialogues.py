@@ -63,12 +63,11 @@ Source = Iterator[tuple[Problem, Own | None]]
 
 
 class Row(NamedTuple):
-    """One training sequence: only `reply` is trained; `given` is how the assistant has begun."""
+    """One training sequence: only `reply` is trained."""
 
     role: str
     messages: list[Message]
     reply: str
-    given: str = ""
 
 
 class Script:
