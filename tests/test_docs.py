@@ -75,7 +75,7 @@ def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
     assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}
 
 
-@pytest.mark.parametrize("name", ["rivals", "commits"])
+@pytest.mark.parametrize("name", ["rivals", "commits", "processes"])
 def test_the_tables_of_speed_are_the_measured_ones(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     benchmark = import_module(f"bench_{name}")

@@ -1,0 +1,62 @@
+"""One cell on one core and on two: wall seconds of an iteration, in interleaved pairs.
+
+    python benchmarks/bench_processes.py [--pairs 3] [--out results/bench/processes.json]
+
+Wall time needs a quiet machine with two free cores. With `--out`, docs/speed.md gets the table.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measuring import spread, write_table
+
+CELLS = ["voting sp", "eval_opt ip"]
+SHORT = {"iterations": 6, "n_train": 256, "n_validation": 8, "eval_every": 6}
+
+
+def seconds(workflow: str, policy: str, n_processes: int) -> dict[str, float]:
+    """Wall seconds of the rollout and of the update, the mean of a run's iterations after the first."""
+    import pandas as pd
+
+    given = SHORT | {"workflow": workflow, "policy": policy, "n_processes": n_processes}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [word for name, value in (given | {"results_dir": folder}).items() for word in ("-p", name, str(value))]
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(n_processes)] if n_processes > 1 else []
+        command = [sys.executable, *launcher, "-m", "multirole", "train", *words]
+        subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+        metrics = pd.read_parquet(next(Path(folder).rglob("metrics.parquet"))).iloc[1:]
+    return {what: float(metrics[f"{what}_seconds"].mean()) for what in ("rollout", "update")}
+
+
+def table(result: dict[str, dict]) -> str:
+    """The rows of docs/speed.md."""
+    lines = ["| cell | rollout | update | pairs |", "| --- | --- | --- | --- |"]
+    for cell, found in result.items():
+        spans = (f"{v['median']:.2f} [{v['min']:.2f}, {v['max']:.2f}]" for v in map(found.get, ("rollout", "update")))
+        lines.append(f"| {cell} math | {' | '.join(spans)} | {found['pairs']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    result = {}
+    for cell in CELLS:
+        pairs = [(seconds(*cell.split(), 1), seconds(*cell.split(), 2)) for _ in range(args.pairs)]
+        result[cell] = {what: spread([one[what] / two[what] for one, two in pairs]) for what in pairs[0][0]}
+        result[cell]["pairs"] = args.pairs
+        print(cell, result[cell], flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            write_table("bench_processes", table(result))
+
+
+if __name__ == "__main__":
+    main()
