@@ -16,7 +16,7 @@ import statistics
 import time
 from pathlib import Path
 
-from measuring import alone, spread, write_table
+from measuring import alone, shown, spread, write
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
@@ -82,11 +82,8 @@ def table(result: dict[str, dict]) -> str:
     """The rows of docs/speed.md."""
     lines = ["| cell | silent rows | update | rollout | start | pairs |", "| --- | --- | --- | --- | --- | --- |"]
     for cell, found in result.items():
-        spans = (
-            f"{v['median']:.2f} [{v['min']:.2f}, {v['max']:.2f}]"
-            for v in map(found.get, ("update", "rollout", "start"))
-        )
-        lines.append(f"| {cell} | {found['silent_share']:.0%} | {' | '.join(spans)} | {found['pairs']} |")
+        spans = " | ".join(shown(found[what]) for what in ("update", "rollout", "start"))
+        lines.append(f"| {cell} | {found['silent_share']:.0%} | {spans} | {found['pairs']} |")
     return "\n".join(lines)
 
 
@@ -111,12 +108,9 @@ def main() -> None:
         for what in ("start", "rollout", "update"):
             ratios = [a[what] / b[what] for a, b in pairs]
             result[cell][what] = spread(ratios) | {"seconds": statistics.median(b[what] for _, b in pairs)}
-        shown = "   ".join(f"{w} {result[cell][w]['median']:.2f} ({result[cell][w]['min']:.2f} to {result[cell][w]['max']:.2f})"
-                           for w in ("start", "rollout", "update"))  # fmt: skip
-        print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {shown}", flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
-            write_table("bench_commits", table(result))
+        spans = "   ".join(f"{what} {shown(result[cell][what])}" for what in ("start", "rollout", "update"))
+        print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {spans}", flush=True)
+        write("bench_commits", args.out, result, table(result))
 
 
 if __name__ == "__main__":

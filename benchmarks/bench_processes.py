@@ -6,14 +6,13 @@ Wall time needs a quiet machine with two free cores. With `--out`, docs/speed.md
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from measuring import spread, write_table
+from measuring import shown, spread, write
 
 CELLS = ["voting sp", "eval_opt ip"]
 SHORT = {"iterations": 6, "n_train": 256, "n_validation": 8, "eval_every": 6}
@@ -37,8 +36,7 @@ def table(result: dict[str, dict]) -> str:
     """The rows of docs/speed.md."""
     lines = ["| cell | rollout | update | pairs |", "| --- | --- | --- | --- |"]
     for cell, found in result.items():
-        spans = (f"{v['median']:.2f} [{v['min']:.2f}, {v['max']:.2f}]" for v in map(found.get, ("rollout", "update")))
-        lines.append(f"| {cell} math | {' | '.join(spans)} | {found['pairs']} |")
+        lines.append(f"| {cell} math | {shown(found['rollout'])} | {shown(found['update'])} | {found['pairs']} |")
     return "\n".join(lines)
 
 
@@ -53,9 +51,7 @@ def main() -> None:
         result[cell] = {what: spread([one[what] / two[what] for one, two in pairs]) for what in pairs[0][0]}
         result[cell]["pairs"] = args.pairs
         print(cell, result[cell], flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
-            write_table("bench_processes", table(result))
+        write("bench_processes", args.out, result, table(result))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import time
 import venv
 from pathlib import Path
 
-from measuring import alone, spread, write_table
+from measuring import alone, spread, write
 
 HERE = Path(__file__).resolve()
 COMLRL = ["comlrl==1.4.3", "wandb==0.22.3", "protobuf==6.33.1"]
@@ -379,9 +379,7 @@ def main() -> None:
         result[name] = found
         for unit, value in found.items():
             print(f"{name:18} {unit:12} {value['median']:6.2f}  [{value['min']:.2f}, {value['max']:.2f}]", flush=True)
-        if args.out:
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
-            write_table("bench_rivals", table(result))
+        write("bench_rivals", args.out, result, table(result))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,16 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def write_table(name: str, table: str) -> None:
-    """Put a benchmark's table between its marks in docs/speed.md."""
+def shown(found: dict[str, float]) -> str:
+    """A spread as a table's cell: median [minimum, maximum]."""
+    return f"{found['median']:.2f} [{found['min']:.2f}, {found['max']:.2f}]"
+
+
+def write(name: str, out: Path | None, result: dict, table: str) -> None:
+    """Write a benchmark's result, if it goes to a file, and its table between its marks in docs/speed.md."""
+    if out is None:
+        return
+    out.write_text(json.dumps(result, indent=1) + "\n")
     page = ROOT / "docs" / "speed.md"
     before, mark, rest = page.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
     page.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")
