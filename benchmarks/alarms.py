@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from measuring import write
 from scipy.stats import rankdata
 
 from multirole.diagnostics.alarms import BASELINE, RULES, change_of
 from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
-from multirole.experiment.storage import write_text
 from multirole.paper import pack
 
 TARGETS = {"fall_next": "ahead", "falls": "seen", "skill_lost": "skill lost"}
@@ -140,18 +140,24 @@ def judged(table: pd.DataFrame, score: str, target: str) -> dict[str, object]:
     }  # fmt: skip
 
 
+def table(measured: dict[str, object]) -> str:
+    """The table of docs/results.md: what was tried as a forecast of a fall, the best first."""
+    ahead = sorted((line for line in measured["scores"] if line["target"] == "ahead"), key=lambda line: -line["j"])
+    columns = ["score", "auc", "j", "j, stress", "rings, falling runs", "rings, other runs"]
+    return pd.DataFrame(ahead)[columns].to_markdown(index=False, floatfmt=".2f")
+
+
 def main(argv: list[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, whose runs are packed")
     parser.add_argument("--out", type=Path, help="also write the table as JSON")
     arguments = parser.parse_args(argv)
-    table = intervals(arguments.folder)
-    names = [*BASELINES, *SCORES]
-    lines = [judged(table, name, target) for target in TARGETS for name in names]
+    known = intervals(arguments.folder)
+    lines = [judged(known, name, target) for target in TARGETS for name in (*BASELINES, *SCORES)]
     print(pd.DataFrame(lines).round(3).to_markdown(index=False))
-    if arguments.out:
-        write_text(arguments.out, json.dumps({"intervals": len(table), "scores": lines}, indent=2) + "\n")
+    measured = {"intervals": len(known), "scores": lines}
+    write("alarms", arguments.out, measured, table(measured), "results")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a measurement in a process of its own, the spread of ratios, the tables of docs/speed.md."""
+"""What the benchmarks share: a measurement in a process of its own, the spread of ratios, the tables of pages in docs/."""
 
 import json
 import os
@@ -30,11 +30,11 @@ def shown(found: dict[str, float]) -> str:
     return f"{found['median']:.2f} [{found['min']:.2f}, {found['max']:.2f}]"
 
 
-def write(name: str, out: Path | None, result: dict, table: str) -> None:
-    """Write a benchmark's result, if it goes to a file, and its table between its marks in docs/speed.md."""
+def write(name: str, out: Path | None, result: dict, table: str, page: str = "speed") -> None:
+    """Write a benchmark's result, if it goes to a file, and its table between its marks in a page of docs/."""
     if out is None:
         return
     out.write_text(json.dumps(result, indent=1) + "\n")
-    page = ROOT / "docs" / "speed.md"
-    before, mark, rest = page.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
-    page.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")
+    path = ROOT / "docs" / f"{page}.md"
+    before, mark, rest = path.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
+    path.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")

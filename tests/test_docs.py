@@ -75,9 +75,11 @@ def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
     assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}
 
 
-@pytest.mark.parametrize("name", ["rivals", "commits", "processes"])
-def test_the_tables_of_speed_are_the_measured_ones(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("bench_rivals", "speed"), ("bench_commits", "speed"), ("bench_processes", "speed"), ("alarms", "results")],
+)
+def test_the_tables_of_a_benchmark_are_the_measured_ones(monkeypatch, name, page):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    benchmark = import_module(f"bench_{name}")
-    measured = json.loads((ROOT / f"results/bench/{name}.json").read_text(encoding="utf-8"))
-    assert benchmark.table(measured) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    measured = json.loads((ROOT / f"results/bench/{name.removeprefix('bench_')}.json").read_text(encoding="utf-8"))
+    assert import_module(name).table(measured) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")

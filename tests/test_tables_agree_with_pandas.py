@@ -101,13 +101,13 @@ def test_ip_against_sp_pools_over_cells(folder, made):
     assert pooled["p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
 
 
-def test_the_grid_is_the_regime_stress(folder, made):
+def test_a_grid_at_the_preset_is_the_regime_paper(folder, made):
     values, accuracy = made["table_1_regimes"].values, by_step(folder).loc["voting", "sp", "code"]  # seed x step
     for name, expected in (("base", accuracy[0]), ("peak", accuracy.max(axis=1)), ("end", accuracy.iloc[:, -1])):
-        row = number(values, name, regime="stress", task="code", workflow="voting", policy="sp")
+        row = number(values, name, regime="paper", task="code", workflow="voting", policy="sp")
         assert row["value"] == pytest.approx(expected.mean())
     assert set(values[values["workflow"] != "single"]["regime"]) == {
-        "stress",
+        "paper",
         "paper",
     }  # these runs are at the preset's rate
 
@@ -132,7 +132,7 @@ def test_skills_are_of_every_run_of_a_regime(folder, made):
         .unstack()
     )
     change = gain[[15, 20]].mean(axis=1) - gain[0]
-    row = number(made["skills"].values, "change", regime="stress", role="judges", task="math")
+    row = number(made["skills"].values, "change", regime="paper", role="judges", task="math")
     assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
 
 

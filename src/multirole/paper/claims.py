@@ -6,17 +6,15 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import yaml
 from statsmodels.stats.proportion import proportion_confint
 
 from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
-from multirole.experiment.presets import TASKS
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
-from multirole.paper.statistics import ALPHA, MARGIN, RULES, t_interval
+from multirole.paper.statistics import ALPHA, MARGIN, RULES, seeds_needed, t_interval
 from multirole.paper.write import MISSING, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
@@ -28,8 +26,8 @@ GAP = "ip − sp"
 class Regime:
     """The packed runs of a regime."""
 
-    def __init__(self, results: Results, parameters: dict[str, object], seeds: list[int]) -> None:
-        self.results, self.seeds = results, seeds
+    def __init__(self, results: Results, parameters: dict[str, object], more_seeds: list[int]) -> None:
+        self.results, self.seeds = results, sorted({*results.grid.seeds, *more_seeds})
         self.parameters = {k: v for k, v in (results.grid.parameters | parameters).items() if v is not None}
 
     @cache  # noqa: B019  (a handful of instances)
@@ -114,30 +112,41 @@ def verdict(low: float, high: float, at: float, enough: float | None = None) -> 
 
 
 def effect(regime: Regime, about: dict, policy: str) -> list[dict]:
-    """One number per cell: its mean over seeds of a measure, minus the same of the base, the single agent or SP."""
-    measure, other, cells = MEASURES[about["effect"]], about["minus"], []
-    for workflow, task in product(WORKFLOWS, [about["task"]] if "task" in about else TASKS):
+    """One number per cell and seed: a measure, minus the same of the base, the single agent or SP."""
+    measure, other, rows = MEASURES[about["effect"]], about["minus"], []
+    for workflow, task in product(WORKFLOWS, [about["task"]] if "task" in about else regime.results.grid.tasks):
         after = {seed: float(measure(run)) for seed, run in regime.runs(workflow, policy, task).items()}
         if other == "base":
             before = {seed: MEASURES["base"](run) for seed, run in regime.runs(workflow, policy, task).items()}
         else:
             twin = ("single", "sp", task) if other == "single" else (workflow, "sp", task)
             before = {seed: float(measure(run)) for seed, run in regime.runs(*twin).items()}
-        if seeds := [seed for seed in after if seed in before]:
-            value = np.mean([after[seed] - before[seed] for seed in seeds])
-            cells.append({"workflow": workflow, "task": task, "value": float(value), "seeds": len(seeds)})
-    return cells
+        gaps = {seed: after[seed] - before[seed] for seed in after if seed in before}
+        rows += [{"workflow": workflow, "task": task, "seed": seed, "value": float(gap)} for seed, gap in gaps.items()]
+    return rows
 
 
-def judged_effect(cells: list[dict], about: dict) -> tuple[str, str]:
-    """The verdict over cells, and the numbers behind it as text."""
-    if len(cells) < LEAST_CELLS or not any(cell["value"] for cell in cells):
+def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
+    """The verdict over seeds that have every cell, or over cells where these are few, and the numbers behind it as text."""
+    columns = ["workflow", "task", "seed", "value"]
+    table = pd.DataFrame(numbers, columns=columns).pivot_table("value", "seed", ["workflow", "task"])
+    whole, n_cells = table.dropna(), table.shape[1]
+    has_seeds = len(whole) >= RULES["least_seeds"]
+    units = whole.mean(axis=1) if has_seeds else table.mean()
+    if not has_seeds and n_cells < LEAST_CELLS or not units.any():
         return MISSING, MISSING
-    found = t_interval([cell["value"] for cell in cells])
+    found = t_interval(units)
+    is_accuracy = about["effect"] in ("first", "peak", "fall")
+    decision = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
     unit = "ratio" if about["effect"] in ("grad_norm", "chi2") else "difference"
-    texts = [formatted(value, unit) for value in found[:3]]
-    found_verdict = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
-    return found_verdict, f"{texts[0]} [{texts[1]}, {texts[2]}], {len(cells)} cells"
+    mean, low, high = (formatted(value, unit) for value in found[:3])
+    text = f"{mean} [{low}, {high}], " + (f"{len(whole)} seeds" if has_seeds else f"{n_cells} cells")
+    if decision == "undecided" and is_accuracy:
+        if found.p_match < ALPHA:
+            decision = "equivalent"
+        elif has_seeds:
+            text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
+    return decision, text
 
 
 def pattern(regime: Regime, about: dict, policy: str) -> list[dict]:
@@ -145,14 +154,17 @@ def pattern(regime: Regime, about: dict, policy: str) -> list[dict]:
     options = {name: about[name] for name in ("role", "metric", "flat") if name in about}
     workflows = [about["workflow"]] if "workflow" in about else WORKFLOWS
     rows = []
-    for workflow, task in product(workflows, [about["task"]] if "task" in about else TASKS):
+    for workflow, task in product(workflows, [about["task"]] if "task" in about else regime.results.grid.tasks):
         runs = regime.runs(workflow, policy, task)
         if about["pattern"] == "only_ip_falls":
             twins = regime.runs(workflow, "sp", task)
             seen = {seed: falls(run) and not falls(twins[seed]) for seed, run in runs.items() if seed in twins}
         else:
             seen = {seed: PATTERNS[about["pattern"]](run, **options) for seed, run in runs.items()}
-        rows += [{"workflow": workflow, "task": task, "value": float(is_seen), "seeds": 1} for is_seen in seen.values()]
+        rows += [
+            {"workflow": workflow, "task": task, "seed": seed, "value": float(is_seen)}
+            for seed, is_seen in seen.items()
+        ]
     return rows
 
 
@@ -172,7 +184,7 @@ def regimes_of(results: Results) -> dict[str, Regime]:
 
 
 def claims(results: Results, facts: dict[str, object]) -> Table:
-    """Make the table of every claim's verdicts; its values are the numbers of every cell or run."""
+    """Make the table of every claim's verdicts; its values are the numbers of every run."""
     regimes, shown, values = regimes_of(results), [], []
     for about in DECLARED["claims"]:
         measured, judged = (effect, judged_effect) if "effect" in about else (pattern, judged_pattern)
@@ -188,5 +200,5 @@ def claims(results: Results, facts: dict[str, object]) -> Table:
                 named = {"claim": about["name"], "regime": name, "policy": where, "verdict": decision}
                 values += [named | number for number in numbers]
             shown.append(row)
-    caption = DECLARED["caption"].format(**(facts | RULES))
+    caption = DECLARED["caption"].format(**(RULES | facts))
     return Table("claims", "The paper's claims against these runs", caption, pd.DataFrame(shown), pd.DataFrame(values))

@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from multirole.experiment.presets import TASKS
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
 from multirole.paper.write import spread
@@ -72,9 +71,10 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
 def dynamics(results: Results) -> pd.DataFrame:
     """The median and the range over seeds of every role's amplitudes; the paper's cliff cells come first."""
     named = [("math", "voting"), ("math", "orch_workers")]
-    cells = [(t, w, p) for t, w in dict.fromkeys([*named, *product(TASKS, WORKFLOWS)]) for p in POLICIES]
+    tasks = results.grid.tasks
+    cells = [(t, w, p) for t, w in dict.fromkeys([*named, *product(tasks, WORKFLOWS)]) for p in POLICIES]
     rows = []
-    for task, workflow, policy in [*cells, *((t, "single", "sp") for t in TASKS)]:
+    for task, workflow, policy in [*cells, *((t, "single", "sp") for t in tasks)]:
         found: dict[str, list[dict]] = {}
         for seed in results.runs_of(workflow, policy, task):
             for role, series in role_series(results, Key(workflow, policy, task, seed)).items():

@@ -30,7 +30,6 @@ from multirole.diagnostics.names import (
     WORKFLOW_NAMES,
     cell_name,
 )
-from multirole.experiment.presets import TASKS
 from multirole.paper import factorial, measures, skills
 from multirole.paper.claims import regimes_of
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
@@ -71,7 +70,7 @@ CLIFFS = {
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4 once per task, and Figure 6 a second time with this grid's own falls."""
     return [
-        figure_2(results), figure_3(results), *(figure_4(results, task) for task in TASKS), figure_5(results),
+        figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
         figure_6(results), figure_6_falls(results), figure_of_skills(results),
     ]  # fmt: skip
 
@@ -79,7 +78,9 @@ def figures(results: Results) -> list[Plate]:
 def figure_2(results: Results) -> Plate:
     """The gain of every cell's peak over the base workflow."""
     figure = Figure(figsize=(6.4, 2.9), layout="constrained")
-    for task, axes in zip(TASKS, panels := figure.subplots(1, len(TASKS), sharey=True), strict=True):
+    tasks = results.grid.tasks
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for task, axes in zip(tasks, panels, strict=True):
         single = accuracy(results, "single", "sp", task, "best")
         for x, workflow in enumerate(WORKFLOWS):
             for policy in POLICIES:
@@ -130,7 +131,10 @@ def figure_3(results: Results) -> Plate:
     ]
     _legend(
         figure,
-        [*shapes, *(Line2D([], [], marker="D", mfc=TASK_COLOURS[t], label=TASK_NAMES[t], **mark) for t in TASKS)],
+        [
+            *shapes,
+            *(Line2D([], [], marker="D", mfc=TASK_COLOURS[t], label=TASK_NAMES[t], **mark) for t in results.grid.tasks),
+        ],
     )
     return plate(results, "figure_3", figure)
 
@@ -170,7 +174,7 @@ def figure_4(results: Results, task: str) -> Plate:
 
 def figure_5(results: Results) -> Plate:
     """Instability amplitudes of matched cells."""
-    table, cells = measures.amplitudes(results), list(product(TASKS, WORKFLOWS))
+    table, cells = measures.amplitudes(results), list(product(results.grid.tasks, WORKFLOWS))
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
         for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]):
@@ -260,7 +264,7 @@ def figure_of_skills(results: Results) -> Plate:
     grid = figure.subplots(len(shown), len(regimes), sharex=True, sharey=True)
     for (workflow, measure), line in zip(shown, grid, strict=True):
         for (name, regime), axes in zip(regimes.items(), line, strict=True):
-            for task in TASKS:
+            for task in results.grid.tasks:
                 runs = [run for policy in POLICIES for run in regime.runs(workflow, policy, task).values()]
                 gains = skills.over_training(regime, workflow, task, measure)
                 look = {"color": TASK_COLOURS[task], "marker": ".", "lw": 1.6}
@@ -279,7 +283,7 @@ def figure_of_skills(results: Results) -> Plate:
     figure.supylabel("accuracy, and gain over the trivial role", fontsize=8)
     lines = [
         Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}")
-        for task in TASKS
+        for task in results.grid.tasks
         for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task]))
     ]
     _legend(figure, lines)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from multirole.experiment.presets import TASKS
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results, outcomes
@@ -49,7 +48,7 @@ def matched(results: Results) -> dict[tuple[str, str], list[int]]:
     """(workflow, task) -> the seeds with a run under both policies, where there are any."""
     found = {
         (w, t): [seed for seed in results.runs_of(w, "ip", t) if seed in results.runs_of(w, "sp", t)]
-        for t, w in product(TASKS, WORKFLOWS)
+        for t, w in product(results.grid.tasks, WORKFLOWS)
     }
     return {cell: seeds for cell, seeds in found.items() if seeds}
 

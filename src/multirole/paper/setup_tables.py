@@ -6,7 +6,7 @@ from itertools import product
 import pandas as pd
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.presets import MODELS, TASKS
+from multirole.experiment.presets import MODELS
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
 from multirole.paper.write import number
@@ -64,7 +64,7 @@ def compute(results: Results) -> pd.DataFrame:
         cores = [threads[key] for key in metrics[list(Key._fields)].itertuples(index=False, name=None)]
         metrics["cpu_seconds"] = metrics["wall_seconds"] * cores
     rows = []
-    for task, (workflow, policy) in product(TASKS, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
+    for task, (workflow, policy) in product(results.grid.tasks, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
         mine = metrics[(metrics[["workflow", "policy", "task"]] == [workflow, policy, task]).all(axis=1)]
         if len(mine):
             rows += _cost(mine, mine["seed"].nunique(), task=task, workflow=workflow, policy=policy)

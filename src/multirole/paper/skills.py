@@ -3,10 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from multirole.experiment.presets import TASKS
 from multirole.paper.claims import Regime, regimes_of
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Results
+from multirole.paper.results import Results, Run
 from multirole.paper.statistics import t_interval
 from multirole.paper.write import number
 
@@ -14,15 +13,22 @@ MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_wor
 TWINS = {"eval_opt": "first draft", "voting": "candidate 1", "orch_workers": "worker 1"}
 
 
+def gain_of(run: Run, measure: str) -> pd.Series:
+    """Evaluated step -> what a role's skill is above its trivial twin's; empty where it was not measured."""
+    rows = run.table("skills")
+    rows = (
+        rows[rows["measure"] == measure].set_index("step") if len(rows) else pd.DataFrame(columns=["skill", "trivial"])
+    )
+    return (rows["skill"] - rows["trivial"]).dropna()
+
+
 def over_training(regime: Regime, workflow: str, task: str, measure: str) -> pd.DataFrame:
     """Evaluated step x run of both policies: what a role's skill is above its trivial twin's."""
     curves = {}
     for policy in POLICIES:
         for seed, run in regime.runs(workflow, policy, task).items():
-            rows = run.table("skills")
-            if len(rows):
-                rows = rows[rows["measure"] == measure].set_index("step")
-                curves[policy, seed] = rows["skill"] - rows["trivial"]
+            if len(gain := gain_of(run, measure)):
+                curves[policy, seed] = gain
     return pd.DataFrame(curves)
 
 
@@ -31,7 +37,7 @@ def skills(results: Results) -> pd.DataFrame:
     rows = []
     for name, regime in regimes_of(results).items():
         for workflow, measure in [(workflow, measure) for workflow, of in MEASURES.items() for measure in of]:
-            for task in TASKS:
+            for task in results.grid.tasks:
                 curves = over_training(regime, workflow, task, measure)
                 accuracy = [run.accuracy for policy in POLICIES for run in regime.runs(workflow, policy, task).values()]
                 if not curves.size:
@@ -59,7 +65,7 @@ def trivial_twins(results: Results) -> pd.DataFrame:
         return pd.DataFrame()
     own = own.assign(twin=own["slots_correct"].map(lambda slots: bool(len(slots)) and bool(slots[0])))
     means = own.groupby(["task", "workflow", "policy", "seed", "step"])[["correct", "twin"]].mean()
-    for task in TASKS:
+    for task in results.grid.tasks:
         for workflow, policy in [(w, p) for w in WORKFLOWS for p in POLICIES]:
             keys = [key for key in results.runs if key[:3] == (workflow, policy, task)]
             for place, at in (("peak", "best"), ("end", "terminal")) if keys else ():

@@ -10,8 +10,7 @@ import pandas as pd
 import yaml
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.presets import TASKS
-from multirole.paper import claims, factorial, setup_tables, signature_tables, skills, study_tables
+from multirole.paper import claims, factorial, phenomena, setup_tables, signature_tables, skills, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results
@@ -47,6 +46,11 @@ def sentences(results: Results) -> dict[str, str]:
     read = results.evaluated("own", "turns")
     facts = {
         "model": model,
+        "grid_regime": "stress" if times else "paper",
+        "skilled": "Skill is measured on 32 validation problems per evaluation in runs made before it took all of them."
+        if cell.scale == "tiny-s"
+        else "",
+        "window": claims.DECLARED["phenomena"]["window"],
         "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
@@ -93,7 +97,7 @@ def measured(of: dict[str, Outcomes], columns: list[str], **where: str) -> list[
 def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
     """Accuracies and differences of every workflow on every task; both policies share the untrained workflow."""
     rows = []
-    for task, workflow in product(TASKS, WORKFLOWS):
+    for task, workflow in product(results.grid.tasks, WORKFLOWS):
         of = {
             "base": of_runs(results, workflow, "ip", task, "base") | of_runs(results, workflow, "sp", task, "base"),
             "SA-RL": of_runs(results, "single", "sp", task),
@@ -109,7 +113,7 @@ def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
 def checks(results: Results, columns: list[str]) -> pd.DataFrame:
     """The gain over base, the peak chosen on other problems, and what is left at the end."""
     rows, places = [], {"base": "base", "peak": "best", "final": "terminal"}
-    for task, (workflow, policy) in product(TASKS, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
+    for task, (workflow, policy) in product(results.grid.tasks, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
         cell = workflow, policy, task
         of = {name: of_runs(results, *cell, at) for name, at in places.items()}
         of["split-half peak"] = {seed: split_half_peak(run.correct) for seed, run in results.runs_of(*cell).items()}
@@ -120,7 +124,8 @@ def checks(results: Results, columns: list[str]) -> pd.DataFrame:
 def ip_against_sp(results: Results) -> pd.DataFrame:
     """IP minus SP in every cell, and the mean over cells."""
     rows, means = [], {}
-    for (task, workflow), (name, at) in product(product(TASKS, WORKFLOWS), (("peak", "best"), ("end", "terminal"))):
+    places = (("peak", "best"), ("end", "terminal"))
+    for (task, workflow), (name, at) in product(product(results.grid.tasks, WORKFLOWS), places):
         of = {policy.upper(): of_runs(results, workflow, policy, task, at) for policy in POLICIES}
         rows += measured(of, ["IP − SP"], task=task, workflow=workflow, at=name)
         means.setdefault(name, []).append(rows[-1]["value"])
@@ -133,7 +138,9 @@ def ip_against_sp(results: Results) -> pd.DataFrame:
 def by_regime(results: Results) -> pd.DataFrame:
     """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
     rows, cells = [], [*product(WORKFLOWS, POLICIES), ("single", "sp")]
-    for (name, regime), task, (workflow, policy) in product(claims.regimes_of(results).items(), TASKS, cells):
+    for (name, regime), task, (workflow, policy) in product(
+        claims.regimes_of(results).items(), results.grid.tasks, cells
+    ):
         if curves := [run.accuracy for run in regime.runs(workflow, policy, task).values()]:
             where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
             places = {
@@ -157,6 +164,7 @@ MEASURES = {
     "compute": setup_tables.compute,
     "skills": skills.skills,
     "trivial_twins": skills.trivial_twins,
+    "phenomena": phenomena.phenomena,
     "matched_updates": study_tables.matched_updates,
     "setup": study_tables.setup,
     "factorial": factorial.of_arms,
