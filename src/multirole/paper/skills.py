@@ -19,7 +19,7 @@ def gain_of(run: Run, measure: str) -> pd.Series:
     rows = (
         rows[rows["measure"] == measure].set_index("step") if len(rows) else pd.DataFrame(columns=["skill", "trivial"])
     )
-    return (rows["skill"] - rows["trivial"]).dropna()
+    return rows["skill"] - rows["trivial"]
 
 
 def over_training(regime: Regime, workflow: str, task: str, measure: str) -> pd.DataFrame:

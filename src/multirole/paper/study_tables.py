@@ -16,6 +16,7 @@ from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.grid import POLICIES
 from multirole.paper.results import Key, Results, Run, outcomes
+from multirole.paper.skills import gain_of
 from multirole.paper.statistics import (
     ALL,
     ALPHA,
@@ -132,13 +133,6 @@ def remedies(results: Results, study: Study) -> pd.DataFrame:
     return changes(tried(results, study), twins(results, study, "aa"))
 
 
-def gain(run: Run) -> float:
-    """What the judging role adds over its trivial twin, over the last two evaluations; NaN where it was not measured."""
-    rows = run.table("skills")
-    mine = rows[rows["measure"] == JUDGING[run.cell.workflow_name]] if len(rows) else rows
-    return (mine["skill"] - mine["trivial"])[-2:].mean() if len(mine) else np.nan
-
-
 def chose_alone(run: Run) -> bool:
     """Whether every rollback of a run would have returned to the same step had it seen every second problem only.
 
@@ -157,13 +151,14 @@ def kept(found: Iterable[Twins], every: int = 1) -> pd.DataFrame:
     rows = []
     for twin in found:
         where = twin.where() | {"role": JUDGING[twin.workflow]}
-        gains = np.array([[gain(run) for run in runs] for runs in (twin.usual, twin.changed)])
+        pair = (twin.usual, twin.changed)
+        gains = np.array([[gain_of(run, where["role"])[-2:].mean() for run in runs] for runs in pair])
         gains = gains[:, ~np.isnan(gains).any(axis=0)]
         rows.append(number("runs", len(twin.changed), "count", **where))
         if gains.size:
             rows += beside("gain", *gains, where, "gain")
         if twin.changed:
-            ends = (outcomes(runs, "terminal")[:, ::every].mean(axis=1) for runs in (twin.usual, twin.changed))
+            ends = (outcomes(runs, "terminal")[:, ::every].mean(axis=1) for runs in pair)
             rows += beside("end", *ends, where)
     return pd.DataFrame(rows)
 
