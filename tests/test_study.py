@@ -23,12 +23,12 @@ from multirole.paper.figures import figures_of_study
 from multirole.paper.grid import Grid
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, Run, key_of
+from multirole.paper.skills import gain_of
 from multirole.paper.statistics import Interval
 from multirole.paper.study import Study
 from multirole.paper.study_tables import (
     chose_alone,
     controls,
-    gain,
     judges,
     matched_updates,
     remedies,
@@ -191,7 +191,9 @@ def test_a_remedy_is_checked_by_skill_and_on_every_second_problem(results, study
         values["KL anchor", "change at the end"] == pytest.approx(sum(halves) / 2) and values["KL anchor", "runs"] == 2
     )
     skills = pairs[0][0].table("skills").query("measure == 'selects'").sort_values("step")
-    assert gain(pairs[0][0]) == pytest.approx((skills["skill"] - skills["trivial"]).iloc[-2:].mean(), nan_ok=True)
+    assert gain_of(pairs[0][0], "selects").iloc[-2:].mean() == pytest.approx(
+        (skills["skill"] - skills["trivial"]).iloc[-2:].mean(), nan_ok=True
+    )
 
 
 def test_a_rollback_that_the_scored_problems_took_part_in_is_left_out():
