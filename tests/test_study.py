@@ -34,6 +34,7 @@ from multirole.paper.study_tables import (
     remedies,
     remedies_checked,
     setup,
+    twins,
     vote,
 )
 from multirole.paper.tables import DECLARED, make, tables_of_study
@@ -219,10 +220,27 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
             rows.append(number(name, Interval(value, -1, 1, of, 0.9, 0.1, 3), "difference", **where))
     monkeypatch.setattr(study_tables, "kept", lambda found: pd.DataFrame(rows))
     monkeypatch.setattr(study_tables, "twins", lambda *_, **__: [None])
-    values = judges(results, study)
+    values = judges(results, study, "judges")
     assert values[values["number"] == "protects"].set_index("variant")["value"].to_dict() == {
         "keeps": 1, "costs accuracy": 0, "undecided": 0, "harms": 0,
     }  # fmt: skip
+
+
+def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
+    """As arms that are run once more on fresh seeds beside their control, which is then not compared with itself."""
+    given = GIVEN | {"variants": {
+        "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
+        "again": {"question": "confirmed", "parameters": {"updates": "one"}, "cells": ["voting sp math"], "seeds": [1, 7]},
+        "arm": {"question": "confirmed", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
+    }}  # fmt: skip
+    study = Study.of(results.grid, given)
+    assert [(name, cell.seed) for name, _, cell in study.runs("confirmed")] == [
+        ("again", 1), ("again", 7), ("arm", 1), ("arm", 7),
+    ]  # fmt: skip
+    held = {cell.id: Run(cell, results.folder) for cell in study.cells()}
+    with_all = SimpleNamespace(find=lambda cell: held.get(cell.id))
+    (twin,) = twins(with_all, study, "confirmed", control="control")
+    assert twin.variant == "arm" and [run.cell.seed for run in twin.usual] == [1, 7]
 
 
 def test_controls_count_what_was_spent(results, study):

@@ -22,9 +22,11 @@ from multirole.paper.grid import CHECKED, Grid, write_json
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
 
-    question: Literal["updates", "setup", "remedies", "controls", "factorial", "judges", "aa"]
+    question: Literal["updates", "setup", "remedies", "controls", "factorial", "judges", "confirmed", "aa"]
     parameters: dict[str, object]
     cells: list[str]
+    seeds: list[int] | None = None
+    """Its own, where they are not the study's: fresh ones, which have no twin in the grid."""
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -68,7 +70,7 @@ class Study:
         """Yield (variant, "workflow policy task", cell) of every run, seeds inmost."""
         for name, variant in self.variants.items():
             for where in variant.cells if question in (None, variant.question) else ():
-                for seed in self.seeds:
+                for seed in variant.seeds or self.seeds:
                     yield name, where, self.cell(name, where, seed)
 
     def cells(self) -> list[Cell]:

@@ -62,7 +62,7 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
         for name, where, cell in study.runs(question):
             other = study.cell(control, where, cell.seed) if control else study.grid.cell(*where.split(), cell.seed)
             usual, changed = results.find(other), results.find(cell)
-            if usual and changed and name != control:
+            if usual and changed and usual is not changed:
                 found.setdefault((*where.split(), name), []).append((usual, changed))
     for coordinates, pairs in found.items():
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
@@ -173,9 +173,9 @@ def remedies_checked(results: Results, study: Study) -> pd.DataFrame:
     return kept(found, every=2)
 
 
-def judges(results: Results, study: Study) -> pd.DataFrame:
+def judges(results: Results, study: Study, arms: str) -> pd.DataFrame:
     """Whether an arm keeps the judging role's skill, against the control, by the rule of `claims.yaml`."""
-    found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
+    found = list(twins(results, study, arms, control=DECLARED["judges"]["control"]))
     if not found:
         return pd.DataFrame()
     table = corrected(kept([*found, *twins(results, study, "aa")]))
