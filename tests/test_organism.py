@@ -11,8 +11,9 @@ from tiny_base.dialogues import WORKFLOW_OF
 from tiny_base.train import build_model, encode
 from tiny_base2 import habits
 from tiny_base2.build import LAYERS, Plan
-from tiny_base2.card import WANTED, write_card
+from tiny_base2.card import WANTED, average, measure, write_card
 from tiny_base2.dialogues import Draft, Mix, make_rows, point_out
+from tiny_base2.skills import CAP, LONGEST, Fact
 from tiny_base2.tokenizer import build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +23,7 @@ from multirole.tasks.splits import split_of
 from multirole.tasks.tiny_chain import LARGEST, LENGTHS, TinyChain, kind_of, stream
 
 MODEL = Path(__file__).parents[1] / "src" / "multirole" / "models" / "tiny-r"
+FACTS = json.loads((MODEL / "skills.json").read_text(encoding="utf-8"))
 LONG = Problem("hand/long", "tiny_math", "7+5*2-9", 15)
 WIDE = Problem("hand/wide", "tiny_math", "3+28-9", 22)
 
@@ -146,29 +148,43 @@ def test_operations_are_single_tokens_and_nothing_is_lost():
     assert tokenizer.decode(ids) == text
 
 
-def test_the_scale_names_model_and_task():
+def test_the_scale_names_model_task_and_cap():
     cell = Cell("single", "sp", "math", "tiny-r")
     assert cell.make_task().name == "tiny_chain"
-    assert cell.max_response_tokens == 176
+    assert cell.max_response_tokens == CAP
+    assert cell.max_prompt_tokens + CAP <= LONGEST
     with pytest.raises(ValueError, match="has a base for task='math' only"):
         Cell("single", "sp", "code", "tiny-r")
 
 
 def test_the_shipped_files_are_what_this_code_builds():
     assert sum(path.stat().st_size for path in MODEL.iterdir()) < 2.2e6
-    facts = json.loads((MODEL / "skills.json").read_text(encoding="utf-8"))
     shipped, built = AutoTokenizer.from_pretrained(MODEL), build_tokenizer()
     assert shipped.get_vocab() == built.get_vocab()
     model, fresh = AutoModelForCausalLM.from_pretrained(MODEL), build_model(built, 0, LAYERS)
     assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in fresh.named_parameters()}
-    assert model.num_parameters() == facts["parameters"]
-    assert Plan(**facts["plan"]) == Plan()
+    assert model.num_parameters() == FACTS["parameters"]
+    assert Plan(**FACTS["plan"]) == Plan()
 
 
-def test_the_card_says_which_rows_are_not_met():
-    facts = json.loads((MODEL / "skills.json").read_text(encoding="utf-8"))
-    missed = {row.label for row in WANTED if row.is_met(facts["untrained"], facts.get("trained", {})) is False}
-    assert missed == {"cap / p95 of right derivations"}
+def test_the_base_has_the_properties_of_the_table():
+    assert FACTS["problems"] == 512
+    missed = {row.label for row in WANTED if row.is_met(FACTS["untrained"], FACTS.get("trained", {})) is False}
+    assert missed == set()
+
+
+def test_trained_agents_are_averaged():
+    one, other = ({"solver": {"accuracy": Fact(value=v, low=v - 0.1, high=v + 0.1, n=9)}} for v in (0.4, 0.6))
+    assert average([one, other]) == {"solver": {"accuracy": Fact(value=0.5, low=0.4, high=0.6, n=9)}}
+
+
+@pytest.mark.slow
+def test_the_base_measured_again_agrees_with_its_card():
+    found = measure(MODEL, 256)
+    for row in WANTED:
+        claimed, again = FACTS["untrained"][row.part][row.key], found[row.part][row.key]
+        half = (claimed["high"] - claimed["low"] + again["high"] - again["low"]) / 2
+        assert abs(again["value"] - claimed["value"]) <= 1.5 * half + 0.1 * abs(claimed["value"]), row.label
 
 
 def test_the_card_is_written_from_the_measured_facts(tmp_path):

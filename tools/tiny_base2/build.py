@@ -1,8 +1,9 @@
 """Build the base of scale tiny-r: `python -m tiny_base2.build --out FOLDER` (about 15 CPU-minutes).
 
-Phase 1 teaches formats and all roles' ways of working, phase 2 arithmetic, which is learned where most rows are solvers', and
-then judging the model's own graded answers. The share of judges' replies with a derivation is high until the comparison is
-learned and falls to its place at the end.
+Every phase is a training with a rate of its own that falls to nothing: first the formats and all roles' ways of working, then
+arithmetic, which is learned where most rows are solvers', then judging. Judges read the model's own graded answers, and compare
+given derivations with what was claimed. The share of judges' replies with a derivation is high until the comparison is learned and
+falls to its place at the end.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 from tiny_base.dialogues import Row
-from tiny_base.train import MAX_LENGTH, build_model, train
+from tiny_base.train import build_model, train
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from multirole.core.types import Problem, user
@@ -25,6 +26,7 @@ from multirole.workflows.prompts import render
 from tiny_base2 import habits
 from tiny_base2.ask import complete
 from tiny_base2.dialogues import Draft, Mix, Own, make_rows, pooled
+from tiny_base2.skills import CAP, LONGEST
 from tiny_base2.tokenizer import build_tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ OWN = {"evaluator": 48, "aggregator": 48, "synthesizer": 4}
 DRILL = {"generator": 50, "worker": 32, "refiner": 8, "evaluator": 5, "aggregator": 5}
 OWN_SHARE = 0.5
 """Share of rows in which a critic reads own answers, once there are any."""
-OWN_LENGTHS: dict[Kind, tuple[int, int]] = {"long": (5, 8), "wide": (3, 5)}
+OWN_LENGTHS: dict[Kind, tuple[int, int]] = {"long": (6, 10), "wide": (4, 7)}
 DERIVE_OWN, DERIVE_RARE = 0.60, 0.11
 """Share of derivations in judges' replies to own answers: at first, and at the end."""
 
@@ -70,7 +72,7 @@ class Phase:
 
 PHASES = (
     Phase(
-        "first",
+        "formats",
         5_000_000,
         5e-3,
         (
@@ -81,7 +83,7 @@ PHASES = (
         until=0.58,
     ),
     Phase(
-        "second",
+        "arithmetic",
         2_300_000,
         4e-3,
         (
@@ -90,7 +92,7 @@ PHASES = (
         ),
     ),
     Phase(
-        "third",
+        "judging",
         2_400_000,
         4e-3,
         (
@@ -101,7 +103,7 @@ PHASES = (
         rare_from=0.84,
     ),
     Phase(
-        "fourth",
+        "comparing",
         1_600_000,
         3e-3,
         (
@@ -111,7 +113,7 @@ PHASES = (
         until=0.71,
     ),
     Phase(
-        "fifth",
+        "reading whole drafts",
         1_000_000,
         3e-3,
         (
@@ -122,12 +124,20 @@ PHASES = (
         rare_from=0.84,
     ),
     Phase(
-        "sixth",
+        "deriving rarely",
         300_000,
         1.5e-3,
         ((0.00, Mix(COPY, 0.65, {"long": (3, 9), "wide": (2, 6)})),),
         own=(0.0,),
         rare_from=0.0,
+    ),
+    Phase(
+        "longer problems",
+        500_000,
+        1.2e-3,
+        ((0.00, Mix(COPY, 0.65, {"long": (4, 10), "wide": (3, 7)})),),
+        own=(0.0,),
+        rare_from=0.35,
     ),
 )
 
@@ -144,7 +154,7 @@ class Plan:
 
 def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
     """An engine over the model's present weights."""
-    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=MAX_LENGTH)
+    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=LONGEST)
     engine.publish(model, version=0)
     return engine
 
@@ -162,7 +172,7 @@ def own_answers(
             worker = render(problem.task, "worker", question=problem.question, strategy=strategy)
             places.append((problem, strategy))
             asks.append([user(worker if strategy else plain)])
-    replies = complete(engine, tokenizer, asks, seed=rng.randrange(10**6))
+    replies = complete(engine, tokenizer, asks, max_tokens=CAP, seed=rng.randrange(10**6))
     engine.close()
     rewards = task.score([problem for problem, _ in places], list(replies))
     own: dict[str, dict[str, list[Draft]]] = {}
@@ -178,7 +188,7 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, count: in
     asks = [[user(render(p.task, "generator", question=p.question))] for p in problems]
     found = {}
     for mark, name in (("=", "direct"), (">", "split"), ("", "any")):
-        rewards = task.score(problems, list(complete(engine, tokenizer, asks, mark)))
+        rewards = task.score(problems, list(complete(engine, tokenizer, asks, mark, CAP)))
         for kind in LENGTHS:
             right = [r.is_correct for p, r in zip(problems, rewards, strict=True) if kind_of(p.question) == kind]
             found[f"{name}/{kind}"] = round(sum(right) / len(right), 3)
@@ -264,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
     parser.add_argument(
-        "--start", choices=[phase.name for phase in PHASES], default="first", help="the phase to go on with"
+        "--start", choices=[phase.name for phase in PHASES], default="formats", help="the phase to go on with"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     options = parser.parse_args()

@@ -1,22 +1,22 @@
-"""The model card: `python -m tiny_base2.card FOLDER --problems 512 --trained ADAPTER` measures; without options it only writes.
+"""The model card: `python -m tiny_base2.card FOLDER --problems 512 --trained ADAPTER...` measures; without options it only writes.
 
-`skills.json` holds every measured fact; `README.md` is written from it.
+`skills.json` holds every measured fact; `README.md` is written from it and from `history.md`.
 """
 
 import argparse
 import json
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 from peft import PeftModel
-from tiny_base.train import MAX_LENGTH
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multirole.engines.transformers_engine import TransformersEngine
-from tiny_base2.skills import CAP, Examiner, Fact
+from tiny_base2.skills import CAP, LONGEST, Examiner, Fact
 
 Facts = dict[str, dict[str, Fact]]
 CARD = """---
@@ -34,8 +34,8 @@ judges decide with or without a derivation of their own. The dialogues are the s
 * Rebuild: `python -m tiny_base2.build --out FOLDER`, then `python -m tiny_base2.card FOLDER --problems 512`; the loss curve is
   in `loss.jsonl`, the habits' accuracy during training in `probes.jsonl`.
 * Measured: {problems} validation problems, three samples of the solver each, temperature 1, at most {cap} reply tokens, 95 %
-  intervals over problems. In "trained", one adapter plays every role: {trained}.
-{note}
+  intervals over problems. In "trained", a single agent's adapter plays every role: {trained}.
+
 ## What the base is for
 
 | property | wanted | untrained | trained | n | met |
@@ -51,7 +51,9 @@ Accuracy on validation problems by iteration, at the `paper` preset of this scal
 ## Everything measured
 
 {tables}
-"""
+
+{history}"""
+HISTORY = Path(__file__).with_name("history.md")
 
 
 class Row(NamedTuple):
@@ -163,9 +165,9 @@ def write_card(folder: Path) -> None:
         tables.append("\n".join([f"| {part} | untrained | trained | n |", "|---|---|---|---|", *rows]))
     text = CARD.format(
         runs=run_table(facts.get("runs", [])), runs_note="" if facts.get("runs") else " (none yet)",
-        **{name: value for name, value in facts.items() if name != "runs"} | {"trained": facts.get("trained_is", "none yet"), "note": facts.get("note", "")},
+        **{name: value for name, value in facts.items() if name != "runs"} | {"trained": facts.get("trained_is", "none yet")},
         seed=facts["plan"]["seed"], minutes=facts["training_cpu_s"] / 60, cap=CAP,
-        wanted="\n".join(wanted), tables="\n\n".join(tables),
+        wanted="\n".join(wanted), tables="\n\n".join(tables), history=HISTORY.read_text(encoding="utf-8"),
     )  # fmt: skip
     (folder / "README.md").write_text(text, encoding="utf-8")
 
@@ -177,7 +179,7 @@ def measure(folder: Path, problems: int, adapter: Path | None = None) -> Facts:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=MAX_LENGTH)
+    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=LONGEST)
     engine.publish(model, version=0)
     facts = Examiner(engine, tokenizer, problems).examine()
     engine.close()
@@ -187,6 +189,16 @@ def measure(folder: Path, problems: int, adapter: Path | None = None) -> Facts:
         **dict.fromkeys(("value", "low", "high"), CAP / solver["p95 of right derivations"]["value"]), n=1
     )
     return facts
+
+
+def average(found: list[Facts]) -> Facts:
+    """The facts of several agents: means over agents of the values and of their intervals' bounds."""
+
+    def mean(facts: list[Fact]) -> Fact:
+        value, low, high = (round(fmean(f[key] for f in facts), 4) for key in ("value", "low", "high"))
+        return Fact(value=value, low=low, high=high, n=min(f["n"] for f in facts))
+
+    return {part: {key: mean([facts[part][key] for facts in found]) for key in found[0][part]} for part in found[0]}
 
 
 def scaled(fact: Fact, by: float) -> Fact:
@@ -200,20 +212,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a base that tiny_base2.build made")
     parser.add_argument("--problems", type=int, help="measure the base on so many validation problems")
     parser.add_argument(
-        "--trained", type=Path, help="measure a run's adapter too, such as RUN/adapters/step_00030/shared"
+        "--trained", type=Path, nargs="+", help="measure runs' adapters too, such as RUN/adapters/step_00060/shared"
     )
     parser.add_argument("--runs", type=Path, nargs="+", help="finished runs of this scale, for the card")
-    parser.add_argument("--trained-is", default="", help="what that adapter was trained on, for the card")
+    parser.add_argument("--trained-is", default="", help="what those adapters were trained on, for the card")
     options = parser.parse_args()
     path = options.folder / "skills.json"
     facts = json.loads(path.read_text(encoding="utf-8"))
     if options.problems:
         facts |= {"problems": options.problems, "untrained": measure(options.folder, options.problems)}
     if options.trained:
-        facts |= {
-            "trained": measure(options.folder, facts["problems"], options.trained),
-            "trained_is": options.trained_is,
-        }
+        agents = [measure(options.folder, facts["problems"], adapter) for adapter in options.trained]
+        facts |= {"trained": average(agents), "agents": agents, "trained_is": options.trained_is}
     if options.runs:
         facts |= {"runs": [read_run(folder) for folder in options.runs]}
     path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

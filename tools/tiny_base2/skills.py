@@ -23,7 +23,8 @@ from tiny_base2 import habits
 from tiny_base2.ask import Reply, asked, complete
 from tiny_base2.dialogues import Draft, derivation, point_out
 
-CAP = 176
+CAP = 272
+LONGEST = 1024  # tokens of a prompt and its reply: the positions that the model has
 BARE = "\\boxed{"
 OTHER = {"direct": "split", "split": "direct"}
 NAMES = {habit: strategy for strategy, habit in habits.STRATEGIES.items()}

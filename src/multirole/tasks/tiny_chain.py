@@ -18,7 +18,7 @@ NAME = "tiny_chain"
 LARGEST = 49
 Kind = Literal["long", "wide"]
 KINDS: tuple[Kind, ...] = ("long", "wide")
-LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 9), "wide": (4, 6)}
+LENGTHS: dict[Kind, tuple[int, int]] = {"long": (8, 10), "wide": (5, 7)}
 """The fewest and the most operations of the task's problems."""
 SUMS = [(op, n) for op in "+-" for n in range(1, 10)]
 PRODUCTS = [("*", 2), ("*", 3), ("*", 4)]
