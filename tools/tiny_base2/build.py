@@ -10,7 +10,7 @@ import argparse
 import json
 import logging
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -48,7 +48,6 @@ OWN = {"evaluator": 48, "aggregator": 48, "synthesizer": 4}
 DRILL = {"generator": 50, "worker": 32, "refiner": 8, "evaluator": 5, "aggregator": 5}
 OWN_SHARE = 0.5
 """Share of rows in which a critic reads own answers, once there are any."""
-OWN_LENGTHS: dict[Kind, tuple[int, int]] = {"long": (6, 10), "wide": (4, 7)}
 DERIVE_OWN, DERIVE_RARE = 0.60, 0.11
 """Share of derivations in judges' replies to own answers: at first, and at the end."""
 
@@ -58,7 +57,7 @@ class Phase:
     """One training with its own learning-rate schedule, which falls over `tokens` but is followed `until` a fraction of it.
 
     `stages` are the mixes of scripted rows with the fraction from which each holds; the model answers problems itself at the
-    fractions `own`; derivations become rare at `rare_from`.
+    fractions `own`, of `own_lengths` operations; derivations become rare at `rare_from`.
     """
 
     name: str
@@ -67,6 +66,7 @@ class Phase:
     stages: tuple[tuple[float, Mix], ...]
     until: float = 1.0
     own: tuple[float, ...] = ()
+    own_lengths: dict[Kind, tuple[int, int]] = field(default_factory=lambda: {"long": (5, 8), "wide": (3, 5)})
     rare_from: float = 1.0
 
 
@@ -137,6 +137,7 @@ PHASES = (
         1.2e-3,
         ((0.00, Mix(COPY, 0.65, {"long": (4, 10), "wide": (3, 7)})),),
         own=(0.0,),
+        own_lengths={"long": (6, 10), "wide": (4, 7)},
         rare_from=0.35,
     ),
 )
@@ -160,11 +161,11 @@ def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Transf
 
 
 def own_answers(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, rng: random.Random
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, phase: Phase, rng: random.Random
 ) -> list[tuple[Problem, Own]]:
     """The model's graded answers to train problems: some to the plain question, one under each strategy."""
     task, engine = TinyChain(), serve(model, tokenizer)
-    problems = list(islice(stream("train", rng, OWN_LENGTHS), plan.own_problems))
+    problems = list(islice(stream("train", rng, phase.own_lengths), plan.own_problems))
     places, asks = [], []
     for problem in problems:
         plain = render(problem.task, "generator", question=problem.question)
@@ -219,14 +220,14 @@ class Course:
     def draw(self) -> list[Row]:
         """The next pool of rows."""
         if self.pools < sum(self.done >= start for start in self.phase.own):
-            self.own = own_answers(self.model, self.tokenizer, self.plan, self.rng)
+            self.own = own_answers(self.model, self.tokenizer, self.plan, self.phase, self.rng)
             self.model.train()
             self.pools += 1
         mix = [mix for start, mix in self.phase.stages if self.done >= start][-1]
         if not self.own:
             return make_rows(mix, ROWS, self.rng)
         count = round(ROWS * OWN_SHARE)
-        critics = Mix(OWN, DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE, OWN_LENGTHS)
+        critics = Mix(OWN, DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE, self.phase.own_lengths)
         scripted = make_rows(replace(mix, roles=SCRIPTED, derive=critics.derive), ROWS - count, self.rng)
         return make_rows(critics, count, self.rng, pooled(self.own, self.rng)) + scripted
 

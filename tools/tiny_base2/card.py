@@ -44,7 +44,8 @@ judges decide with or without a derivation of their own. The dialogues are the s
 
 ## What training does to it
 
-Accuracy on validation problems by iteration, at the `paper` preset of this scale{runs_note}.
+Accuracy on the validation problems by iteration, at the `paper` preset of this scale{runs_note}; a run of more problems per
+iteration differs from the preset in that alone.
 
 {runs}
 
@@ -128,6 +129,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"]
     return {
         "name": folder.name,
+        "per_iteration": json.loads((folder / "config.json").read_text(encoding="utf-8"))["n_problems"],
         "problems": int(outcomes.size().iloc[0]),
         "cpu_s": round(float(pd.read_parquet(folder / "metrics.parquet")["cpu_seconds"].sum())),
         "accuracy": {str(step): round(float(value), 4) for step, value in outcomes.mean().items()},
@@ -139,10 +141,13 @@ def run_table(runs: list[dict[str, Any]]) -> str:
     if not runs:
         return ""
     steps = list(runs[0]["accuracy"])
-    lines = ["| run | n | CPU-minutes | " + " | ".join(steps) + " |", "|---" * (len(steps) + 3) + "|"]
+    lines = [
+        "| run | problems per iteration | CPU-minutes | " + " | ".join(steps) + " |",
+        "|---" * (len(steps) + 3) + "|",
+    ]
     for run in runs:
         values = " | ".join(f"{run['accuracy'][step]:.3f}" for step in steps)
-        lines.append(f"| {run['name']} | {run['problems']} | {run['cpu_s'] / 60:.1f} | {values} |")
+        lines.append(f"| {run['name']} | {run['per_iteration']} | {run['cpu_s'] / 60:.1f} | {values} |")
     return "\n".join(lines)
 
 
