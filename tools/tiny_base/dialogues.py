@@ -63,11 +63,12 @@ Source = Iterator[tuple[Problem, Own | None]]
 
 
 class Row(NamedTuple):
-    """One training sequence: only `reply` is trained."""
+    """One training sequence: only `reply` is trained; `given` is how the assistant has begun."""
 
     role: str
     messages: list[Message]
     reply: str
+    given: str = ""
 
 
 class Script:

@@ -72,18 +72,23 @@ CODE_STRINGS = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Learn the few merges left beside the added strings; deterministic."""
-    added = (*map(str, range(10, 100)), *PROMPT_STRINGS, *REPLY_STRINGS, *CODE_STRINGS)
+    """The tokenizer of tiny-s."""
+    strings = (*PROMPT_STRINGS, *REPLY_STRINGS, *CODE_STRINGS)
+    return build((*map(str, range(10, 100)), *strings), strings, VOCAB_SIZE)
+
+
+def build(added: tuple[str, ...], corpus: tuple[str, ...], size: int) -> PreTrainedTokenizerFast:
+    """Learn the few merges left beside the added strings, from a corpus of some strings; deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(added),
+        vocab_size=size - len(added),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((*PROMPT_STRINGS, *REPLY_STRINGS, *CODE_STRINGS), trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

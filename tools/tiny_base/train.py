@@ -29,14 +29,14 @@ SAVE_EVERY_S = 150.0
 IGNORED = -100
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 3) -> Qwen3ForCausalLM:
     """A randomly initialised model of the embedded size."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=96,
         intermediate_size=256,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=3,
         head_dim=32,
         num_key_value_heads=1,
@@ -64,7 +64,9 @@ def make_optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Opti
 
 def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
     """(token ids, prompt length) per row; a reply ends with the end-of-turn token. Rows over 512 tokens are dropped."""
-    prompts = [tokenizer.apply_chat_template(r.messages, add_generation_prompt=True, tokenize=False) for r in rows]
+    prompts = [
+        tokenizer.apply_chat_template(r.messages, add_generation_prompt=True, tokenize=False) + r.given for r in rows
+    ]
     prompt_ids = tokenizer(prompts)["input_ids"]
     reply_ids = tokenizer([row.reply + tokenizer.eos_token for row in rows])["input_ids"]
     pairs = [(prompt + reply, len(prompt)) for prompt, reply in zip(prompt_ids, reply_ids, strict=True)]
@@ -76,7 +78,10 @@ Batch = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def batches(
-    draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, rng: random.Random
+    draw_rows: Callable[[], list[Row]],
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    count: int = MICRO_BATCHES,
 ) -> Iterator[Batch]:
     """Endless batches. A micro-batch has rows of one length, a batch several lengths: short habits stay in the mix."""
     while True:
@@ -88,8 +93,8 @@ def batches(
                 group = []
             group.append(pair)
         rng.shuffle(groups)
-        for start in range(0, len(groups), MICRO_BATCHES):
-            yield [_pad(group, tokenizer.pad_token_id) for group in groups[start : start + MICRO_BATCHES]]
+        for start in range(0, len(groups), count):
+            yield [_pad(group, tokenizer.pad_token_id) for group in groups[start : start + count]]
 
 
 def _pad(group: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,27 +123,36 @@ def train(
     out: Path,
     phase: str,
     seed: int = 0,
+    micro_batches: int = MICRO_BATCHES,
+    watch: Callable[[float], None] = lambda done: None,
+    until: float = 1.0,
 ) -> None:
-    """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save now and then, and last."""
+    """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save now and then, and last.
+
+    An optimizer step takes `micro_batches`. `watch` hears now and then which fraction of the budget is done. The learning
+    rate falls over the whole budget; `until` is the fraction at which training ends.
+    """
     optimizers = make_optimizers(model, lr)
-    stream = batches(draw_rows, tokenizer, random.Random(seed))
+    stream = batches(draw_rows, tokenizer, random.Random(seed), micro_batches)
     seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
     out.mkdir(parents=True, exist_ok=True)
     model.train()
-    while seen < budget:
+    while seen < until * budget:
         batch = next(stream)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * schedule(seen / budget)
         losses.append(_update(model, optimizers, batch))
         seen, step = seen + sum(inputs.numel() for inputs, _ in batch), step + 1
-        if step % RECORD_EVERY == 0 or seen >= budget:
+        if step % RECORD_EVERY == 0 or seen >= until * budget:
             cpu_s = round(time.process_time() - cpu_start, 1)
             record = {"phase": phase, "step": step, "tokens": seen, "loss": round(fmean(losses), 4), "cpu_s": cpu_s}
             with open(out / "loss.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             log.info("%s", record)
             losses = []
+            watch(seen / budget)
+            model.train()
         if time.monotonic() - saved > SAVE_EVERY_S:
             save(model, tokenizer, out)
             saved = time.monotonic()

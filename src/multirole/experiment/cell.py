@@ -18,7 +18,7 @@ from multirole.core.policy import parse_policy
 from multirole.core.types import Workflow
 from multirole.experiment.launch import Launch
 from multirole.experiment.own import own_task, own_workflow
-from multirole.experiment.presets import LENGTHS, ROUNDS, SCALES, TASKS, is_tiny
+from multirole.experiment.presets import LENGTHS, OF_SCALE, ROUNDS, SCALES, TASKS, is_tiny
 from multirole.experiment.settings import Parameter, Settings, lower_case, option, parameters, refusing, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
@@ -38,7 +38,9 @@ class Coordinates(Settings):
     )
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
-    scale: Literal["tiny-s", "0.6b", "1.7b", "4b"] = option("tiny-s, or on a GPU node 0.6b, 1.7b, 4b", "tiny-s")
+    scale: Literal["tiny-s", "tiny-r", "0.6b", "1.7b", "4b"] = option(
+        "tiny-s, or on a GPU node 0.6b, 1.7b, 4b", "tiny-s"
+    )
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
     preset: Literal["paper", "released_code"] = option(
         "paper, or released_code where the authors' code differs", "paper"
@@ -227,6 +229,8 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
                 yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
                 yield f"`{name}` must be an existing local path, got {path!r}. Leave it out for the pinned download."
+        if self.scale == "tiny-r" and self.task == "code":
+            yield "`scale='tiny-r'` has a base for task='math' only, got task='code'. Write scale='tiny-s'."
         if self._task is not None and self.data is not None:
             yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
 
@@ -266,11 +270,14 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         """The task that this cell trains on; a tiny scale has the embedded task of the same kind."""
         from multirole.tasks.code import Code  # these import datasets
         from multirole.tasks.math import Math
+        from multirole.tasks.tiny_chain import TinyChain
         from multirole.tasks.tiny_code import TinyCode
         from multirole.tasks.tiny_math import TinyMath
 
         if self._task is not None:
             return self._task
+        if self.scale == "tiny-r":
+            return TinyChain(self.malformed_reward)
         if self.task == "math":
             return TinyMath(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
         if is_tiny(self.scale):
@@ -378,7 +385,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
                 values[name] = special.get("released_code", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
-    values["rounds"] = ROUNDS[kind]
+    values |= {"rounds": ROUNDS[kind]} | OF_SCALE.get(str(scale), {})
     if not is_tiny(scale):
         like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
         values["max_prompt_tokens"], values["max_response_tokens"] = LENGTHS[like, kind]

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 TASKS = ("math", "code")
-TINY_SCALES = ("tiny-s",)
+TINY_SCALES = ("tiny-s", "tiny-r")
+OF_SCALE: dict[str, dict[str, int]] = {"tiny-r": {"max_response_tokens": 272, "n_problems": 8}}
+"""Settings in which an embedded scale differs from the others."""
 
 
 @dataclass(frozen=True)

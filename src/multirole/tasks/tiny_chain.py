@@ -1,0 +1,66 @@
+"""tiny_chain: integer arithmetic from left to right in two kinds of problems, every intermediate result in 0..49.
+
+A *long* problem has many operations on one digit, such as `9*4-7+8-5*2-9+6`; a *wide* one has fewer, about half of them on
+two digits, such as `9+27-18*2+4`. What helps differs: a wide problem's numbers are best taken apart into tens and ones, which
+only lengthens a long one. The answer is the content of the last `\\boxed{}`. A hash of the expression decides its split.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from multirole.core.types import Problem
+from multirole.tasks.splits import first_problems, split_of
+from multirole.tasks.tiny_math import TinyMath, apply, parse
+
+NAME = "tiny_chain"
+LARGEST = 49
+Kind = Literal["long", "wide"]
+KINDS: tuple[Kind, ...] = ("long", "wide")
+LENGTHS: dict[Kind, tuple[int, int]] = {"long": (8, 10), "wide": (5, 7)}
+"""The fewest and the most operations of the task's problems."""
+SUMS = [(op, n) for op in "+-" for n in range(1, 10)]
+PRODUCTS = [("*", 2), ("*", 3), ("*", 4)]
+WIDE = [(op, n) for op in "+-" for n in range(11, 40) if n % 10]
+WIDE_SHARE = 0.5
+
+
+def kind_of(question: str) -> Kind:
+    """Whether a question has an operand of two digits ("wide") or none ("long")."""
+    return "wide" if any(operand > 9 for _, operand in parse(question)[1]) else "long"
+
+
+def _moves(value: int, pool: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    return [move for move in pool if 0 <= apply(value, *move) <= LARGEST and (value or move[0] == "+")]
+
+
+def _sample(rng: random.Random, kind: Kind, n_ops: int) -> Problem:
+    value = rng.randint(1, LARGEST)
+    question = str(value)
+    for _ in range(n_ops):
+        wide = _moves(value, WIDE) if kind == "wide" and rng.random() < WIDE_SHARE else []
+        op, operand = rng.choice(wide or _moves(value, SUMS + 3 * PRODUCTS))
+        question += f"{op}{operand}"
+        value = apply(value, op, operand)
+    return Problem(f"{NAME}/{question}", "tiny_math", question, value)
+
+
+def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None) -> Iterator[Problem]:
+    """Yield problems of one split without end, with repeats, both kinds alike; `lengths` are operations at least and at most."""
+    while True:
+        kind = rng.choice(KINDS)
+        problem = _sample(rng, kind, rng.randint(*(lengths or LENGTHS)[kind]))
+        if kind_of(problem.question) == kind and split_of(problem.question) == split:
+            yield problem
+
+
+@dataclass(frozen=True)
+class TinyChain(TinyMath):
+    """The task; answers are read and scored as tiny_math's, and the roles have its prompts."""
+
+    name: ClassVar[str] = NAME
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of a split."""
+        return first_problems(stream, split, count, f"{NAME}/{split}")[:]
