@@ -39,7 +39,7 @@ class Coordinates(Settings):
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
     scale: Literal["tiny-s", "tiny-r", "0.6b", "1.7b", "4b"] = option(
-        "tiny-s, or on a GPU node 0.6b, 1.7b, 4b", "tiny-s"
+        "tiny-s, tiny-r (math alone, the harder base), or on a GPU node 0.6b, 1.7b, 4b", "tiny-s"
     )
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
     preset: Literal["paper", "released_code"] = option(

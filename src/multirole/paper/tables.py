@@ -23,7 +23,10 @@ Outcomes = dict[int, np.ndarray]
 """seed -> (P,) outcomes on the same problems in the same order."""
 
 
-SIZES = {"tiny-s": "0.34M parameters, arithmetic and list programs (the paper: 0.6B to 4B)."}
+SIZES = {
+    "tiny-s": "0.34M parameters, arithmetic and list programs (the paper: 0.6B to 4B).",
+    "tiny-r": "0.45M parameters, arithmetic in several habits of work (the paper: 0.6B to 4B).",
+}
 """What a caption says of the model."""
 
 
