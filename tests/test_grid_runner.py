@@ -16,6 +16,7 @@ import yaml
 from multirole.experiment.folders import folder_of
 from multirole.experiment.presets import SCALES
 from multirole.paper.grid import Grid
+from multirole.paper.study import Study
 
 ROOT = Path(__file__).parents[1]
 GRID = Grid("tiny-s", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
@@ -169,8 +170,16 @@ def test_every_scale_of_the_configuration_is_a_grid():
     assert set(scales) <= set(SCALES)
     for scale, own in scales.items():
         chosen = default | own
-        assert set(chosen) == {"seeds", "parameters", "base_rollouts", "gpus"}
-        assert Grid(scale, chosen["seeds"], chosen["parameters"], chosen["base_rollouts"]).cells()
+        assert set(chosen) - {"tasks"} == {"seeds", "parameters", "base_rollouts", "gpus"}
+        del chosen["gpus"]
+        assert Grid(scale, **chosen).cells()
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "study_tiny_r.yaml"])
+def test_every_study_is_one_of_its_grid(name):
+    scale = "tiny-s" if name == "study.yaml" else "tiny-r"
+    chosen = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"][scale]
+    assert Study.of(Grid(scale, **chosen), yaml.safe_load((ROOT / name).read_text())).cells()
 
 
 @pytest.mark.parametrize("name", ["default", "slurm"])
