@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from math import comb, isnan
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from scipy.stats import ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
 
 from multirole.paper import statistics
+from multirole.paper.claims import claims
 from multirole.paper.dynamics import amplitudes
 from multirole.paper.grid import Grid
 from multirole.paper.results import Key, Results
@@ -296,6 +298,37 @@ def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
             or "Not finished: 42 of 42 runs" in table.caption
         )
     assert (made[0].shown["IP"] == "–").all()
+
+
+def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, made, tmp_path):
+    """As that of scale tiny-r, whose base knows arithmetic alone."""
+    one = without(folder, [], tmp_path)
+    replace(Grid.read(one), tasks=["math"]).write(tmp_path)
+    results = Results(one)
+    for table in [*tables(results), claims(results, sentences(results))]:
+        values = table.values
+        assert "task" not in values or "code" not in set(values["task"]), table.name
+    shown = {table.name: table for table in tables(results)}
+    assert shown["table_1"].shown.values.tolist() == made["table_1"].shown.query("task == 'Math'").values.tolist()
+    settings = shown["table_7"].shown.set_index("setting")["grid"]
+    assert settings["Voting, Code (prompt / response tokens)"] == "–"
+
+
+def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, made):
+    roles = files(folder, "roles").query("workflow == 'voting' and task == 'math' and role == 'aggregator'")
+    length = roles.pivot(index=["policy", "seed"], columns="iteration", values="length_mean")
+    change = length.loc[:, 16:].mean(axis=1) / length.loc[:, :5].mean(axis=1) - 1  # of 20 iterations
+    line = {"task": "math", "phenomenon": "the aggregator grows verbose"}
+    values = made["phenomena"].values
+    for policy in ("ip", "sp"):
+        assert number(values, f"change, {policy.upper()}", **line)["value"] == pytest.approx(change[policy].mean())
+    gap = number(values, "SP − IP", **line)
+    assert gap["value"] == pytest.approx((change["sp"] - change["ip"]).mean())
+    assert gap["p"] == pytest.approx(ttest_1samp(change["sp"] - change["ip"], 0).pvalue)
+    skills = files(folder, "skills").query("measure == 'selects' and task == 'math' and policy == 'ip'")
+    gain = skills.assign(gain=skills["skill"] - skills["trivial"]).pivot(index="seed", columns="step", values="gain")
+    row = number(values, "change, IP", task="math", phenomenon="the aggregator's selections")
+    assert row["value"] == pytest.approx((gain[[15, 20]].mean(axis=1) - gain[0]).mean())
 
 
 def test_t_intervals_by_hand():

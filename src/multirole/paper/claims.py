@@ -111,10 +111,15 @@ def verdict(low: float, high: float, at: float, enough: float | None = None) -> 
     return "fails" if high < at else "undecided"
 
 
+def tasks_of(regime: Regime, about: dict) -> list[str]:
+    """The grid's tasks that a claim is about."""
+    return [task for task in regime.results.grid.tasks if task == about.get("task", task)]
+
+
 def effect(regime: Regime, about: dict, policy: str) -> list[dict]:
     """One number per cell and seed: a measure, minus the same of the base, the single agent or SP."""
     measure, other, rows = MEASURES[about["effect"]], about["minus"], []
-    for workflow, task in product(WORKFLOWS, [about["task"]] if "task" in about else regime.results.grid.tasks):
+    for workflow, task in product(WORKFLOWS, tasks_of(regime, about)):
         after = {seed: float(measure(run)) for seed, run in regime.runs(workflow, policy, task).items()}
         if other == "base":
             before = {seed: MEASURES["base"](run) for seed, run in regime.runs(workflow, policy, task).items()}
@@ -154,7 +159,7 @@ def pattern(regime: Regime, about: dict, policy: str) -> list[dict]:
     options = {name: about[name] for name in ("role", "metric", "flat") if name in about}
     workflows = [about["workflow"]] if "workflow" in about else WORKFLOWS
     rows = []
-    for workflow, task in product(workflows, [about["task"]] if "task" in about else regime.results.grid.tasks):
+    for workflow, task in product(workflows, tasks_of(regime, about)):
         runs = regime.runs(workflow, policy, task)
         if about["pattern"] == "only_ip_falls":
             twins = regime.runs(workflow, "sp", task)

@@ -9,7 +9,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
-from multirole.paper.write import number
+from multirole.paper.write import MISSING, number
 
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
 """Problems of the paper's tasks: training and validation."""
@@ -26,8 +26,10 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
     ]
     for setting, paper, text, *where in settings:
         workflow, task = where or ("voting", "math")
-        cells = Cell(workflow, "sp", task, "1.7b"), grid.cell(workflow, "sp", task, grid.seeds[0])
-        rows.append((setting, paper, *(_filled(text, cell, task) for cell in cells)))
+        preset = _filled(text, Cell(workflow, "sp", task, "1.7b"), task)
+        is_asked = task in grid.tasks
+        own = _filled(text, grid.cell(workflow, "sp", task, grid.seeds[0]), task) if is_asked else MISSING
+        rows.append((setting, paper, preset, own))
     own = ", ".join(f"{name}={value}" for name, value in grid.parameters.items()) or "none"
     rows.append(("Options that the grid sets beside its scale's preset", "–", "–", own))
     return pd.DataFrame(rows, columns=["setting", "paper", "preset", "grid"])
