@@ -1,27 +1,22 @@
 """Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, tried, and told apart by a digest."""
 
-import asyncio
 import hashlib
 import importlib.util
 import inspect
-import itertools
 import logging
 import re
 import sys
-import time
 import traceback
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multirole.core.types import Answer, Message, Problem, Turn, Workflow, check_workflow
+from multirole.core.types import Problem, Workflow, check_workflow
 from multirole.experiment.settings import did_you_mean
 
 logger = logging.getLogger(__name__)
 
 DRY_SECONDS = 30.0
-MAX_TURNS = 256  # `MultiRoleGRPOConfig.max_turns`
 REPLIES = ("", "\\boxed{1}")
 
 
@@ -111,8 +106,23 @@ def _digest(given: object, about: str, code: list[Any]) -> str:
         raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
 
 
-class _Hangs(Exception):
-    """A trial takes too long; the message is where."""
+class _Trial:
+    """An engine and tokenizer that answer every request with one reply."""
+
+    def __init__(self, reply: str) -> None:
+        self.reply, self.keys = reply, list[int]()
+
+    def add(self, key: int, request: object) -> None:
+        self.keys.append(key)
+
+    def step(self) -> list[tuple[int, Any]]:
+        from multirole.core.engine import Completion  # imports torch
+
+        keys, self.keys = self.keys, []
+        return [(key, Completion([0], [0.0], "stop")) for key in keys]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return self.reply
 
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:
@@ -120,53 +130,23 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
 
     Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
     """
-    from multirole.core.watch import in_thread, position, user_lines  # imports torch
+    from multirole.core.engine import Sampling  # these import torch
+    from multirole.core.rollout import Rollout
+    from multirole.core.watch import user_lines
 
     called: set[str] = set()
     for reply in REPLIES:
-        episode, ends = _trial(workflow, problem, reply, called), time.monotonic() + DRY_SECONDS
-
-        def check(thread: int, episode: Any = episode, ends: float = ends) -> None:
-            if time.monotonic() > ends:
-                raise _Hangs(position(episode, thread))
-
+        said: Any = _Trial(reply)
+        rollout = Rollout(workflow, said, said, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
+        rollout.patience = DRY_SECONDS
         try:
-            in_thread(partial(asyncio.run, episode), check)
-            continue
-        except _Hangs as error:
-            trouble = f"was still running after {DRY_SECONDS:g} s, here\n{error}"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
-            where = user_lines(traceback.walk_tb(error.__traceback__))
-            trouble = f"failed: {type(error).__name__}: {error}\n{where}".rstrip()
-        raise ValueError(
-            f"The workflow {workflow.name!r} cannot be trained. Tried without a model on problem {problem.id!r}, where every reply "
-            f"was {reply!r}, it {trouble}"
-        )
+            (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
+        except RuntimeError as error:
+            where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
+            raise ValueError(
+                f"Tried without a model, where every reply was {reply!r}: {error}\n{where}".rstrip()
+            ) from error
+        called |= {turn.role for turn in episode.turns}
     if missing := [role for role in workflow.roles if role not in called]:
         logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
                        workflow.name, ", ".join(missing))  # fmt: skip
-
-
-async def _trial(workflow: Workflow, problem: Problem, reply: str, called: set[str]) -> None:
-    count = itertools.count(1)
-
-    async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
-        if role not in workflow.roles or slot not in range(workflow.roles[role]):
-            raise ValueError(
-                f"`call({role!r}, slot={slot})`: the roles and their numbers of slots are {workflow.roles}."
-            )
-        if not isinstance(messages, list) or not all(
-            isinstance(one, dict) and {"role", "content"} <= one.keys() for one in messages
-        ):
-            raise ValueError(
-                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
-            )
-        if next(count) > MAX_TURNS:
-            raise ValueError(f"an episode may make at most {MAX_TURNS} calls.")
-        called.add(role)
-        await asyncio.sleep(0)
-        return Turn(role, slot, round, [0], [0], [0.0], reply, "stop")
-
-    answer: object = await workflow.run(problem, call)
-    if not isinstance(answer, Answer):
-        raise TypeError(f"`run` must return an `Answer`, got {answer!r}.")

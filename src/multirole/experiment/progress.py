@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
+from multirole.core.measures import accuracy, mean_reward
 from multirole.core.types import Episode
 from multirole.experiment.cell import Cell
 from multirole.experiment.machine import engine_of
@@ -113,20 +113,14 @@ class Progress(MultiRoleCallback):
         tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
         alarms = [f"{alarm['alarm']} ({alarm['role'] or alarm['adapter']})" for alarm in trainer.alarms.new]
         seconds = sum(iteration.seconds.values())
-        say(iteration_line(number, planned, *scores(iteration.episodes), seconds, left, tokens, alarms))
+        scored = mean_reward(iteration.episodes), accuracy(iteration.episodes)
+        say(iteration_line(number, planned, *scored, seconds, left, tokens, alarms))
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Print the scores of the validation problems, and what the roles add to them."""
         step = trainer.state.global_step
         skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
-        say(validation_line(step, *scores(episodes), len(episodes), skills))
-
-
-def scores(episodes: list[Episode]) -> tuple[float, float | None]:
-    """The mean reward and, where the rewards say what is correct, the accuracy."""
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    right = [reward.is_correct for reward in rewards if reward.is_correct is not None]
-    return fmean(reward.value for reward in rewards), fmean(right) if right else None
+        say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes), skills))
 
 
 def _scored(reward: float, accuracy: float | None) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from multirole import sandbox
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import full, gather_objects, processes
+from multirole.core.distributed import full, gather_objects, local, processes
 from multirole.core.engine import Engine
-from multirole.core.gradients import local
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.inputs import add_adapters, check_reward
 from multirole.core.policy import adapter_names
@@ -45,7 +45,7 @@ from multirole.diagnostics.skills import SkillWatch
 from multirole.engines import load_engine
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole, staging
-from multirole.experiment.folders import claim, folder_of, is_done, make_writable, open_folder
+from multirole.experiment.folders import folder_of, is_done, open_folder
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.experiment.machine import engine_of
 from multirole.experiment.model_checks import check_loaded, check_model
@@ -244,11 +244,10 @@ class TaskReward:
         return rewards
 
     def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
-        rewards = self.score(
-            [episode.problem for episode in episodes], [(e.answer or Answer("")).text for e in episodes]
-        )
-        for episode, reward in zip(episodes, rewards, strict=True):
-            episode.reward = reward
+        answers = [episode.answer or Answer("") for episode in episodes]
+        rewards = self.score([episode.problem for episode in episodes], [answer.text for answer in answers])
+        for episode, answer, reward in zip(episodes, answers, rewards, strict=True):
+            episode.reward = reward if answer.reason is None else replace(reward, reason=answer.reason)
         return [reward.value for reward in rewards]
 
 
@@ -383,9 +382,7 @@ def run_cell(
     with heeding() as stop, ExitStack() as held:
         with refusing():
             if is_main:
-                make_writable(folder, launch.results_dir)
-                held.enter_context(claim(folder))
-                open_folder(cell, launch.results_dir)
+                held.enter_context(open_folder(folder, launch.results_dir, cell.to_dict()))
             processes().wait_for_everyone()
             if is_done(folder):
                 conclude(folder, "was finished before")

@@ -13,10 +13,9 @@ from pathlib import Path
 import pandas as pd
 from statsmodels.stats.proportion import proportion_confint
 
-from multirole.core.policy import parse_policy
 from multirole.diagnostics.falls import first_fall
 from multirole.diagnostics.names import cell_name
-from multirole.experiment.cell import preset_values
+from multirole.experiment.cell import policy_name, preset_values
 from multirole.experiment.storage import sha256
 
 
@@ -110,14 +109,6 @@ def state(folder: Path) -> str:
             return "changed after it finished"
     outcome = read_provenance(folder).get("outcome")
     return f"{outcome['state']} at iteration {outcome['iteration']}" if outcome else "finished"
-
-
-def policy_name(policy: dict[str, str]) -> str:
-    """ "sp", "ip" or the map as text."""
-    for name in ("sp", "ip"):
-        if policy == parse_policy(name, list(policy)):
-            return name
-    return ",".join(f"{role}={adapter}" for role, adapter in policy.items())
 
 
 def title(config: dict) -> str:
