@@ -13,7 +13,6 @@ from trainers import slow_but
 from multirole import doctor
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.doctor import command
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
@@ -111,7 +110,7 @@ def test_a_trainer_in_bfloat16_passes_and_is_left_as_it_was(tmp_path):
 def test_the_command_prints_a_table_and_fails(monkeypatch, capsys):
     FAULTS["moments_not_saved"][1](monkeypatch)
     given = SMALL | {"workflow": "voting", "policy": "ip"}
-    assert command.run(*Cell.from_parameters(given)) == 1
+    assert doctor.run(*Cell.from_parameters(given)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "FAIL" in line] == ["resume"]
     assert sum(" pass " in line for line in lines) == len(CHECKS) - 1

@@ -159,8 +159,3 @@ def _solution(problem: Problem, form: str) -> str:
     if form == "nested":
         return fence("return " + reducer.nested.format(e=inner))
     return fence(f"xs = {inner}\n    return " + reducer.guarded.format(e="xs"))
-
-
-def test_unknown_code_reward_is_refused():
-    with pytest.raises(ValueError, match="`reward` must be 'fraction' or 'all_pass', got 'half'"):
-        TinyCode("half")

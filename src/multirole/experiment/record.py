@@ -79,19 +79,6 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     }
 
 
-def episode_row(iteration: int, episode: Episode) -> dict[str, object]:
-    """One training episode; `episode` counts the attempts at its problem in this iteration."""
-    assert episode.reward is not None
-    return {
-        "iteration": iteration,
-        "problem": episode.problem.id,
-        "episode": episode.index,
-        "reward": episode.reward.value,
-        "advantage": episode.advantage,
-        "correct": episode.reward.is_correct,
-    }
-
-
 class Recorder:
     """A run's tables; `save(step)` makes them durable, `rewind(checkpoint)` undoes what came after it."""
 
@@ -206,7 +193,13 @@ class Recording(MultiRoleCallback):
         for name, rows in found.items():
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]
-        tables["episodes"] += [episode_row(number, episode) for episode in episodes]
+        tables["episodes"] += [
+            {
+                "iteration": number, "problem": e.problem.id, "episode": e.index, "reward": e.reward and e.reward.value,
+                "advantage": e.advantage, "correct": e.reward and e.reward.is_correct,
+            }
+            for e in episodes
+        ]  # fmt: skip
         tables["alarms"] += self.alarms.new
 
     def on_episodes_evaluated(

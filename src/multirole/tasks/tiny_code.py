@@ -11,11 +11,11 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole.sandbox import Limits, Verdict
-from multirole.tasks.code import Rule, Test, check_rule, grade
+from multirole.tasks.code import Rule, grade
 from multirole.tasks.splits import first_problems, split_of
 
 NAME = "tiny_code"
@@ -133,18 +133,9 @@ _verdicts: dict[tuple[str, str, str], Verdict] = {}
 MOST_VERDICTS = 50_000
 
 
-def tests_of(problem: Problem) -> list[Test]:
-    """Return the hidden tests in the grader's form."""
-    pairs = zip(problem.reference["arguments"], problem.reference["expected"], strict=True)
-    return [
-        {
-            "input": "\n".join(map(json.dumps, arguments)),
-            "output": json.dumps(expected),
-            "testtype": "functional",
-            "metadata": {"func_name": "f"},
-        }
-        for arguments, expected in pairs
-    ]
+def tests_of(problem: Problem) -> dict[str, Any]:
+    """Return the hidden tests in a form that the sandbox reads."""
+    return {"fn_name": "f", "inputs": problem.reference["arguments"], "outputs": problem.reference["expected"]}
 
 
 def extract(text: str) -> str | None:
@@ -159,9 +150,6 @@ class TinyCode:
 
     reward: Rule = "fraction"
     name: ClassVar[str] = NAME
-
-    def __post_init__(self) -> None:
-        check_rule(self.reward)
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of a split."""
