@@ -30,7 +30,6 @@ from multirole.sandbox import RULES, Limits, Verdict, grade_batch, normalise_tes
 from multirole.tasks.sources import BadRow, Row, Source, question_id, text_of
 
 Rule = Literal["fraction", "all_pass"]
-Test = dict[str, Any]
 
 
 def to_problem(row: Row) -> Problem:
