@@ -19,7 +19,8 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-os.fsync = lambda descriptor: None  # which waits for a busy disk; what a test kills is read again from the system's own cache
+# it waits for a busy disk, and what a test kills is read again from the system's own cache
+os.fsync = lambda descriptor: None
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
