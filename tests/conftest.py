@@ -69,6 +69,16 @@ def grid_results(shared) -> Path:
     return shared("grid", make_results)
 
 
+@pytest.fixture(scope="session")
+def finished(shared) -> Path:
+    """The folder of `trainers.SMALL_RUN`, trained to DONE; to be read only."""
+    from trainers import SMALL_RUN
+
+    from multirole.experiment.run import run_cell
+
+    return shared("finished", lambda folder: run_cell(SMALL_RUN, folder))
+
+
 @pytest.fixture
 def make_model(tokenizer):
     """make_model(policy_map) -> PEFT model with one randomly initialised, effective adapter per name; same seed, same weights."""

@@ -4,6 +4,7 @@ All through one vLLM: starting it costs more than everything else here. The base
 trained weights have logits so large that HF's own float32 error reaches the 1e-5 that is asserted here.
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -117,6 +118,20 @@ def test_bad_requests_are_refused(engine, model):
     for request in (Request([], None, 0, 1, 1.0), Request([1], None, 0, 0, 1.0), Request([1], None, 0, 9999, 1.0)):
         with pytest.raises(ValueError, match=f"got {len(request.prompt_ids)} and {request.max_tokens}"):
             engine.add(0, request)
+
+
+def test_the_environments_imports_work_together(engine):
+    """Versions of torchvision and the like that vLLM brings may break those of the others."""
+    assert "vllm" in sys.modules
+    for name in (
+        "transformers.models.auto",
+        "trl.trainer.grpo_trainer",
+        "peft",
+        "datasets",
+        "math_verify",
+        "papermill",
+    ):
+        importlib.import_module(name)
 
 
 def test_without_vllm_the_error_says_what_to_write(monkeypatch):

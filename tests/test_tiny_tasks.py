@@ -139,9 +139,12 @@ def test_every_primitive_and_reducer_agrees_with_its_own_python():
         for constant in primitive.constants or (0,)
         for reducer in tiny_code.REDUCERS
     ]
-    for form in ("guarded", "nested"):
-        rewards = TinyCode().score(problems, [_solution(p, form) for p in problems])
-        assert {reward.reason for reward in rewards} == {"passed"}
+    for problem in problems:
+        for form in ("guarded", "nested"):
+            scope: dict = {}
+            exec(tiny_code.extract(_solution(problem, form)), scope)  # noqa: S102 (our own; graded elsewhere)
+            outputs = [scope["f"](*arguments) for arguments in problem.reference["arguments"]]
+            assert outputs == problem.reference["expected"], problem.question
 
 
 def _problem(primitive, constant, reducer) -> Problem:
