@@ -371,7 +371,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole.experiment.own.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
+        patched={"multirole.experiment.run.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
     )
 
 

@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,16 +117,13 @@ def test_the_command_prints_a_table_and_fails(monkeypatch, capsys):
     assert sum(" pass " in line for line in lines) == len(CHECKS) - 1
 
 
-def test_a_run_that_would_train_wrongly_is_not_admitted(monkeypatch, tmp_path):
-    FAULTS["wrong_adapter_at_update"][1](monkeypatch)
+def test_faults_are_refused_or_only_warned_of(monkeypatch, caplog):
+    found = [doctor.Finding("adapters", False, "3 tensors of others", "0")]
+    monkeypatch.setattr(doctor, "examine", lambda trainer, task: found)
+    trainer = SimpleNamespace(is_sharded=False)
     with pytest.raises(RuntimeError, match="FAIL"):
-        doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)))
-
-
-def test_faults_are_only_warned_of_where_asked(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(doctor, "CHECKS", {"adapters": CHECKS["adapters"]})
-    FAULTS["wrong_adapter_at_update"][1](monkeypatch)
-    doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)), refuses=False)
+        doctor.admit(trainer)
+    doctor.admit(trainer, refuses=False)
     assert "The doctor found faults" in caplog.text and "FAIL" in caplog.text
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from kill_run import same
-from trainers import SMALL_RUN
+from trainers import SMALL_RUN, slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import checkpoints, newest_whole
@@ -27,7 +27,10 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "record/roles.parquet.tmp", "manifest.json.tmp", "roles.parquet.tmp"])
+FILES = ("optimizer.pt", "record/roles.parquet.tmp", "manifest.json.tmp", "roles.parquet.tmp")
+
+
+@pytest.mark.parametrize("name", slow_but(("optimizer.pt", "roles.parquet.tmp"), FILES))
 def test_a_file_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(name, finished, tmp_path, monkeypatch):
     folder = folder_of(SMALL_RUN, tmp_path)
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ import processes
 import psutil
 import pytest
 from kill_run import same
-from trainers import SMALL_RUN
+from trainers import SMALL_RUN, slow_but
 from transformers import TrainerCallback
 
 from multirole.experiment import stops
@@ -36,7 +36,7 @@ def told(signum: int, results_dir: Path) -> None:
     run_cell(SMALL_RUN, results_dir, callbacks=[Tell(signum)])
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(signum, finished, tmp_path):
     log = tmp_path / "log"
     assert processes.run(log, told, signum, tmp_path) == RESUMABLE == 75, log.read_text()[-2000:]

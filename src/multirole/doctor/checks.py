@@ -428,18 +428,9 @@ def resume(case: Case) -> Verdict:
 
 
 CHECKS: dict[str, Callable[[Case], Verdict]] = {
-    "engine": engine,
-    "published weights": published_weights,
-    "temperature": temperature,
-    "evaluation": evaluation,
-    "seeds": seeds,
-    "problems": problems,
-    "prompts": prompts,
-    "masks": masks,
-    "adapters": adapters,
-    "loss": loss,
-    "optimizer": optimizer,
-    "advantages": advantages,
-    "rewards": rewards,
-    "resume": resume,
-}
+    check.__name__.replace("_", " "): check
+    for check in (
+        engine, published_weights, temperature, evaluation, seeds, problems, prompts, masks, adapters, loss, optimizer, advantages,
+        rewards, resume,
+    )
+}  # fmt: skip

@@ -46,13 +46,13 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
         with refusing():
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
             held.enter_context(open_folder(folder, launch.results_dir, config))
-            is_finished = is_done(folder)
-            steps = [] if is_finished else steps_of(evaluation, launch.results_dir)
-            if not is_finished:
-                preflight(evaluation.cell)
-        if not is_finished:
-            _play(evaluation, launch, folder, steps)
-        say(f"{folder} {'was finished before' if is_finished else 'is finished'}.")
+            if is_done(folder):
+                say(f"{folder} was finished before.")
+                return folder
+            steps = steps_of(evaluation, launch.results_dir)
+            preflight(evaluation.cell)
+        _play(evaluation, launch, folder, steps)
+        say(f"{folder} is finished.")
     return folder
 
 

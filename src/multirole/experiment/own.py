@@ -1,9 +1,8 @@
-"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, tried, and told apart by a digest."""
+"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest."""
 
 import hashlib
 import importlib.util
 import inspect
-import logging
 import re
 import sys
 import traceback
@@ -11,13 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from multirole.core.types import Problem, Workflow, check_workflow
+from multirole.core.types import check_workflow
 from multirole.experiment.settings import did_you_mean
-
-logger = logging.getLogger(__name__)
-
-DRY_SECONDS = 30.0
-REPLIES = ("", "\\boxed{1}")
 
 
 def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
@@ -104,49 +98,3 @@ def _digest(given: object, about: str, code: list[Any]) -> str:
         return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
     except OSError as error:
         raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
-
-
-class _Trial:
-    """An engine and tokenizer that answer every request with one reply."""
-
-    def __init__(self, reply: str) -> None:
-        self.reply, self.keys = reply, list[int]()
-
-    def add(self, key: int, request: object) -> None:
-        self.keys.append(key)
-
-    def step(self) -> list[tuple[int, Any]]:
-        from multirole.core.engine import Completion  # imports torch
-
-        keys, self.keys = self.keys, []
-        return [(key, Completion([0], [0.0], "stop")) for key in keys]
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        return self.reply
-
-
-def dry_run(workflow: Workflow, problem: Problem) -> None:
-    """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
-
-    Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
-    """
-    from multirole.core.engine import Sampling  # these import torch
-    from multirole.core.rollout import Rollout
-    from multirole.core.watch import user_lines
-
-    called: set[str] = set()
-    for reply in REPLIES:
-        said: Any = _Trial(reply)
-        rollout = Rollout(workflow, said, said, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
-        rollout.patience = DRY_SECONDS
-        try:
-            (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
-        except RuntimeError as error:
-            where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
-            raise ValueError(
-                f"Tried without a model, where every reply was {reply!r}: {error}\n{where}".rstrip()
-            ) from error
-        called |= {turn.role for turn in episode.turns}
-    if missing := [role for role in workflow.roles if role not in called]:
-        logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
-                       workflow.name, ", ".join(missing))  # fmt: skip
