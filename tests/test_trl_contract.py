@@ -26,7 +26,7 @@ READ = {
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
     (transformers.Trainer, "evaluation_loop"): "35a11f83d269fdca",
-    (transformers.Trainer, "train"): "f2ab74639cb0528d",
+    (GRPOTrainer, "_load_optimizer_and_scheduler"): "5c1772becdfd7fdb",
     # not overridden
     (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
     (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",

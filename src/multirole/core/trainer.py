@@ -29,7 +29,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
 
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
@@ -37,7 +37,7 @@ from multirole.core.distributed import all_reduce, gather_objects, keep_float32,
 from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import INDEX, check_dataset, checked_reward, set_max_steps, to_problems, with_adapters
+from multirole.core.inputs import INDEX, check_dataset, checked_reward, to_problems, with_adapters
 from multirole.core.logprobs import head_at, score
 from multirole.core.measures import accuracy, mean_reward, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
@@ -64,7 +64,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
-    - `_save_checkpoint`, `train`: also save and load the state of callbacks.
+    - `_save_checkpoint`, `_load_optimizer_and_scheduler`: also save and load the state of callbacks.
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
@@ -127,7 +127,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
         if not isinstance(reward_funcs, list):
             reward_funcs = [reward_funcs]
-        set_max_steps(args, train_dataset)
+        if args.max_steps <= 0:  # passes over the dataset, as iterations
+            args.max_steps = math.ceil(args.num_train_epochs * len(train_dataset) / args.n_problems)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
@@ -542,12 +543,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for watcher in self.watchers:
             watcher.save_state(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As in TRL; a resumed run also restores its callbacks."""
-        checkpoint = (
-            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if checkpoint:
-            for watcher in self.watchers:
-                watcher.load_state(Path(checkpoint))
-        return super().train(resume_from_checkpoint=checkpoint or None, **kwargs)
+    def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        for watcher in self.watchers:
+            watcher.load_state(Path(checkpoint))

@@ -19,6 +19,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.measures import accuracy, mean_reward
 from multirole.core.types import Episode
+from multirole.diagnostics.falls import wilson
 from multirole.experiment.cell import Cell
 from multirole.experiment.machine import engine_of
 from multirole.experiment.models import shape_of
@@ -71,10 +72,8 @@ def announced(what: str, is_said: bool) -> Iterator[None]:
 
 def interval(right: int, n: int) -> str:
     """Accuracy with its 95 % Wilson interval, such as "43.0 % (37.1 to 49.1)"."""
-    z, p = 1.959964, right / n
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
-    return f"{100 * p:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    low, high = wilson(right, n)
+    return f"{100 * right / n:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int], checkpoint: Path | None) -> None:

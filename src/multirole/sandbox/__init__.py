@@ -45,10 +45,10 @@ from pathlib import Path
 from multirole.sandbox import selftest
 from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import REASONS, RULES, Limits, SandboxError, Stats, Verdict
+from multirole.sandbox.verdict import RULES, Limits, SandboxError, Stats, Verdict
 
 __all__ = [
-    "REASONS", "RULES", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
+    "RULES", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
     "require", "take_stats",
 ]  # fmt: skip
 

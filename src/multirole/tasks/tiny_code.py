@@ -2,7 +2,7 @@
 
 A question is a specification such as `keep even, times 3, drop first 2, max or 0`. The answer is the last ```python
 fence; it is graded on hidden tests (the empty list among them) by `multirole.sandbox`, which the expected outputs never
-enter. Splits are disjoint by a hash of the specification, but not by `behaviour`: 74 of the 256 validation problems ask
+enter. Splits are disjoint by a hash of the specification, but not by what the function returns: 74 of the 256 validation problems ask
 for the same function as one of the 4,096 for training, and 7 for a constant.
 """
 
@@ -97,16 +97,6 @@ def run_steps(steps: list[Step], xs: list[int]) -> list[int]:
     for primitive, constant in steps:
         xs = primitive.run(xs, constant)
     return xs
-
-
-_probes = random.Random(NAME)
-PROBES = [[], *([_probes.randint(-20, 30) for _ in range(_probes.randint(1, 12))] for _ in range(63))]
-
-
-def behaviour(question: str) -> tuple[int, ...]:
-    """What the specified function returns for each of `PROBES`: equal for two ways to write one function."""
-    steps, reducer = parse(question)
-    return tuple(reducer.run(run_steps(steps, xs)) for xs in PROBES)
 
 
 def _sample(rng: random.Random, n_primitives: int) -> Problem:
