@@ -20,7 +20,7 @@ from multirole.experiment.launch import Launch
 from multirole.experiment.own import own_task, own_workflow
 from multirole.experiment.presets import LENGTHS, ROUNDS, SCALES, TASKS, is_tiny
 from multirole.experiment.settings import Parameter, Settings, lower_case, option, parameters, refusing, unknown_name
-from multirole.workflows import WORKFLOWS, Voting
+from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
 LONGEST_ID = 60
 IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -248,9 +248,13 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         """The workflow that this cell runs (paper Table 7, "workflow caps")."""
         if self._workflow is not None:
             return self._workflow
-        voting = (self.n_voters, self.aggregator_fallback)
-        caps = {"voting": voting, "eval_opt": (self.rounds,), "orch_workers": (self.n_workers,)}
-        return WORKFLOWS[self.workflow](*caps.get(self.workflow, ()))
+        if self.workflow == "voting":
+            return Voting(self.n_voters, self.aggregator_fallback)
+        if self.workflow == "eval_opt":
+            return EvalOpt(self.rounds)
+        if self.workflow == "orch_workers":
+            return OrchWorkers(self.n_workers)
+        return WORKFLOWS[self.workflow]()
 
     def make_task(self) -> Any:
         """The task that this cell trains on; a tiny scale has the embedded task of the same kind."""
