@@ -35,14 +35,13 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import GRPOTrainer
 
-from multirole import plan
+from multirole import doctor, plan
 from multirole.core.engine import Request
 from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
 from multirole.core.rows import Row, collate
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
-from multirole.doctor import command
 from multirole.engines import vllm_engine
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
@@ -181,7 +180,7 @@ class Steps:
     def doctor(self) -> dict[str, object]:
         found = self.folder / "doctor.json"
         started = time.perf_counter()
-        code = command.run(*Cell.from_parameters(self.fields("ip")), found)
+        code = doctor.run(*Cell.from_parameters(self.fields("ip")), found)
         return {"exit_code": code, "seconds": time.perf_counter() - started, **json.loads(found.read_text())}
 
     def iterations(self) -> dict[str, object]:

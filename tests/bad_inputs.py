@@ -371,7 +371,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole.experiment.own.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
+        patched={"multirole.experiment.run.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
     )
 
 
@@ -400,7 +400,7 @@ OWN = {
     "a run that is no coroutine": _workflow(
         "must have a coroutine method", file="class Own:\n    name, roles = 'own', {'a': 1}\n    def run(self, problem, call): pass"
     ),
-    "no name": _workflow("must have `name`", file="class Own:\n    roles = {'a': 1}\n    async def run(self, problem, call): pass"),
+    "no name": _workflow("`workflow.name` must be", "got None", file="class Own:\n    roles = {'a': 1}\n    async def run(self, problem, call): pass"),
     "a name that is a path": _workflow("plain identifier", "'../../../x'", name="../../../x"),
     "a name of two words": _workflow("plain identifier", name="two words"),
     "a built-in's name": _workflow("no built-in", name="voting"),
@@ -408,16 +408,16 @@ OWN = {
     "roles in a list": _workflow("`workflow.roles` must map", roles=["speaker"]),
     "a role without slots": _workflow("'speaker': 0", roles={"speaker": 0}),
     "a role that is a path": _workflow("'../x': 1", roles={"../x": 1}),
-    "endless calls": _workflow("at most 256 calls", body="i = 0\n        while True: i = (await call('speaker', [user('?')], round=i)).round + 1"),
-    "a busy loop": _workflow("still running after 0.3 s", body="end = time.monotonic() + 1\n        while time.monotonic() < end: pass"),
-    "a sleep": _workflow("still running after 0.3 s", "time.sleep", body="time.sleep(60)"),
-    "a wait": _workflow("still running after 0.3 s", body="await asyncio.sleep(60)"),
-    "an exit": _workflow("failed: SystemExit", body="sys.exit(0)"),
+    "endless calls": _workflow("at most `max_turns` (256) calls", body="i = 0\n        while True: i = (await call('speaker', [user('?')], round=i)).round + 1"),
+    "a busy loop": _workflow("for 0.3 s no episode has made a call", body="end = time.monotonic() + 1\n        while time.monotonic() < end: pass"),
+    "a sleep": _workflow("for 0.3 s no episode has made a call", "time.sleep", body="time.sleep(60)"),
+    "a wait": _workflow("for 0.3 s no episode has made a call", body="await asyncio.sleep(60)"),
+    "an exit": _workflow("SystemExit", body="sys.exit(0)"),
     "a slot that is not declared": _workflow("slot=1)`", body="await call('speaker', [user('?')], slot=1)"),
     "a role that is not declared": _workflow("call('judge'", body="await call('judge', [user('?')])"),
-    "text for an answer": _workflow("must return an `Answer`, got '42'", body="return '42'"),
-    "no answer": _workflow("must return an `Answer`, got None", body="pass"),
-    "an exception": _workflow("failed: ZeroDivisionError", body="1 / 0"),
+    "text for an answer": _workflow("returned a str", body="return '42'"),
+    "no answer": _workflow("returned a NoneType", body="pass"),
+    "an exception": _workflow("ZeroDivisionError: division by zero", "in run", body="1 / 0"),
     "a number for messages": _workflow("needs a list of messages", "got 3", body="await call('speaker', 3)"),
     "a task of no kind": _task("has no `problems`", file="task = 3"),
     "a task with a path for a name": _task("plain identifier", "'../x'", file=TASK.format(name="../x", train="rows", more="")),

@@ -19,6 +19,9 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# it waits for a busy disk, and what a test kills is read again from the system's own cache
+os.fsync = lambda descriptor: None
+
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
     "doctor", "notebook", "remedies", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
@@ -64,6 +67,16 @@ def grid_results(shared) -> Path:
     from paper_results import make_results
 
     return shared("grid", make_results)
+
+
+@pytest.fixture(scope="session")
+def finished(shared) -> Path:
+    """The folder of `trainers.SMALL_RUN`, trained to DONE; to be read only."""
+    from trainers import SMALL_RUN
+
+    from multirole.experiment.run import run_cell
+
+    return shared("finished", lambda folder: run_cell(SMALL_RUN, folder))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import bad_inputs
@@ -12,7 +13,7 @@ from trainers import slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import evaluation_parameters
-from multirole.experiment.folders import open_folder
+from multirole.experiment.folders import folder_of, open_folder
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Refused
 
@@ -89,23 +90,28 @@ def test_a_refusal_is_one_sentence_in_a_notebook():
     assert error.value._render_traceback_() == [str(error.value)] == [sentence]
 
 
+def opened(results_dir: Path) -> AbstractContextManager:
+    cell = Cell("voting", "sp")
+    return open_folder(folder_of(cell, results_dir), results_dir, cell.to_dict())
+
+
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
-    open_folder(Cell("voting", "sp"), tmp_path)
-    open_folder(Cell("voting", "sp"), tmp_path)
-    config = tmp_path / "tiny-s" / "voting-sp-math-s0" / "config.json"
+    for _ in range(2):
+        with opened(tmp_path):
+            config = tmp_path / "tiny-s" / "voting-sp-math-s0" / "config.json"
     config.write_text(config.read_text().replace("0.002", "0.004"))
-    with pytest.raises(ValueError, match="another configuration"):
-        open_folder(Cell("voting", "sp"), tmp_path)
+    with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
+        pass
 
 
 def test_an_unwritable_results_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="`results_dir` must be"):
-        open_folder(Cell("voting", "sp"), tmp_path / "file")
+    with pytest.raises(ValueError, match="`results_dir` must be"), opened(tmp_path / "file"):
+        pass
     if os.geteuid() != 0:  # root may write anywhere
         (tmp_path / "locked").mkdir(mode=0o500)
-        with pytest.raises(ValueError, match="`results_dir` must be"):
-            open_folder(Cell("voting", "sp"), tmp_path / "locked")
+        with pytest.raises(ValueError, match="`results_dir` must be"), opened(tmp_path / "locked"):
+            pass
 
 
 def test_ids_tell_every_difference_apart_and_are_short():

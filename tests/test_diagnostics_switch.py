@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainers import diagnostics_of, make_episodes, table
+from trainers import SMALL_RUN, diagnostics_of, make_episodes, table
 
 from multirole.diagnostics.signatures import SIGNATURES
 from multirole.experiment.cell import Cell
@@ -79,12 +79,10 @@ def test_a_trainer_without_callbacks_moves_the_weights_as_one_with_them(make_tra
     assert found[0].equal(found[1])
 
 
-def test_a_whole_run_without_diagnostics_ends_with_the_same_adapters(tmp_path):
-    fields = {"workflow": "voting", "policy": "ip", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_train": 16,
-              "n_validation": 4, "warmup_iterations": 1, "learning_rate": 5e-3, "eval_every": 2}  # fmt: skip
-    on, off = (run_cell(Cell(**fields, diagnostics=is_on), tmp_path) for is_on in (True, False))
-    names = sorted(path.relative_to(on) for path in on.glob("adapters/step_00002/*/*.safetensors"))
-    assert len(names) == 2 and off != on
+def test_a_whole_run_without_diagnostics_ends_with_the_same_adapters(finished, tmp_path):
+    on, off = finished, run_cell(SMALL_RUN.replace(diagnostics=False), tmp_path)
+    names = sorted(path.relative_to(on) for path in on.glob("adapters/step_00004/*/*.safetensors"))
+    assert len(names) == 2 and off.name != on.name
     for name in names:
         mine, theirs = load_file(on / name), load_file(off / name)
         assert all(mine[key].equal(theirs[key]) for key in mine) and mine.keys() == theirs.keys()

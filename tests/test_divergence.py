@@ -1,16 +1,17 @@
 """A run that diverges ends: its tables are kept, DONE is written, and the same command does not train it again."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from trainers import table
+from trainers import SMALL_RUN, table
 from transformers import TrainerCallback
 
 from multirole.core.types import Reward
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation, steps_of
-from multirole.experiment.folders import is_done, outcome_of
+from multirole.experiment.folders import folder_of, is_done, outcome_of
 from multirole.experiment.run import TaskReward, run_cell
 
 CELL = Cell("voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=2,
@@ -44,8 +45,9 @@ def test_divergence_is_a_recorded_result(done, tmp_path, capsys):
     ) == [0]
 
 
-def test_every_evaluated_step_has_its_adapters_and_a_lost_one_is_not_done(tmp_path):
-    folder = run_cell(CELL, tmp_path)  # evaluated four times, saved twice
+def test_every_evaluated_step_has_its_adapters_and_a_lost_one_is_not_done(finished, tmp_path):
+    shutil.copytree(finished.parents[1], tmp_path, dirs_exist_ok=True)
+    folder = folder_of(SMALL_RUN, tmp_path)  # evaluated four times, saved twice
     assert sorted(path.name for path in folder.glob("adapters/*")) == [f"step_0000{i}" for i in (1, 2, 3, 4)]
     listed = json.loads((folder / "DONE").read_text())
     lost = folder / "adapters" / "step_00004" / "generator" / "adapter_model.safetensors"
@@ -53,7 +55,7 @@ def test_every_evaluated_step_has_its_adapters_and_a_lost_one_is_not_done(tmp_pa
     assert str(lost.relative_to(folder)) in listed and outcome_of(folder) is None
     lost.unlink()
     assert not is_done(folder)
-    run_cell(CELL, tmp_path)  # copies it from the checkpoint
+    run_cell(SMALL_RUN, tmp_path)  # copies it from the checkpoint
     assert is_done(folder) and lost.read_bytes() == content
     assert json.loads((lost.parent / "adapter_config.json").read_text())["target_modules"][:2] == [
         "down_proj",

@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from trainers import slow_but
 from multirole import doctor
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.doctor import command
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
@@ -111,22 +111,19 @@ def test_a_trainer_in_bfloat16_passes_and_is_left_as_it_was(tmp_path):
 def test_the_command_prints_a_table_and_fails(monkeypatch, capsys):
     FAULTS["moments_not_saved"][1](monkeypatch)
     given = SMALL | {"workflow": "voting", "policy": "ip"}
-    assert command.run(*Cell.from_parameters(given)) == 1
+    assert doctor.run(*Cell.from_parameters(given)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "FAIL" in line] == ["resume"]
     assert sum(" pass " in line for line in lines) == len(CHECKS) - 1
 
 
-def test_a_run_that_would_train_wrongly_is_not_admitted(monkeypatch, tmp_path):
-    FAULTS["wrong_adapter_at_update"][1](monkeypatch)
+def test_faults_are_refused_or_only_warned_of(monkeypatch, caplog):
+    found = [doctor.Finding("adapters", False, "3 tensors of others", "0")]
+    monkeypatch.setattr(doctor, "examine", lambda trainer, task: found)
+    trainer = SimpleNamespace(is_sharded=False)
     with pytest.raises(RuntimeError, match="FAIL"):
-        doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)))
-
-
-def test_faults_are_only_warned_of_where_asked(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(doctor, "CHECKS", {"adapters": CHECKS["adapters"]})
-    FAULTS["wrong_adapter_at_update"][1](monkeypatch)
-    doctor.admit(make_trainer(Cell("voting", "ip", **SMALL), str(tmp_path)), refuses=False)
+        doctor.admit(trainer)
+    doctor.admit(trainer, refuses=False)
     assert "The doctor found faults" in caplog.text and "FAIL" in caplog.text
 
 

@@ -77,10 +77,10 @@ def test_rows_leave_when_they_finish(engine, tokenizer):
 
 def test_publish_while_running_is_refused(engine, make_model, tokenizer):
     engine.add(0, Request([3, 4], None, 0, 5, 1.0))
-    with pytest.raises(RuntimeError, match="waiting"):
+    with pytest.raises(RuntimeError, match="unfinished"):
         engine.publish(make_model(POLICY), 1)
     engine.step()
-    with pytest.raises(RuntimeError, match="running"):
+    with pytest.raises(RuntimeError, match="unfinished"):
         engine.publish(make_model(POLICY), 1)
 
 

@@ -5,10 +5,10 @@ import itertools
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from kill_run import same
+from trainers import SMALL_RUN, slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import checkpoints, newest_whole
@@ -27,21 +27,19 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    return run_cell(CELL, tmp_path_factory.mktemp("unbroken"))
+FILES = ("optimizer.pt", "record/roles.parquet.tmp", "manifest.json.tmp", "roles.parquet.tmp")
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "record/roles.parquet.tmp", "manifest.json.tmp", "roles.parquet.tmp"])
-def test_a_file_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(name, unbroken, tmp_path, monkeypatch):
-    folder = folder_of(CELL, tmp_path)
+@pytest.mark.parametrize("name", slow_but(("optimizer.pt", "roles.parquet.tmp"), FILES))
+def test_a_file_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(name, finished, tmp_path, monkeypatch):
+    folder = folder_of(SMALL_RUN, tmp_path)
     with monkeypatch.context() as patch:
         times, sync = itertools.count(1), os.fsync
 
         def fsync(descriptor: int) -> None:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             wanted = f"/{name}" if "/" in name or "parquet" not in name else f"{folder.name}/{name}"
-            if path.endswith(wanted) and next(times) == 3:
+            if path.endswith(wanted) and next(times) == 2:
                 full()
             sync(descriptor)
 
@@ -49,9 +47,9 @@ def test_a_file_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(name
         with pytest.raises(
             NotWritten, match=r"could not be written \(.*No space left .* MB free.*Free some space.*same command"
         ):
-            run_cell(CELL, tmp_path)
+            run_cell(SMALL_RUN, tmp_path)
     assert newest_whole(folder) == checkpoints(folder)[0] and not is_done(folder)
-    assert same(unbroken, run_cell(CELL, tmp_path)) == ""
+    assert same(finished, run_cell(SMALL_RUN, tmp_path)) == ""
 
 
 @pytest.fixture
@@ -70,7 +68,8 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_really_full(small_disk, unbroken):
+def test_a_disk_that_is_really_full(small_disk, tmp_path):
+    unbroken = run_cell(CELL, tmp_path / "unbroken")
     folder = folder_of(CELL, small_disk)
     with pytest.raises(NotWritten, match=r"could not be written .* MB free\), so the run stops. Free some space"):
         run_cell(CELL, small_disk)  # 8 MB hold the record, and two checkpoints but not their successor

@@ -9,7 +9,8 @@ from trainers import diagnostics_of, make_episodes, rows_of
 
 from multirole.core import trainer as trainer_module
 from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rows import Row, text_metrics
+from multirole.core.measures import text_metrics
+from multirole.core.rows import Row
 from multirole.diagnostics.gradients import GradientParts, weights_of
 from multirole.diagnostics.metrics import RoleDiagnostics, sample_rows
 from multirole.experiment.cell import Cell

@@ -75,7 +75,7 @@ def test_what_the_trainer_is_given_is_table_7(workflow, task, scale, tmp_path):
         assert {name: getattr(args, name) for name in TABLE_7} == TABLE_7
         assert args.optim in ("adamw_torch", "adamw_torch_fused") and not any(args.role_beta.values())
         assert (args.max_prompt_tokens, args.max_completion_length) == (prompt, response) == LENGTHS[workflow, task]
-        assert (cell.sampling().max_tokens, cell.sampling().temperature) == (response, 0.7)
+        assert (cell.max_response_tokens, cell.temperature) == (response, 0.7)
         assert cell.to_dict()["n_train"] is cell.to_dict()["n_validation"] is None  # all rows
         n = len(ROLES[workflow]) if policy == "ip" else 1  # one adapter per role type, or one across all roles
         assert len(adapter_names(cell.policy)) == n and list(cell.policy) == ROLES[workflow] == list(args.policy)

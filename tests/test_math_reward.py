@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from paper_rows import DAPO
 
 from multirole import sandbox
 from multirole.sandbox import SandboxError
 from multirole.tasks import math_answer
+from multirole.tasks.math import Math
 from multirole.tasks.math_answer import extract_boxed, grade_answers
 
 PAIRS = Path(__file__).with_name("data") / "math_pairs.tsv"
@@ -195,6 +197,14 @@ def test_no_answer_is_executed(tmp_path, monkeypatch) -> None:
         [(answer, reference) for answer, reference in zip(answers, ["42", "(1,2)"] * 12, strict=True)]
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
+    everything = Math(DAPO).problems("train") + Math(DAPO).problems("validation")
+    right = Math().score(everything, [f"so \\boxed{{{p.reference}}}" for p in everything])
+    assert [(r.value, r.reason, r.is_correct) for r in right] == [(1.0, "correct", True)] * 24
+    wrong = Math().score(everything, ["\\boxed{31415}"] * 24)
+    assert [(r.value, r.reason, r.is_correct) for r in wrong] == [(0.0, "wrong", False)] * 24
 
 
 # ---- the process

@@ -6,9 +6,8 @@ import pytest
 from trainers import table
 
 from multirole import Answer, Problem, user
-from multirole.experiment import own
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import run_cell
+from multirole.experiment.run import dry_run, run_cell
 from multirole.workflows import WORKFLOWS
 
 DEBATE = Path(__file__).parents[1] / "examples" / "debate.py"
@@ -40,7 +39,7 @@ class Echo:
 
 
 def test_a_role_that_is_not_called_is_named_and_allowed(caplog):
-    own.dry_run(Echo(), Problem("p7", "sums", "1+1?", None))
+    dry_run(Echo(), Problem("p7", "sums", "1+1?", None))
     assert "'echo' did not call judge in a trial" in caplog.text
 
 
@@ -48,5 +47,5 @@ def test_a_role_that_is_not_called_is_named_and_allowed(caplog):
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_the_built_in_workflows_pass_the_trial(workflow, task, caplog):
     cell = Cell(workflow, "sp", task)
-    own.dry_run(cell.make_workflow(), cell.make_task().problems("validation", 1)[0])
+    dry_run(cell.make_workflow(), cell.make_task().problems("validation", 1)[0])
     assert not caplog.text

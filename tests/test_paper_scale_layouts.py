@@ -13,7 +13,6 @@ from toy_qwen3 import toy_model, toy_tokenizer
 from trainers import table
 
 from multirole import doctor
-from multirole.doctor import command
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import is_done
@@ -33,7 +32,7 @@ def examine(parameters: dict, found: Path) -> None:
     cell, launch = Cell.from_parameters(parameters)
     if launch.is_sharded:
         be_a_gpus_process()
-    assert command.run(cell, launch, found) == 0
+    assert doctor.run(cell, launch, found) == 0
 
 
 def same_rollouts(one: Path, other: Path, logprobs: float) -> None:

@@ -6,7 +6,7 @@ from string import Template
 
 import datasets
 import pytest
-from paper_rows import DAPO, DEEPCODER, rows_of, write
+from paper_rows import DEEPCODER, rows_of, write
 
 from multirole.core.types import Problem
 from multirole.sandbox import Verdict
@@ -16,14 +16,6 @@ from multirole.tasks.math import Math
 from multirole.tasks.sources import DataError
 
 # ---- math: scores
-
-
-def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
-    everything = Math(DAPO).problems("train") + Math(DAPO).problems("validation")
-    right = Math().score(everything, [f"so \\boxed{{{p.reference}}}" for p in everything])
-    assert [(r.value, r.reason, r.is_correct) for r in right] == [(1.0, "correct", True)] * 24
-    wrong = Math().score(everything, ["\\boxed{31415}"] * 24)
-    assert [(r.value, r.reason, r.is_correct) for r in wrong] == [(0.0, "wrong", False)] * 24
 
 
 def test_math_scores_the_last_box(monkeypatch):
@@ -192,8 +184,6 @@ def test_the_reconstruction_reads_one_message_and_restores_the_problem(tmp_path)
         code.from_conversion(rows[0] | {"messages": rows[0]["messages"] * 2})
     with pytest.raises(DataError, match=r"write the columns \['problem', 'tests'\]"):
         Code(path).problems("train")
-    with pytest.raises(ValueError, match=r"`rows` must be one of \['deepcoder', 'reconstruction'\], got 'filtered'"):
-        Code(path, "filtered")
 
 
 @pytest.mark.parametrize(
@@ -266,5 +256,3 @@ def test_code_asks_the_sandbox_once_per_distinct_program_and_never_shows_it_the_
         (0.0, "no_code", False)
     ]
     assert asked == [(["a\n", "a\n"], [json.loads(DOUBLE.reference), json.loads(other.reference)], "all_pass", None)]
-    with pytest.raises(ValueError, match="`reward` must be 'fraction' or 'all_pass', got 'half'"):
-        Code(reward="half")

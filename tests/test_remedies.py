@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from test_gradient_decomposition import Parts
 from test_gradients import gradient
 from test_matching_switches import plain_logprobs
-from trainers import episodes_of, make_episodes, rows_of, table
+from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
 from transformers import TrainerCallback
 
 from multirole.core.rows import Row
@@ -22,7 +22,7 @@ from multirole.experiment.record import TABLES
 from multirole.experiment.run import run_cell
 from multirole.workflows import EvalOpt, Voting
 
-SMALL = {"workflow": "voting", "policy": "sp", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_validation": 4, "n_train": 16,
+SMALL = {"workflow": "voting", "policy": "sp", "iterations": 5, "n_problems": 2, "n_episodes": 4, "n_validation": 4, "n_train": 16,
          "warmup_iterations": 0, "learning_rate": 5e-3, "eval_every": 2, "save_every": 2}  # fmt: skip
 
 
@@ -31,13 +31,13 @@ def adapters(folder, step: int) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in found}
 
 
-def test_neutral_values_are_the_default_run_to_the_last_bit(tmp_path):
+def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
     neutral = {
         "kl_anchor": {"generator": 0.0}, "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0,
         "process_reward": 0.0, "on_alarm": "rollback",
     }  # fmt: skip
-    one, other = run_cell(Cell(**SMALL), tmp_path / "default"), run_cell(Cell(**SMALL, **neutral), tmp_path / "neutral")
-    assert adapters(one, 2).keys() == {"shared"} and adapters(one, 2) == adapters(other, 2)
+    one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)
+    assert adapters(one, 4).keys() == {"generator", "aggregator"} and adapters(one, 4) == adapters(other, 4)
     assert table(one, "ledger").equals(table(other, "ledger")) and table(one, "eval").equals(table(other, "eval"))
 
 
@@ -258,7 +258,7 @@ def test_an_alarm_takes_the_run_back_to_its_best_step_also_across_a_kill(tmp_pat
 
     monkeypatch.setattr(Alarms, "_holding", holding)
     cell = Cell(
-        **SMALL | {"iterations": 5, "eval_every": 2, "save_every": 2}, lr_schedule="constant", on_alarm="rollback",
+        **SMALL, lr_schedule="constant", on_alarm="rollback",
         rollback_rate=0.25, kl_anchor={"generator": 0.1}, coherence_penalty=0.5, balance_roles=0.5, slot_scaling=0.5,
         process_reward=0.5, updates="tokens", step_tokens=400,
     )  # fmt: skip

@@ -6,8 +6,7 @@ from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
 from multirole.core.inputs import INDEX
-from multirole.core.rows import text_metrics
-from multirole.core.trainer import accuracy, mean_reward
+from multirole.core.measures import accuracy, mean_reward, text_metrics
 from multirole.core.types import Episode, Reward
 from multirole.workflows import Single, Voting
 
@@ -151,12 +150,13 @@ def test_evaluation_scores_every_episode_of_every_dataset(make_library_trainer, 
     trainer = make_library_trainer(Single(), engine, reward, num_generations_eval=2)
     rows = {"prompt": ["a", "b", "c"], "task": ["tiny_math"] * 3, "answer": [1, 0, 0]}
     one, two = Dataset.from_dict(rows), Dataset.from_dict({name: values[:1] for name, values in rows.items()})
-    assert trainer.evaluate(one) == {"eval_reward": pytest.approx(5 / 6), "eval_accuracy": pytest.approx(1 / 3)}
+    metrics = trainer.evaluate(one)
+    assert (metrics["eval_reward"], metrics["eval_accuracy"]) == (pytest.approx(5 / 6), pytest.approx(1 / 3))
     assert len(engine.requests) == 6 and len({request.seed for request in engine.requests}) == 6
     found = trainer.evaluate({"all": one, "first": two})
     assert found["eval_all_reward"] == pytest.approx(5 / 6) and found["eval_first_reward"] == 1.5
     assert found["eval_first_accuracy"] == 1.0
     logged = [row for row in trainer.state.log_history if "eval_first_reward" in row]
     assert len(logged) == 1
-    with pytest.raises(ValueError, match="Evaluation needs an `eval_dataset`"):
+    with pytest.raises(ValueError, match="evaluation requires an eval_dataset"):
         trainer.evaluate()

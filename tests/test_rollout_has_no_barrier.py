@@ -134,7 +134,11 @@ class Endless(Relay):
     [
         (Raises(), "KeyError: 'strategy'", KeyError),
         (NoAnswer(), r"returned a str.*return Answer\(text\)", None),
-        (Unknown(), r"`call\('judge', ...\)`: the roles are \['first', 'last'\]", ValueError),
+        (
+            Unknown(),
+            r"`call\('judge', slot=0\)`: the roles and their numbers of slots are {'first': 3, 'last': 1}",
+            ValueError,
+        ),
         (Twice(), r"`call\('first', slot=0, round=0\)` was made twice", ValueError),
         (Endless(), r"at most `max_turns` \(6\) calls", ValueError),
     ],

@@ -1,7 +1,6 @@
 """A run that is told to stop saves the iteration at hand, exits with 75, and continues as if it had never stopped."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,19 +11,14 @@ import processes
 import psutil
 import pytest
 from kill_run import same
+from trainers import SMALL_RUN, slow_but
 from transformers import TrainerCallback
 
 from multirole.experiment import stops
-from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import checkpoints, newest_whole
 from multirole.experiment.folders import folder_of
 from multirole.experiment.run import run_cell
 from multirole.experiment.stops import RESUMABLE, SIGNALS, heeding
-
-FIELDS = {
-    "workflow": "voting", "policy": "ip", "iterations": 4, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
-    "save_every": 4, "eval_every": 2, "max_response_tokens": 24, "learning_rate": 5e-3,
-}  # fmt: skip
 
 
 class Tell(TrainerCallback):
@@ -39,24 +33,18 @@ class Tell(TrainerCallback):
 
 
 def told(signum: int, results_dir: Path) -> None:
-    run_cell(Cell(**FIELDS), results_dir, callbacks=[Tell(signum)])
+    run_cell(SMALL_RUN, results_dir, callbacks=[Tell(signum)])
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("unbroken"))
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(signum, unbroken, tmp_path):
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
+def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(signum, finished, tmp_path):
     log = tmp_path / "log"
     assert processes.run(log, told, signum, tmp_path) == RESUMABLE == 75, log.read_text()[-2000:]
-    folder = folder_of(Cell(**FIELDS), tmp_path)
+    folder = folder_of(SMALL_RUN, tmp_path)
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"] and not (folder / "DONE").exists()
-    assert sorted(path.name for path in folder.glob("turns/*")) == ["step_00000.parquet", "step_00002.parquet"]
-    run_cell(Cell(**FIELDS), tmp_path)
-    shutil.rmtree(folder / "checkpoints" / "checkpoint-2")  # the unbroken run has none of that iteration
-    assert same(unbroken, folder) == ""
+    assert sorted(path.name for path in folder.glob("turns/*")) == [f"step_0000{i}.parquet" for i in range(3)]
+    run_cell(SMALL_RUN, tmp_path)
+    assert same(finished, folder) == ""
 
 
 def wait(is_training: bool, ready: Path) -> None:
@@ -101,7 +89,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored():
 
 @pytest.mark.slow
 def test_several_processes_stop_after_the_same_iteration(tmp_path):
-    fields = FIELDS | {"iterations": 300, "eval_every": 300, "save_every": 2}
+    fields = dict(SMALL_RUN) | {"iterations": 300, "eval_every": 300, "save_every": 2}
     run = "import sys\nfrom multirole.experiment.cell import Cell\nfrom multirole.experiment.launch import Launch\nfrom multirole.experiment.run import run_cell\n"
     run += f"run_cell(Cell(**{fields!r}), Launch(results_dir={str(tmp_path)!r}, n_processes=2))"
     process = subprocess.Popen([sys.executable, "-c", run], env=os.environ | {"OMP_NUM_THREADS": "1"})

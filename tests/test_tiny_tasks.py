@@ -33,16 +33,26 @@ def test_splits_are_disjoint_large_and_deterministic(task):
     assert task.problems("train", 10) == train[:10]
 
 
+_rng = random.Random("tiny_code")
+PROBES = [[], *([_rng.randint(-20, 30) for _ in range(_rng.randint(1, 12))] for _ in range(63))]
+
+
+def behaviour(question: str) -> tuple[int, ...]:
+    """What the specified function returns for each of `PROBES`: equal for two ways to write one function."""
+    steps, reducer = tiny_code.parse(question)
+    return tuple(reducer.run(tiny_code.run_steps(steps, xs)) for xs in PROBES)
+
+
 def test_specifications_of_one_function_behave_alike():
     same = ["sort, reverse, take first 2, sum", "reverse, sort, sort, reverse, take first 2, sum"]
     other = ["sort, take first 2, sum", "sort, reverse, take first 3, sum"]
-    assert len({tiny_code.behaviour(question) for question in same}) == 1
-    assert len({tiny_code.behaviour(question) for question in same + other}) == 3
+    assert len({behaviour(question) for question in same}) == 1
+    assert len({behaviour(question) for question in same + other}) == 3
 
 
 def test_how_many_validation_problems_were_trained_on_in_other_words():
     train, validation = (TASKS["tiny_code"].problems(*split) for split in (("train", 4096), ("validation", 256)))
-    known, asked = ([tiny_code.behaviour(p.question) for p in problems] for problems in (train, validation))
+    known, asked = ([behaviour(p.question) for p in problems] for problems in (train, validation))
     known = set(known)
     assert sum(one in known for one in asked) == 74 and sum(len(set(one)) == 1 for one in asked) == 7
 
@@ -139,9 +149,12 @@ def test_every_primitive_and_reducer_agrees_with_its_own_python():
         for constant in primitive.constants or (0,)
         for reducer in tiny_code.REDUCERS
     ]
-    for form in ("guarded", "nested"):
-        rewards = TinyCode().score(problems, [_solution(p, form) for p in problems])
-        assert {reward.reason for reward in rewards} == {"passed"}
+    for problem in problems:
+        for form in ("guarded", "nested"):
+            scope: dict = {}
+            exec(tiny_code.extract(_solution(problem, form)), scope)  # noqa: S102 (our own; graded elsewhere)
+            outputs = [scope["f"](*arguments) for arguments in problem.reference["arguments"]]
+            assert outputs == problem.reference["expected"], problem.question
 
 
 def _problem(primitive, constant, reducer) -> Problem:
@@ -159,8 +172,3 @@ def _solution(problem: Problem, form: str) -> str:
     if form == "nested":
         return fence("return " + reducer.nested.format(e=inner))
     return fence(f"xs = {inner}\n    return " + reducer.guarded.format(e="xs"))
-
-
-def test_unknown_code_reward_is_refused():
-    with pytest.raises(ValueError, match="`reward` must be 'fraction' or 'all_pass', got 'half'"):
-        TinyCode("half")

@@ -2,6 +2,7 @@
 
 import math
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,24 +19,24 @@ def correct(prompts, completions, answer, **kwargs):
     return [float(f"boxed{{{right}}}" in text) for text, right in zip(completions, answer, strict=True)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model_folder():
     return files("multirole") / "models" / "tiny-s"
 
 
-@pytest.fixture
-def train(model_folder, tmp_path):
-    """train(**options) -> a finished trainer of Voting-IP on the embedded model: two iterations of eight episodes."""
+@pytest.fixture(scope="module")
+def train(model_folder):
+    """train(folder, **options) -> a finished trainer of Voting-IP on the embedded model: two iterations of eight episodes."""
 
-    def run(resume=None, callbacks=(), **options):
+    def run(folder, resume=None, **options):
         settings = {
-            "output_dir": str(tmp_path / "out"), "policy": "ip", "generation_batch_size": 8, "num_generations": 4, "max_steps": 2,
+            "policy": "ip", "generation_batch_size": 8, "num_generations": 4, "max_steps": 2,
             "max_completion_length": 24, "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "bf16": False,
             "per_device_train_batch_size": 8, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True,
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
-            str(model_folder), Voting(2, prompts="tiny_math"), correct, MultiRoleGRPOConfig(**settings), ROWS, ROWS.select(range(4)),
-            peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics(), *callbacks],
+            str(model_folder), Voting(2, prompts="tiny_math"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
+            ROWS.select(range(4)), peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics()],
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)
         return trainer
@@ -43,27 +44,33 @@ def train(model_folder, tmp_path):
     return run
 
 
+@pytest.fixture(scope="module")
+def trained(train, tmp_path_factory) -> MultiRoleGRPOTrainer:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("trained")
+        patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "log"))
+        return train(folder, report_to="tensorboard")
+
+
 def adapters(trainer):
     return {n: p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n}
 
 
-def test_a_saved_adapter_loads_in_three_lines(train, model_folder, tmp_path):
-    trainer = train()
-    trainer.save_model(tmp_path / "saved")
+def test_a_saved_adapter_loads_in_three_lines(trained, model_folder, tmp_path):
+    trained.save_model(tmp_path / "saved")
 
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     model = PeftModel.from_pretrained(base, tmp_path / "saved" / "aggregator")
     ids = torch.arange(5, 25)[None]
 
-    trainer.peft_model.set_adapter("aggregator")
-    trainer.peft_model.eval()
-    assert torch.equal(model(ids).logits, trainer.peft_model(ids).logits)
+    trained.peft_model.set_adapter("aggregator")
+    trained.peft_model.eval()
+    assert torch.equal(model(ids).logits, trained.peft_model(ids).logits)
 
 
 def test_a_resumed_run_ends_as_an_unbroken_one(train, tmp_path):
-    unbroken = train(max_steps=3, output_dir=str(tmp_path / "a"))
-    train(max_steps=3, output_dir=str(tmp_path / "b"))
-    resumed = train(max_steps=3, output_dir=str(tmp_path / "b"), resume=str(tmp_path / "b" / "checkpoint-1"))
+    unbroken = train(tmp_path / "a", max_steps=3)
+    resumed = train(tmp_path / "b", max_steps=3, resume=str(tmp_path / "a" / "checkpoint-1"))
     assert all(torch.equal(value, adapters(resumed)[name]) for name, value in adapters(unbroken).items())
     last = [row for row in unbroken.state.log_history if "generator/cosine_previous" in row][-1]
     again = [row for row in resumed.state.log_history if "generator/cosine_previous" in row][-1]
@@ -72,25 +79,23 @@ def test_a_resumed_run_ends_as_an_unbroken_one(train, tmp_path):
     )  # a callback's state is restored, too
 
 
-def test_trackers_and_cards_get_role_metrics(train, tmp_path, monkeypatch):
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "log"))
-    trainer = train(report_to="tensorboard", max_steps=1)
+def test_trackers_and_cards_get_role_metrics(trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(next(tmp_path.rglob("events.out*")).parent)).Reload()
+    folder = Path(trained.args.output_dir)
+    events = EventAccumulator(str(next(folder.rglob("events.out*")).parent)).Reload()
     assert {"train/generator/entropy", "train/aggregator/chi2", "train/reward"} <= set(events.Tags()["scalars"])
-    trainer.create_model_card(model_name="voting")
-    assert "multi-role" in (tmp_path / "out" / "README.md").read_text().lower()
+    trained.create_model_card(model_name="voting")
+    assert "multi-role" in (folder / "README.md").read_text().lower()
 
 
-def test_epochs_become_iterations(train):
-    trainer = train(max_steps=-1, num_train_epochs=1)
-    assert trainer.state.global_step == math.ceil(len(ROWS) / 2)  # two problems per iteration
+def test_epochs_become_iterations(train, tmp_path):
+    trainer = train(tmp_path, max_steps=-1, num_train_epochs=0.2)
+    assert trainer.state.global_step == math.ceil(0.2 * len(ROWS) / 2) == 3  # two problems per iteration
 
 
-def test_evaluation_reports_the_reward(train):
-    trainer = train(max_steps=1)
-    metrics = trainer.evaluate()
+def test_evaluation_reports_the_reward(trained):
+    metrics = trained.evaluate()
     assert 0 <= metrics["eval_reward"] <= 1
-    both = trainer.evaluate({"a": ROWS.select(range(2)), "b": ROWS.select(range(3))})
-    assert set(both) == {"eval_a_reward", "eval_b_reward"}
+    both = trained.evaluate({"a": ROWS.select(range(2)), "b": ROWS.select(range(3))})
+    assert {"eval_a_reward", "eval_b_reward", "eval_b_runtime"} <= set(both)

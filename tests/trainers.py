@@ -23,6 +23,12 @@ from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.experiment import run
 from multirole.experiment.cell import Cell
 
+SMALL_RUN = Cell(
+    "voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=3,
+    max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3,
+)  # fmt: skip
+"""Evaluated after each iteration and saved after two of the four. The fixture `finished` is a run of it."""
+
 
 def slow_but(always: Iterable, cases: Iterable) -> list:
     """The cases of a parametrized test, of which the quick suite runs some."""

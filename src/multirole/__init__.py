@@ -3,12 +3,13 @@
 The names below are imported when they are first used, so that `import multirole` and the command line cost nothing.
 """
 
+# ruff: noqa: F401, PLE0604
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names once more: type checkers read no strings
     from multirole.core.config import MultiRoleGRPOConfig
     from multirole.core.hooks import MultiRoleCallback
     from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -28,25 +29,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [
-    "Answer",
-    "Episode",
-    "EvalOpt",
-    "MultiRoleCallback",
-    "MultiRoleGRPOConfig",
-    "MultiRoleGRPOTrainer",
-    "OrchWorkers",
-    "Problem",
-    "Reward",
-    "RoleDiagnostics",
-    "Single",
-    "Task",
-    "Turn",
-    "Voting",
-    "Workflow",
-    "assistant",
-    "user",
-]
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:

@@ -78,11 +78,11 @@ def doctor(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found as JSON")
     arguments, given = read_command(parser, argv)
     cell, launch = Cell.from_parameters(given)
+    from multirole import doctor as examination  # these import torch
     from multirole import plan
-    from multirole.doctor import command  # imports torch
 
     with refusing():
-        return command.run(cell, plan.settled(cell, launch), arguments.json)
+        return examination.run(cell, plan.settled(cell, launch), arguments.json)
 
 
 def inspect(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
 """`MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the dozen options that several roles and adapters add to it."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin
 
 from trl import GRPOConfig
@@ -42,6 +42,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` and `vllm_tensor_parallel_size` are passed on.
     - `num_generations_eval` episodes per evaluation problem, 1 by default.
+    - `loss_type` is the paper's "grpo" by default, and `use_bias_correction_kl` is off.
     - Fields that cannot mean anything here raise a ValueError that says why.
 
     Args:
@@ -76,36 +77,22 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Requests that vLLM runs at once, and the tokens of one of its steps.
     """
 
-    policy: str | dict[str, str] = field(
-        default="sp", metadata={"help": "Role to adapter map: sp, ip or role=adapter,..."}
-    )
-    updates: Literal["per_batch", "one", "tokens"] = field(
-        default="per_batch", metadata={"help": "Optimizer steps of an adapter in an iteration."}
-    )
-    step_tokens: int | None = field(
-        default=None, metadata={"help": "Completion tokens of a step with updates='tokens'."}
-    )
-    advantage_group: Literal["episode", "role", "slot"] = field(
-        default="episode", metadata={"help": "Among which rows of a problem rewards are compared."}
-    )
-    old_logprobs: Literal["sampled", "recomputed"] = field(
-        default="sampled", metadata={"help": "Where the PPO ratio's denominator comes from."}
-    )
-    lr_clock: Literal["iteration", "update_call"] = field(
-        default="iteration", metadata={"help": "What a tick of the learning-rate schedule is."}
-    )
-    role_beta: dict[str, float] | None = field(default=None, metadata={"help": "KL weight of single roles."})
-    micro_batch_tokens: int = field(default=16384, metadata={"help": "Padded tokens of one forward pass."})
-    max_prompt_tokens: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
-    max_turns: int = field(default=256, metadata={"help": "Model calls of one episode, at most."})
-    engine: str = field(default="auto", metadata={"help": "Rollout engine: auto, transformers, vllm or module:Class."})
-    vllm_max_num_seqs: int = field(default=512, metadata={"help": "Requests that vLLM runs at once."})
-    vllm_max_num_batched_tokens: int = field(default=8192, metadata={"help": "Tokens of one step of vLLM."})
+    policy: str | dict[str, str] = "sp"
+    updates: Literal["per_batch", "one", "tokens"] = "per_batch"
+    step_tokens: int | None = None
+    advantage_group: Literal["episode", "role", "slot"] = "episode"
+    old_logprobs: Literal["sampled", "recomputed"] = "sampled"
+    lr_clock: Literal["iteration", "update_call"] = "iteration"
+    role_beta: dict[str, float] | None = None
+    micro_batch_tokens: int = 16384
+    max_prompt_tokens: int = 2048
+    max_turns: int = 256
+    engine: str = "auto"
+    vllm_max_num_seqs: int = 512
+    vllm_max_num_batched_tokens: int = 8192
 
-    loss_type: str = field(
-        default="grpo", metadata={"help": "TRL's loss type; the paper's is grpo, TRL's default dapo."}
-    )
-    use_bias_correction_kl: bool = field(default=False, metadata={"help": "See GRPOConfig."})
+    loss_type: str = "grpo"
+    use_bias_correction_kl: bool = False
 
     def __post_init__(self) -> None:
         self._check_options()

@@ -45,6 +45,11 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor; shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def all_reduce(tensors: list[Tensor]) -> None:
     """Sum each tensor over the processes, in place. Gradients of sharded parameters are sums already and are left alone."""
     if dist.is_initialized() and dist.get_world_size() > 1:

@@ -14,9 +14,8 @@ from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from multirole.core.distributed import full
+from multirole.core.distributed import full, local
 from multirole.core.rows import Row
 
 Part = tuple[str, int]
@@ -26,11 +25,6 @@ Part = tuple[str, int]
 def part_of(row: Row) -> Part:
     """The part that a row belongs to."""
     return row.turn.role, row.turn.slot
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor; shares its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def flat(tensors: list[Tensor]) -> Tensor:

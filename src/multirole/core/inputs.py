@@ -1,6 +1,5 @@
 """What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -95,12 +94,6 @@ def question_of(prompt: str | list[dict[str, str]]) -> str:
         f'A "prompt" must be text or a single user message, got {prompt!r}. System messages and history belong in the workflow, '
         "which writes every role's messages itself."
     )
-
-
-def set_max_steps(args: MultiRoleGRPOConfig, dataset: "Dataset") -> None:
-    """Translate `num_train_epochs` passes over the dataset into iterations, unless `max_steps` is set."""
-    if args.max_steps <= 0:
-        args.max_steps = math.ceil(args.num_train_epochs * len(dataset) / args.n_problems)
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import itertools
 import math
-import selectors
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from multirole.core import watch
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.types import Answer, Episode, Message, Problem, Turn, Workflow
-from multirole.core.watch import in_thread, position
+from multirole.core.watch import EngineSelector, in_thread, position
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
@@ -34,24 +33,6 @@ class PromptOverflow(Exception):
 
 class WorkflowError(RuntimeError):
     """A workflow's own code failed; the message names it and the problem, the cause is its traceback."""
-
-
-class EngineSelector(selectors.DefaultSelector):
-    """An I/O selector that advances the engine instead of sleeping."""
-
-    def __init__(self, advance: Callable[[], bool]) -> None:
-        super().__init__()
-        self.advance = advance
-
-    def select(self, timeout: float | None = None) -> list:
-        if timeout == 0 or self.advance():  # 0: some coroutine can run now
-            return super().select(0)
-        if timeout is None and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
-            raise RuntimeError(
-                "Every episode waits for something that is not a model call, so the rollout would hang. "
-                "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
-            )
-        return super().select(timeout)
 
 
 def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:
@@ -104,7 +85,7 @@ class Rollout:
     ) -> None:
         self.workflow, self.engine, self.tokenizer, self.policy = workflow, engine, tokenizer, policy
         self.is_answer, self.seed, self.max_prompt_tokens, self.render = is_answer, seed, max_prompt_tokens, render
-        self.max_turns = max_turns
+        self.max_turns, self.patience = max_turns, PATIENCE
         self._encoded: dict[tuple, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
@@ -119,13 +100,13 @@ class Rollout:
         return episodes
 
     def _check_progress(self, thread: int) -> None:
-        """Raise `WorkflowError` where for `PATIENCE` no episode has called or ended and no call has been answered."""
+        """Raise `WorkflowError` where for `patience` no episode has called or ended and no call has been answered."""
         self._clock += watch.POLL
-        if self._clock - self._progress < PATIENCE:
+        if self._clock - self._progress < self.patience:
             return
         episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))
         raise WorkflowError(
-            f"The workflow {self.workflow.name!r} hangs on problem {episode.problem.id!r}: for {PATIENCE:g} s no episode has made a "
+            f"The workflow {self.workflow.name!r} hangs on problem {episode.problem.id!r}: for {self.patience:g} s no episode has made a "
             f"call, got an answer or ended. It is here:\n{position(coroutine, thread)}"
         )
 
@@ -149,13 +130,18 @@ class Rollout:
             self._progress = self._clock
             return True
 
-        def ask(request: Request) -> asyncio.Future[Completion]:
+        def ask(
+            prompt_ids: list[int], episode: Episode, role: str, slot: int, round: int
+        ) -> asyncio.Future[Completion]:
+            seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
             key = next(keys)
             waiting[key] = asyncio.get_running_loop().create_future()
-            self.engine.add(key, request)
+            self.engine.add(
+                key, Request(prompt_ids, self.policy[role], seed, sampling.max_tokens, sampling.temperature)
+            )
             return waiting[key]
 
-        self._playing = [(episode, self._episode(episode, iteration, sampling, ask)) for episode in episodes]
+        self._playing = [(episode, self._episode(episode, ask)) for episode in episodes]
 
         async def all_episodes() -> None:
             await asyncio.gather(*(coroutine for _, coroutine in self._playing))
@@ -163,23 +149,18 @@ class Rollout:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(EngineSelector(advance))) as runner:
             runner.run(all_episodes())
 
-    async def _episode(
-        self, episode: Episode, iteration: int, sampling: Sampling,
-        ask: Callable[[Request], asyncio.Future[Completion]],
-    ) -> None:  # fmt: skip
+    async def _episode(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
         called: set[tuple[str, int, int]] = set()
         asked: list[asyncio.Future[Completion]] = []
 
         async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
             self._progress = self._clock
-            self._check_call(role, slot, round, called)
+            self._check_call(role, messages, slot, round, called)
             called.add((role, slot, round))
             prompt_ids = self._encode(messages)
             if len(prompt_ids) > self.max_prompt_tokens:
                 raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
-            seed = turn_seed(self.seed, iteration, episode.problem.id, episode.index, role, slot, round)
-            request = Request(prompt_ids, self.policy[role], seed, sampling.max_tokens, sampling.temperature)
-            asked.append(ask(request))
+            asked.append(ask(prompt_ids, episode, role, slot, round))
             done = await asked[-1]
             text = reply_text(self.tokenizer, done.token_ids)
             turn = Turn(role, slot, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
@@ -207,10 +188,17 @@ class Rollout:
             if turn.outcome is None:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
 
-    def _check_call(self, role: str, slot: int, round: int, called: set[tuple[str, int, int]]) -> None:
-        """Refuse a call by an unknown role, one that was made already, and one too many (ValueError)."""
-        if role not in self.policy:
-            raise ValueError(f"`call({role!r}, ...)`: the roles are {list(self.policy)}.")
+    def _check_call(
+        self, role: str, messages: Any, slot: int, round: int, called: set[tuple[str, int, int]]
+    ) -> None:  # fmt: skip
+        """Refuse a call by an unknown role or slot, of no messages, that was made already, and one too many (ValueError)."""
+        slots = self.workflow.roles
+        if role not in self.policy or slot not in range(slots[role]):
+            raise ValueError(f"`call({role!r}, slot={slot})`: the roles and their numbers of slots are {slots}.")
+        if not isinstance(messages, list) or not all({"role", "content"} <= set(one) for one in messages):
+            raise ValueError(
+                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
+            )
         if (role, slot, round) in called:
             raise ValueError(
                 f"`call({role!r}, slot={slot}, round={round})` was made twice. Give each call of a role its own slot or round."

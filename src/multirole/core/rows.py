@@ -115,20 +115,6 @@ def even_micro_batches(rows: list[Row], max_tokens: int, n: int) -> list[list[Ro
     return sorted(micro_batches(rows, low), key=padded, reverse=True)
 
 
-def text_metrics(rows: list[Row]) -> dict[str, float]:
-    """What can be read off one role's rows without the model."""
-    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
-    rewards = [row.episode.reward.value for row in rows if row.episode.reward is not None]
-    return {
-        "rows": len(rows),
-        "tokens": sum(len(row.turn.completion_ids) for row in rows),
-        "reward": sum(rewards) / len(rewards) if rewards else math.nan,
-        "advantage_mean": advantages.mean().item(),
-        "advantage_abs": advantages.abs().mean().item(),
-        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
-    }
-
-
 def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> Tensor:
     width = max(len(sequence) for sequence in sequences)
     padded = [[value] * (width - len(s)) + s if left else s + [value] * (width - len(s)) for s in sequences]

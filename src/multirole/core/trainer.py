@@ -16,8 +16,8 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -27,34 +27,22 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
 
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local_metrics, processes, shard
+from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local, local_metrics, processes, shard
 from multirole.core.engine import Engine, Sampling
-from multirole.core.gradients import PartSums, clip, gradient_of, local, mergeable, merged, part_of, set_gradient
+from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import (
-    INDEX,
-    check_dataset,
-    checked_reward,
-    set_max_steps,
-    to_problems,
-    with_adapters,
-)
+from multirole.core.inputs import INDEX, check_dataset, checked_reward, to_problems, with_adapters
 from multirole.core.logprobs import head_at, score
+from multirole.core.measures import accuracy, mean_reward, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import Attempt, Rollout, turn_seed
-from multirole.core.rows import (
-    Row,
-    collate,
-    loss_mass,
-    optimizer_steps,
-    problem_order,
-    text_metrics,
-)
+from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import Episode, Reward, Turn, Workflow, check_workflow
 
@@ -75,8 +63,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
-    - `evaluate`: episodes on the evaluation problems, scored by the reward functions.
-    - `_save_checkpoint`, `train`: also save and load the state of callbacks.
+    - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
+    - `_save_checkpoint`, `_load_optimizer_and_scheduler`: also save and load the state of callbacks.
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
@@ -131,7 +119,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if unknown := set(args.role_beta or {}) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
         self.betas = {role: (args.role_beta or {}).get(role, args.beta) or 0.0 for role in self.policy}
-        args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_loss`
+        args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         self.lr_scale = 1.0
         """Multiplies the scheduled learning rate; a callback may change it between iterations."""
         self._last_grad_norm, self._published = torch.tensor(0.0), -1
@@ -139,7 +127,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
         if not isinstance(reward_funcs, list):
             reward_funcs = [reward_funcs]
-        set_max_steps(args, train_dataset)
+        if args.max_steps <= 0:  # passes over the dataset, as iterations
+            args.max_steps = math.ceil(args.num_train_epochs * len(train_dataset) / args.n_problems)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
@@ -445,26 +434,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
         batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
         batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
-        with (
-            self._kl_weight(beta), self.compute_loss_context_manager(), local_metrics(self.accelerator),
-            torch.set_grad_enabled(has_gradient),
-        ):  # fmt: skip
+        self.beta = beta  # which TRL's loss reads; elsewhere it is 0, or TRL would look for a reference model
+        with self.compute_loss_context_manager(), local_metrics(self.accelerator), torch.set_grad_enabled(has_gradient):
             loss = self.compute_loss(model, batch) * weight
+        self.beta = 0.0
         if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
             self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
             for watcher in self.watchers:
                 watcher.on_micro_batch(self, micro, batch, *self._logps)
         return loss.detach()
-
-    @contextmanager
-    def _kl_weight(self, beta: float) -> Iterator[None]:
-        """TRL's loss reads `self.beta`; outside of the loss it is 0, or TRL would look for a reference model."""
-        self.beta = beta
-        try:
-            yield
-        finally:
-            self.beta = 0.0
 
     # ---- log-probs
 
@@ -525,19 +504,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if (right := accuracy(iteration.episodes)) is not None:
             metrics["accuracy"].append(right)
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluation_loop(
+        self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:  # fmt: skip
         """`num_generations_eval` episodes per problem with the current adapters: `eval_reward`, and `eval_accuracy` if known."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, dict):
-            return {
-                name: value
-                for key, one in dataset.items()
-                for name, value in self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{key}").items()
-            }
-        if dataset is None:
-            raise ValueError("Evaluation needs an `eval_dataset`. Pass one to the trainer or to `evaluate`.")
+        dataset: Any = dataloader.dataset
         self.model.eval()
         attempts = [(p, i) for p in to_problems(dataset) for i in range(self.args.num_generations_eval or 1)]
         episodes = self.play(attempts, -1)
@@ -548,10 +520,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             metrics[f"{metric_key_prefix}_accuracy"] = right
         for watcher in self.watchers:
             watcher.on_episodes_evaluated(self, episodes, metrics)
-        self._metrics["eval"].clear()
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        self._metrics["eval"].clear()  # TRL's rewards, of the episodes that this process has scored
+        return EvalLoopOutput(None, None, metrics, len(episodes))
 
     def score_episodes(self, episodes: list[Episode], dataset: Any) -> None:
         """Set `reward` of evaluation episodes by the reward functions; each process scores a share.
@@ -562,9 +532,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * share
         own = [min(i, len(episodes) - 1) for i in range(start, start + share)]
         inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
-        answers = [answer.text if (answer := episodes[i].answer) else "" for i in own]
         ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
-        self._calculate_rewards(inputs, [row["prompt"] for row in inputs], answers, ids)
+        self._calculate_rewards(inputs, [row["prompt"] for row in inputs], [], ids)
         for i, reward in itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own])):
             episodes[i].reward = reward
 
@@ -573,24 +542,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for watcher in self.watchers:
             watcher.save_state(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As in TRL; a resumed run also restores its callbacks."""
-        checkpoint = (
-            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if checkpoint:
-            for watcher in self.watchers:
-                watcher.load_state(Path(checkpoint))
-        return super().train(resume_from_checkpoint=checkpoint or None, **kwargs)
-
-
-def mean_reward(episodes: list[Episode]) -> float:
-    """Mean outcome reward of scored episodes; NaN where there is none."""
-    values = [episode.reward.value for episode in episodes if episode.reward is not None]
-    return sum(values) / len(values) if values else math.nan
-
-
-def accuracy(episodes: list[Episode]) -> float | None:
-    """Fraction of correct ones among scored episodes; None where the reward function does not say which are."""
-    right = [episode.reward.is_correct for episode in episodes if episode.reward is not None]
-    return None if None in right or not right else sum(map(bool, right)) / len(right)
+    def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        for watcher in self.watchers:
+            watcher.load_state(Path(checkpoint))

@@ -87,8 +87,8 @@ class Episode:
 class Call(Protocol):
     """`await call(role, messages, slot=0, round=0)`: one model call by `role`, with that role's adapter.
 
-    Same-stage calls run together under `asyncio.gather(call(...), call(...))`. (role, slot, round) must be unique within
-    an episode: it identifies the turn and seeds its sampling.
+    Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
+    role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
     """
 
     def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
@@ -117,10 +117,7 @@ def check_workflow(workflow: Any) -> None:
         raise ValueError(
             f"The workflow {workflow!r} must have a coroutine method `async def run(self, problem, call)`."
         )
-    for member in ("name", "roles"):
-        if getattr_static(workflow, member, None) is None:
-            raise ValueError(f"The workflow {workflow!r} must have `{member}`. {advice}")
-    name, roles = workflow.name, workflow.roles
+    name, roles = (getattr(workflow, member, None) for member in ("name", "roles"))
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise ValueError(
             f"`workflow.name` must be a plain identifier of letters, digits, '_' and '-', got {name!r}. {advice}"
@@ -128,12 +125,8 @@ def check_workflow(workflow: Any) -> None:
     if not isinstance(roles, dict) or not roles:
         raise ValueError(f"`workflow.roles` must map each role to its number of slots, got {roles!r}. {advice}")
     for role, slots in roles.items():
-        if (
-            not isinstance(role, str)
-            or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role)
-            or type(slots) is not int
-            or slots < 1
-        ):
+        is_word = isinstance(role, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role)
+        if not is_word or type(slots) is not int or slots < 1:
             raise ValueError(
                 f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
             )

@@ -1,6 +1,7 @@
-"""Runs a rollout in a thread of its own, and says where a coroutine hangs in it."""
+"""How a rollout runs: in a thread of its own, by an event loop that the engine drives; and where a coroutine hangs in it."""
 
 import inspect
+import selectors
 import sys
 import threading
 import traceback
@@ -14,6 +15,24 @@ import torch
 T = TypeVar("T")
 POLL = 0.5
 """Seconds between two looks at the thread."""
+
+
+class EngineSelector(selectors.DefaultSelector):
+    """An I/O selector that advances the engine instead of sleeping."""
+
+    def __init__(self, advance: Callable[[], bool]) -> None:
+        super().__init__()
+        self.advance = advance
+
+    def select(self, timeout: float | None = None) -> list:
+        if timeout == 0 or self.advance():  # 0: some coroutine can run now
+            return super().select(0)
+        if timeout is None and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
+            raise RuntimeError(
+                "Every episode waits for something that is not a model call, so the rollout would hang. "
+                "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
+            )
+        return super().select(timeout)
 
 
 def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thread: None) -> T:

@@ -1,8 +1,12 @@
-"""When validation accuracy falls: the one definition that the paper's tables, the alarms' benchmark and the inspector share."""
+"""Validation accuracy: its interval, and when it falls. One definition for tables, benchmarks, the inspector and a run's lines."""
 
-from typing import NamedTuple
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+
+Z = NormalDist().inv_cdf(0.975)
 
 FALL = 0.05
 """Fraction of the validation problems."""
@@ -14,6 +18,13 @@ class Fall(NamedTuple):
     before: int
     at: int
     is_terminal: bool
+
+
+def wilson(right: Any, n: Any) -> tuple[Any, Any]:
+    """The 95 % Wilson interval of a fraction `right` / `n`; of numbers, or of arrays of them."""
+    p, weight = right / n, 1 + Z * Z / n
+    centre, half = p + Z * Z / (2 * n), Z * np.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    return (centre - half) / weight, (centre + half) / weight
 
 
 def first_fall(accuracy: pd.Series) -> Fall | None:

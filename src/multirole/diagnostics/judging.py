@@ -20,11 +20,6 @@ class Scorer(Protocol):
         ...
 
 
-def verdict_is_right(verdict: str | None, is_correct: bool) -> bool:
-    """An unparsed verdict is wrong on every draft."""
-    return verdict == ("correct" if is_correct else "incorrect")
-
-
 def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
     """Set `is_right` of these roles' turns by the task's own scoring, all of them at once."""
     turns = [(e.problem, turn) for e in episodes for turn in e.turns if turn.role in roles]
@@ -36,7 +31,8 @@ def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
 def judge(episodes: list[Episode], task: Scorer) -> None:
     """Set `is_right` of every turn of scored episodes. A plan is neither right nor wrong by itself and stays at None.
 
-    An evaluator judges the draft of its round. An aggregator's selection is what the episode was scored by.
+    An evaluator judges the draft of its round; an unparsed verdict is wrong on every draft. An aggregator's selection is what the
+    episode was scored by.
     """
     roles = {turn.role for episode in episodes for turn in episode.turns}
     grade(episodes, roles - set(UNGRADED), task)
@@ -44,6 +40,6 @@ def judge(episodes: list[Episode], task: Scorer) -> None:
         drafts = {turn.round: turn for turn in episode.turns if turn.role == "generator"}
         for turn in episode.turns:
             if turn.role == "evaluator" and turn.round in drafts:
-                turn.is_right = verdict_is_right(turn.outcome, bool(drafts[turn.round].is_right))
+                turn.is_right = turn.outcome == ("correct" if drafts[turn.round].is_right else "incorrect")
             elif turn.role == "aggregator" and episode.reward is not None:
                 turn.is_right = episode.reward.is_correct

@@ -44,29 +44,17 @@ class ScaledRoles(MultiRoleCallback):
     def on_gradient_parts(
         self, trainer: MultiRoleGRPOTrainer, adapter: str, parts: list[Part], gradients: Tensor
     ) -> None:  # fmt: skip
-        norms = role_norms(parts, gradients, trainer.is_sharded)
-        factors = part_factors(parts, norms, trainer.workflow.roles, self.balance, self.slot_scaling)
+        roles = list(dict.fromkeys(role for role, _ in parts))
+        sums = [reduce(torch.add, [gradients[i] for i, part in enumerate(parts) if part[0] == role]) for role in roles]
+        squares = torch.stack([whole.square().sum() for whole in sums])
+        if trainer.is_sharded:
+            all_reduce([squares])
+        norms = dict(zip(roles, squares.sqrt().tolist(), strict=True))
+        positive = [norm for norm in norms.values() if norm > 0]
+        mean = sum(positive) / max(1, len(positive))
+        balance = {role: (mean / norm) ** self.balance if norm > 0 else 1.0 for role, norm in norms.items()}
+        factors = [balance[role] * trainer.workflow.roles[role] ** -self.slot_scaling for role, _ in parts]
         gradients.mul_(gradients.new_tensor(factors)[:, None])
-
-
-def part_factors(
-    parts: list[Part], norms: dict[str, float], slots: dict[str, int], balance: float, slot_scaling: float
-) -> list[float]:
-    """What each part of an optimizer step's gradient is multiplied by; `norms` are of the roles' parts, unscaled."""
-    positive = [norm for norm in norms.values() if norm > 0]
-    mean = sum(positive) / max(1, len(positive))
-    of_role = {role: (mean / norm) ** balance if norm > 0 else 1.0 for role, norm in norms.items()}
-    return [of_role[role] * slots[role] ** -slot_scaling for role, _ in parts]
-
-
-def role_norms(parts: list[Part], gradients: Tensor, is_sharded: bool) -> dict[str, float]:
-    """role -> norm of the sum of its parts (K, n)."""
-    roles = list(dict.fromkeys(role for role, _ in parts))
-    sums = [reduce(torch.add, [gradients[i] for i, part in enumerate(parts) if part[0] == role]) for role in roles]
-    squares = torch.stack([whole.square().sum() for whole in sums])
-    if is_sharded:
-        all_reduce([squares])
-    return dict(zip(roles, squares.sqrt().tolist(), strict=True))
 
 
 class CoherencePenalty(MultiRoleCallback):

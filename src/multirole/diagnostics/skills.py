@@ -2,19 +2,7 @@
 
 Accuracy does not say whether a role still does its work: an aggregator whose selections cannot be parsed is "candidate 1", and
 an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares what a role achieves with what
-its trivial twin would:
-
-=========  ================================  =====================================================  ============================
-measure    role                              skill                                                  trivial
-=========  ================================  =====================================================  ============================
-workflow   (all)                             answers that are right                                 the solver's first turn alone
-solves     generator, worker                 turns of the first round that are right                none
-judges     evaluator                         mean of its accuracy on right and on wrong drafts      0.5
-repairs    generator, after a verdict        wrong drafts whose next draft is right                 right drafts whose next is wrong
-selects    aggregator                        right, where the candidates disagree                   mean of these candidates
-merges     synthesizer                       right, where the workers disagree                      mean of these workers
-plans      orchestrator                      problems that some worker solves                       mean of the workers
-=========  ================================  =====================================================  ============================
+its trivial twin would; METRICS.md (`skills.parquet`) has the table of them.
 
 For roles of other workflows there are only format and length. The twin of Eval-Opt is its first draft; three drafts whatever the
 verdicts would be another, which recorded turns do not hold.

@@ -7,23 +7,28 @@ its own share, and all of them must agree. A base that FSDP2 shards is examined 
 Not covered: losses other than TRL's "grpo", callbacks, and whether training improves anything.
 """
 
+import json
 import logging
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tabulate import tabulate
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 
-from multirole.core.distributed import gather_objects
+from multirole.core.distributed import gather_objects, processes
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor.bench import on_bench
 from multirole.doctor.checks import CHECKS, Case
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import ONE_PROCESS, Launch
+from multirole.experiment.preflight import look
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.progress import announced
+from multirole.experiment.progress import announced, say
+from multirole.experiment.run import make_trainer, preflight
 from multirole.tasks import TaskLike
 
 logger = logging.getLogger(__name__)
@@ -48,7 +53,16 @@ def examine(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None) -> list
     A trainer whose base is to be sharded cannot train afterwards; `admit` examines it within its training.
     """
     if trainer.is_sharded and not isinstance(trainer.model, FSDPModule):
-        return _examine_in_training(trainer, task)
+        found: list[Finding] = []
+
+        def work() -> None:
+            found.extend(examine(trainer, task))
+            raise Examined
+
+        trainer.callback_handler.callbacks = [AtStart(work)]
+        with suppress(Examined):
+            trainer.train()
+        return found
     is_alone = trainer.accelerator.num_processes == 1
     with on_bench(trainer) as bench:
         try:
@@ -84,19 +98,6 @@ class Examined(Exception):
     """Ends a training that was begun for an examination."""
 
 
-def _examine_in_training(trainer: MultiRoleGRPOTrainer, task: TaskLike | None) -> list[Finding]:
-    findings: list[Finding] = []
-
-    def work() -> None:
-        findings.extend(examine(trainer, task))
-        raise Examined
-
-    trainer.callback_handler.callbacks = [AtStart(work)]
-    with suppress(Examined):
-        trainer.train()
-    return findings
-
-
 def report(findings: list[Finding]) -> str:
     """One table of all findings."""
     rows = [(f.check, "pass" if f.holds else "FAIL", f.measured, f.expected) for f in findings]
@@ -129,3 +130,27 @@ def admit(trainer: MultiRoleGRPOTrainer, task: TaskLike | None = None, refuses: 
         )
     if faults:
         logger.warning("The doctor found faults:\n%s", report(faults))
+
+
+def run(cell: Cell, launch: Launch, json_file: Path | None = None) -> int:
+    """Print the preflight and the findings of every check, from the first of several processes; 1 where a check fails.
+
+    ValueError or OSError where the cell cannot run.
+    """
+    is_main, found = processes().is_main_process, look(cell, launch)
+    rows = [(line.what, "STOP" if line.stops else "", line.found, line.advice) for line in found]
+    if is_main:
+        say(f"{cell.id} at {cell.scale}\n\n{tabulate(rows, maxcolwidths=(None, None, 60, 60), tablefmt='plain')}\n")
+    preflight(cell, launch)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(cell, folder, launch)
+        try:
+            findings = examine(trainer, cell.make_task())
+        finally:
+            trainer.engine.close()
+    if is_main:
+        say(report(findings))
+    if is_main and json_file:
+        lines, checks = [line._asdict() for line in found], [asdict(finding) for finding in findings]
+        json_file.write_text(json.dumps({"preflight": lines, "checks": checks}, indent=2) + "\n")
+    return 0 if all(finding.holds for finding in findings) else 1

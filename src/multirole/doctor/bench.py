@@ -25,9 +25,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import full, gather_objects
+from multirole.core.distributed import full, gather_objects, local
 from multirole.core.engine import Request
-from multirole.core.gradients import local
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import INDEX
 from multirole.core.rollout import Attempt

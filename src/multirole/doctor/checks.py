@@ -5,12 +5,14 @@ in the run's precision and in float32. A difference must be small against that, 
 make (another adapter, old weights, another temperature), which is measured on the same rows.
 """
 
+import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +20,6 @@ from torch import Tensor
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Problem
 from multirole.doctor.bench import BETA, Bench, Trial, Weights, rate_at
-from multirole.doctor.samples import SAMPLES
 from multirole.tasks import TaskLike
 
 ROWS_OF_A_ROLE = 4
@@ -329,6 +330,35 @@ def optimizer(case: Case) -> Verdict:
 
 # ---- rewards and advantages
 
+BOX = "so the answer is \\boxed{%s}."
+FENCE = "```python\n%s\n```"
+
+
+class Sample(NamedTuple):
+    """Of a built-in task: `right` is correct for `reference` and not for `other`; `wrong` is not for `reference`."""
+
+    reference: object
+    other: object
+    right: str
+    wrong: str
+
+
+def _tests(first: object, second: object) -> dict[str, object]:
+    return {"arguments": [[[]], [[1, 2]]], "expected": [first, second]}
+
+
+def _programs(*outputs: str) -> str:
+    return json.dumps([{"input": f"{n}\n", "output": f"{o}\n", "testtype": "stdin"} for n, o in enumerate(outputs)])
+
+
+SUM, ZERO = FENCE % "def f(xs):\n    return sum(xs)", FENCE % "def f(xs):\n    return 0"
+SAMPLES = {
+    "tiny_math": Sample(15, 6, BOX % "15", BOX % "14"),
+    "math": Sample("\\frac{1}{2}", "2", BOX % "0.5", BOX % "0.4"),
+    "tiny_code": Sample(_tests(0, 3), _tests(1, 2), SUM, ZERO),
+    "code": Sample(_programs("0", "2"), _programs("1", "3"), FENCE % "print(2 * int(input()))", FENCE % "print(0)"),
+}
+
 
 def advantages(case: Case) -> Verdict:
     """Every episode has its own reward, and rows are compared within their group alone."""
@@ -398,18 +428,9 @@ def resume(case: Case) -> Verdict:
 
 
 CHECKS: dict[str, Callable[[Case], Verdict]] = {
-    "engine": engine,
-    "published weights": published_weights,
-    "temperature": temperature,
-    "evaluation": evaluation,
-    "seeds": seeds,
-    "problems": problems,
-    "prompts": prompts,
-    "masks": masks,
-    "adapters": adapters,
-    "loss": loss,
-    "optimizer": optimizer,
-    "advantages": advantages,
-    "rewards": rewards,
-    "resume": resume,
-}
+    check.__name__.replace("_", " "): check
+    for check in (
+        engine, published_weights, temperature, evaluation, seeds, problems, prompts, masks, adapters, loss, optimizer, advantages,
+        rewards, resume,
+    )
+}  # fmt: skip

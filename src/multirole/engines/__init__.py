@@ -37,6 +37,15 @@ def has_cuda_vllm() -> bool:
     return True
 
 
+def check_idle(action: str, n_requests: int) -> None:
+    """Refuse to change or free weights under requests that are not finished (RuntimeError)."""
+    if n_requests:
+        raise RuntimeError(
+            f"{action} with {n_requests} unfinished requests, whose tokens would mix two policies. Call step() until every request "
+            "has finished."
+        )
+
+
 def check_request(request: Request, served: Collection[str | None], max_length: int) -> None:
     """Refuse a request that no engine could run: an adapter that is not `served`, or too many tokens (ValueError)."""
     if request.adapter not in served:

@@ -19,7 +19,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from multirole.core.engine import Completion, Request
-from multirole.engines import check_request
+from multirole.engines import check_idle, check_request
 from multirole.engines.kv_cache import Pool, Shape
 from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
 
@@ -107,11 +107,7 @@ class TransformersEngine:
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:
         """Take `model`'s present weights. Nothing is cached between requests, so nothing can be stale."""
-        if self.waiting or self.n_running:
-            raise RuntimeError(
-                f"publish(version={version}) with {self.n_running} running and {len(self.waiting)} waiting requests; "
-                "their tokens would mix two policies. Call step() until every request has finished."
-            )
+        check_idle(f"publish(version={version})", len(self.waiting) + self.n_running)
         self.weights = merge_adapters(model)
         self.names = list(self.weights)
         c = model.config
@@ -149,8 +145,7 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Free the merged weights and the caches; `publish` makes them again."""
-        if self.waiting or self.n_running:
-            raise RuntimeError(f"sleep() with {self.n_running} running and {len(self.waiting)} waiting requests")
+        check_idle("sleep()", len(self.waiting) + self.n_running)
         self.weights.clear()
         self.pools.clear()
 

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from multirole.core.distributed import full
 from multirole.core.engine import Completion, Request
-from multirole.engines import check_request
+from multirole.engines import check_idle, check_request
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -199,11 +199,7 @@ class VLLMEngine:
         """Load every adapter of `model` into its slot, through files that are gone when this returns."""
         from vllm.lora.request import LoRARequest
 
-        if self.running:
-            raise RuntimeError(
-                f"publish(version={version}) with {len(self.running)} unfinished requests; their tokens would mix two "
-                "policies; call step() until every request has finished"
-            )
+        check_idle(f"publish(version={version})", len(self.running))
         if self.is_asleep:
             self._do(lambda: self.llm.wake_up())
             self.is_asleep = False
@@ -221,10 +217,7 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """On a GPU, move the base's weights to host memory and drop the KV cache (vLLM's sleep level 1) until `publish`."""
-        if self.running:
-            raise RuntimeError(
-                f"sleep() with {len(self.running)} unfinished requests; call step() until all have finished"
-            )
+        check_idle("sleep()", len(self.running))
         if torch.cuda.is_available() and not self.is_asleep:
             self._do(lambda: self.llm.sleep(level=1))
             self.is_asleep = True

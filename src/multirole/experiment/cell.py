@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
@@ -21,9 +21,6 @@ from multirole.experiment.own import own_task, own_workflow
 from multirole.experiment.presets import LENGTHS, OF_SCALE, ROUNDS, SCALES, TASKS, is_tiny
 from multirole.experiment.settings import Parameter, Settings, lower_case, option, parameters, refusing, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
-
-if TYPE_CHECKING:
-    from multirole.core.engine import Sampling
 
 LONGEST_ID = 60
 IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -249,10 +246,7 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
     @property
     def policy_name(self) -> str:
         """ "sp", "ip" or the map as text."""
-        for name in ("sp", "ip"):
-            if self.policy == parse_policy(name, list(self.policy)):
-                return name
-        return ",".join(f"{role}={adapter}" for role, adapter in self.policy.items())
+        return policy_name(self.policy)
 
     def make_workflow(self) -> Workflow:
         """The workflow that this cell runs (paper Table 7, "workflow caps")."""
@@ -283,12 +277,6 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         if is_tiny(self.scale):
             return TinyCode(self.code_reward)
         return Code(self.data, self.code_rows, self.code_reward)
-
-    def sampling(self) -> "Sampling":
-        """How replies are sampled, in training and validation."""
-        from multirole.core.engine import Sampling  # imports torch
-
-        return Sampling(self.max_response_tokens, self.temperature)
 
     @property
     def anchors(self) -> dict[str, float]:
@@ -367,6 +355,14 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
 
     def __hash__(self) -> int:
         return hash((self.scale, self.id))
+
+
+def policy_name(policy: dict[str, str]) -> str:
+    """ "sp", "ip" or the map as text."""
+    for name in ("sp", "ip"):
+        if policy == parse_policy(name, list(policy)):
+            return name
+    return ",".join(f"{role}={adapter}" for role, adapter in policy.items())
 
 
 def cell_parameters() -> list[Parameter]:

@@ -15,14 +15,14 @@ run recorded, token for token.
 
 import json
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
+from multirole.core.engine import Sampling
 from multirole.core.rollout import Rollout
-from multirole.core.types import Answer, Episode
+from multirole.core.types import Episode
 from multirole.diagnostics.judging import grade
 from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
-from multirole.experiment.folders import claim, folder_of, is_done, make_writable, write_config, write_done
+from multirole.experiment.folders import folder_of, is_done, open_folder, write_done
 from multirole.experiment.launch import ONE_PROCESS, Launch
 from multirole.experiment.progress import interval, say
 from multirole.experiment.provenance import provenance
@@ -44,17 +44,15 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
     folder = evaluation.folder(launch.results_dir)
     with ExitStack() as held:
         with refusing():
-            make_writable(folder, launch.results_dir)
-            held.enter_context(claim(folder))
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
-            write_config(folder, config)
-            is_finished = is_done(folder)
-            steps = [] if is_finished else steps_of(evaluation, launch.results_dir)
-            if not is_finished:
-                preflight(evaluation.cell)
-        if not is_finished:
-            _play(evaluation, launch, folder, steps)
-        say(f"{folder} {'was finished before' if is_finished else 'is finished'}.")
+            held.enter_context(open_folder(folder, launch.results_dir, config))
+            if is_done(folder):
+                say(f"{folder} was finished before.")
+                return folder
+            steps = steps_of(evaluation, launch.results_dir)
+            preflight(evaluation.cell)
+        _play(evaluation, launch, folder, steps)
+        say(f"{folder} is finished.")
     return folder
 
 
@@ -83,8 +81,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 cell.make_workflow(), engine, tokenizer, evaluation.policy() if step else dict.fromkeys(cell.policy),
                 lambda text: task.extract(text) is not None, cell.seed, cell.max_prompt_tokens, RENDERERS[cell.renderer],
             )  # fmt: skip
-            episodes = rollout.run(attempts, -1, cell.sampling())
-            score(episodes, reward)
+            episodes = rollout.run(attempts, -1, Sampling(cell.max_response_tokens, cell.temperature))
+            reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)
             rows = [_row(step, episode) for episode in episodes]
             say(
@@ -105,14 +103,6 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     write_table(folder / "eval.parquet", outcomes)
     write_table(folder / "turns.parquet", turns)
     write_done(folder)
-
-
-def score(episodes: list[Episode], reward: TaskReward) -> None:
-    """Set the outcome reward of each episode (paper A.7)."""
-    answers = [episode.answer or Answer("") for episode in episodes]
-    rewards = reward.score([e.problem for e in episodes], [answer.text for answer in answers])
-    for episode, answer, scored in zip(episodes, answers, rewards, strict=True):
-        episode.reward = scored if answer.reason is None else replace(scored, reason=answer.reason)
 
 
 def _row(step: int, episode: Episode) -> dict[str, object]:

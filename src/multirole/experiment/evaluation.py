@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import GROUPS, Cell
+from multirole.experiment.checkpoints import step_of
 from multirole.experiment.folders import folder_of, is_done
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing
@@ -98,10 +99,8 @@ class Evaluation(Choice):
         return Path(results_dir) / self.cell.scale / "evaluations" / self.name / self.cell.id
 
     def policy(self) -> dict[str, str | None]:
-        """role -> adapter of the source, None for the base model."""
-        if self.adapters == "base":
-            return dict.fromkeys(self.cell.policy)
-        if self.adapters == "own":
+        """role -> adapter of the source, None for the base model, which step 0 is for all."""
+        if self.adapters in ("own", "base"):
             return dict(self.cell.policy)
         (adapter,) = adapter_names(self.cell.policy)  # as the single-agent run calls it, too
         solver = solver_of(self.cell)
@@ -136,7 +135,7 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     import pandas as pd
 
     run = folder_of(evaluation.source, results_dir)
-    saved = sorted(int(path.name.split("_")[1]) for path in run.glob("adapters/step_*"))
+    saved = sorted(map(step_of, run.glob("adapters/step_*")))
     if not is_done(run):
         raise ValueError(
             f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which is not finished. Train it first: "

@@ -28,18 +28,6 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     return Path(results_dir) / cell.scale / cell.id
 
 
-def make_writable(folder: Path, results_dir: str | Path) -> None:
-    """Create a folder below `results_dir`; ValueError if it cannot be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"0")
-    except OSError as error:
-        raise ValueError(
-            f"`results_dir` must be a folder that can be written to, got {str(results_dir)!r}: {error}."
-        ) from error
-
-
 def write_config(folder: Path, config: dict[str, object]) -> None:
     """Write config.json; ValueError if the folder holds another configuration's results."""
     text, path = json.dumps(config, indent=2, default=str), folder / "config.json"
@@ -56,13 +44,23 @@ def write_config(folder: Path, config: dict[str, object]) -> None:
     write_text(path, text)
 
 
-def open_folder(cell: Cell, results_dir: str | Path) -> Path:
-    """The run's folder, created; ValueError if it cannot be this cell's. For one process only."""
-    folder = folder_of(cell, results_dir)
-    make_writable(folder, results_dir)
-    write_config(folder, cell.to_dict())
-    (folder / "turns").mkdir(exist_ok=True)
-    return folder
+@contextmanager
+def open_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> Iterator[None]:
+    """Make a results folder, hold its lock and write its configuration; for one process only.
+
+    ValueError where it cannot be written to, another process holds it, or it is another configuration's.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise ValueError(
+            f"`results_dir` must be a folder that can be written to, got {str(results_dir)!r}: {error}."
+        ) from error
+    with claim(folder):
+        write_config(folder, config)
+        yield
 
 
 def write_done(folder: Path) -> None:

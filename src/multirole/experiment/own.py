@@ -1,28 +1,17 @@
-"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, tried, and told apart by a digest."""
+"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest."""
 
-import asyncio
 import hashlib
 import importlib.util
 import inspect
-import itertools
-import logging
 import re
 import sys
-import time
 import traceback
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multirole.core.types import Answer, Message, Problem, Turn, Workflow, check_workflow
+from multirole.core.types import check_workflow
 from multirole.experiment.settings import did_you_mean
-
-logger = logging.getLogger(__name__)
-
-DRY_SECONDS = 30.0
-MAX_TURNS = 256  # `MultiRoleGRPOConfig.max_turns`
-REPLIES = ("", "\\boxed{1}")
 
 
 def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
@@ -109,64 +98,3 @@ def _digest(given: object, about: str, code: list[Any]) -> str:
         return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
     except OSError as error:
         raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
-
-
-class _Hangs(Exception):
-    """A trial takes too long; the message is where."""
-
-
-def dry_run(workflow: Workflow, problem: Problem) -> None:
-    """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
-
-    Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
-    """
-    from multirole.core.watch import in_thread, position, user_lines  # imports torch
-
-    called: set[str] = set()
-    for reply in REPLIES:
-        episode, ends = _trial(workflow, problem, reply, called), time.monotonic() + DRY_SECONDS
-
-        def check(thread: int, episode: Any = episode, ends: float = ends) -> None:
-            if time.monotonic() > ends:
-                raise _Hangs(position(episode, thread))
-
-        try:
-            in_thread(partial(asyncio.run, episode), check)
-            continue
-        except _Hangs as error:
-            trouble = f"was still running after {DRY_SECONDS:g} s, here\n{error}"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's own code)
-            where = user_lines(traceback.walk_tb(error.__traceback__))
-            trouble = f"failed: {type(error).__name__}: {error}\n{where}".rstrip()
-        raise ValueError(
-            f"The workflow {workflow.name!r} cannot be trained. Tried without a model on problem {problem.id!r}, where every reply "
-            f"was {reply!r}, it {trouble}"
-        )
-    if missing := [role for role in workflow.roles if role not in called]:
-        logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
-                       workflow.name, ", ".join(missing))  # fmt: skip
-
-
-async def _trial(workflow: Workflow, problem: Problem, reply: str, called: set[str]) -> None:
-    count = itertools.count(1)
-
-    async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
-        if role not in workflow.roles or slot not in range(workflow.roles[role]):
-            raise ValueError(
-                f"`call({role!r}, slot={slot})`: the roles and their numbers of slots are {workflow.roles}."
-            )
-        if not isinstance(messages, list) or not all(
-            isinstance(one, dict) and {"role", "content"} <= one.keys() for one in messages
-        ):
-            raise ValueError(
-                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
-            )
-        if next(count) > MAX_TURNS:
-            raise ValueError(f"an episode may make at most {MAX_TURNS} calls.")
-        called.add(role)
-        await asyncio.sleep(0)
-        return Turn(role, slot, round, [0], [0], [0.0], reply, "stop")
-
-    answer: object = await workflow.run(problem, call)
-    if not isinstance(answer, Answer):
-        raise TypeError(f"`run` must return an `Answer`, got {answer!r}.")

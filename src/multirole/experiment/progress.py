@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
+from multirole.core.measures import accuracy, mean_reward
 from multirole.core.types import Episode
+from multirole.diagnostics.falls import wilson
 from multirole.experiment.cell import Cell
 from multirole.experiment.machine import engine_of
 from multirole.experiment.models import shape_of
@@ -71,10 +72,8 @@ def announced(what: str, is_said: bool) -> Iterator[None]:
 
 def interval(right: int, n: int) -> str:
     """Accuracy with its 95 % Wilson interval, such as "43.0 % (37.1 to 49.1)"."""
-    z, p = 1.959964, right / n
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
-    return f"{100 * p:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    low, high = wilson(right, n)
+    return f"{100 * right / n:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int], checkpoint: Path | None) -> None:
@@ -113,20 +112,14 @@ class Progress(MultiRoleCallback):
         tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
         alarms = [f"{alarm['alarm']} ({alarm['role'] or alarm['adapter']})" for alarm in trainer.alarms.new]
         seconds = sum(iteration.seconds.values())
-        say(iteration_line(number, planned, *scores(iteration.episodes), seconds, left, tokens, alarms))
+        scored = mean_reward(iteration.episodes), accuracy(iteration.episodes)
+        say(iteration_line(number, planned, *scored, seconds, left, tokens, alarms))
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Print the scores of the validation problems, and what the roles add to them."""
         step = trainer.state.global_step
         skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
-        say(validation_line(step, *scores(episodes), len(episodes), skills))
-
-
-def scores(episodes: list[Episode]) -> tuple[float, float | None]:
-    """The mean reward and, where the rewards say what is correct, the accuracy."""
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    right = [reward.is_correct for reward in rewards if reward.is_correct is not None]
-    return fmean(reward.value for reward in rewards), fmean(right) if right else None
+        say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes), skills))
 
 
 def _scored(reward: float, accuracy: float | None) -> str:

@@ -23,6 +23,7 @@ that it continues from: the record never disagrees with the weights.
 import json
 import shutil
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 
 from multirole import sandbox
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
+from multirole.core.measures import accuracy, mean_reward
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Turn
 from multirole.diagnostics.alarms import Alarms
@@ -77,19 +79,6 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     }
 
 
-def episode_row(iteration: int, episode: Episode) -> dict[str, object]:
-    """One training episode; `episode` counts the attempts at its problem in this iteration."""
-    assert episode.reward is not None
-    return {
-        "iteration": iteration,
-        "problem": episode.problem.id,
-        "episode": episode.index,
-        "reward": episode.reward.value,
-        "advantage": episode.advantage,
-        "correct": episode.reward.is_correct,
-    }
-
-
 class Recorder:
     """A run's tables; `save(step)` makes them durable, `rewind(checkpoint)` undoes what came after it."""
 
@@ -117,6 +106,7 @@ class Recorder:
     def rewind(self, checkpoint: Path | None) -> None:
         """Put the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind."""
         staged, step = staging(self.folder), step_of(checkpoint) if checkpoint else 0
+        (self.folder / "turns").mkdir(exist_ok=True)
         if checkpoint is not None:
             tables = {path.stem: pq.read_table(path).to_pylist() for path in (checkpoint / RECORD).glob("*.parquet")}
             self.tables |= tables
@@ -172,16 +162,16 @@ class Recording(MultiRoleCallback):
         if self.recorder is None:
             return
         episodes, number, seconds = iteration.episodes, iteration.number, iteration.seconds
-        rewards = [episode.reward for episode in episodes if episode.reward is not None]
-        groups: dict[tuple[str, int], set[float]] = {}
-        for episode, reward in zip(episodes, rewards, strict=True):
-            groups.setdefault(episode.group(trainer.args.num_generations), set()).add(reward.value)
+        groups: dict[tuple[str, int], set[float]] = defaultdict(set)
+        for episode in episodes:
+            assert episode.reward is not None
+            groups[episode.group(trainer.args.num_generations)].add(episode.reward.value)
         tables, turns = self.recorder.tables, [turn for episode in episodes for turn in episode.turns]
         tables["metrics"].append(
             {
                 "iteration": number,
-                "reward": sum(reward.value for reward in rewards) / len(rewards),
-                "accuracy": sum(bool(reward.is_correct) for reward in rewards) / len(rewards),
+                "reward": mean_reward(episodes),
+                "accuracy": accuracy(episodes),
                 "episodes": len(episodes),
                 "turns": len(turns),
                 "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
@@ -203,7 +193,13 @@ class Recording(MultiRoleCallback):
         for name, rows in found.items():
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]
-        tables["episodes"] += [episode_row(number, episode) for episode in episodes]
+        tables["episodes"] += [
+            {
+                "iteration": number, "problem": e.problem.id, "episode": e.index, "reward": e.reward and e.reward.value,
+                "advantage": e.advantage, "correct": e.reward and e.reward.is_correct,
+            }
+            for e in episodes
+        ]  # fmt: skip
         tables["alarms"] += self.alarms.new
 
     def on_episodes_evaluated(

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import math
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from multirole import sandbox
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import full, gather_objects, processes
-from multirole.core.engine import Engine
-from multirole.core.gradients import local
+from multirole.core.distributed import full, gather_objects, local, processes
+from multirole.core.engine import Completion, Engine, Sampling
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.inputs import add_adapters, check_reward
 from multirole.core.policy import adapter_names
-from multirole.core.rollout import PromptOverflow
+from multirole.core.rollout import PromptOverflow, Rollout
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Message, Problem, Reward, Turn, Workflow
-from multirole.core.watch import in_thread
+from multirole.core.watch import in_thread, user_lines
 from multirole.diagnostics.alarms import AlarmCallback, Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
@@ -45,12 +46,11 @@ from multirole.diagnostics.skills import SkillWatch
 from multirole.engines import load_engine
 from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import newest_whole, staging
-from multirole.experiment.folders import claim, folder_of, is_done, make_writable, open_folder
+from multirole.experiment.folders import folder_of, is_done, open_folder
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.experiment.machine import engine_of
 from multirole.experiment.model_checks import check_loaded, check_model
 from multirole.experiment.models import locate
-from multirole.experiment.own import dry_run
 from multirole.experiment.preflight import look, stopping
 from multirole.experiment.presets import is_tiny
 from multirole.experiment.progress import Progress, alive, announced, conclude, introduce, say
@@ -62,6 +62,10 @@ from multirole.experiment.stops import Stop, heeding
 from multirole.experiment.storage import reporting, writing
 
 logger = logging.getLogger(__name__)
+
+DRY_SECONDS = 30.0
+REPLIES = ("", "\\boxed{1}")
+"""What every role answers when a workflow is tried."""
 
 SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "lr_clock", "weight_decay", "max_grad_norm", "updates", "step_tokens",
@@ -127,6 +131,46 @@ def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch =
             **{name.removeprefix("vllm_"): size for name, size in launch.vllm_sizes().items()},
         )  # fmt: skip
     return engine(tokenizer.eos_token_id, max_length=max_length)
+
+
+class _Trial:
+    """An engine and a tokenizer that answer every request with one reply."""
+
+    def __init__(self, reply: str) -> None:
+        self.reply, self.keys = reply, list[int]()
+
+    def add(self, key: int, request: object) -> None:
+        self.keys.append(key)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        keys, self.keys = self.keys, []
+        return [(key, Completion([0], [0.0], "stop")) for key in keys]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return self.reply
+
+
+def dry_run(workflow: Workflow, problem: Problem) -> None:
+    """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
+
+    Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
+    """
+    called: set[str] = set()
+    for reply in REPLIES:
+        said: Any = _Trial(reply)
+        rollout = Rollout(workflow, said, said, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
+        rollout.patience = DRY_SECONDS
+        try:
+            (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
+        except RuntimeError as error:
+            where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
+            raise ValueError(
+                f"Tried without a model, where every reply was {reply!r}: {error}\n{where}".rstrip()
+            ) from error
+        called |= {turn.role for turn in episode.turns}
+    if missing := [role for role in workflow.roles if role not in called]:
+        logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
+                       workflow.name, ", ".join(missing))  # fmt: skip
 
 
 def first_prompts(
@@ -244,11 +288,10 @@ class TaskReward:
         return rewards
 
     def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
-        rewards = self.score(
-            [episode.problem for episode in episodes], [(e.answer or Answer("")).text for e in episodes]
-        )
-        for episode, reward in zip(episodes, rewards, strict=True):
-            episode.reward = reward
+        answers = [episode.answer or Answer("") for episode in episodes]
+        rewards = self.score([episode.problem for episode in episodes], [answer.text for answer in answers])
+        for episode, answer, reward in zip(episodes, answers, rewards, strict=True):
+            episode.reward = reward if answer.reason is None else replace(reward, reason=answer.reason)
         return [reward.value for reward in rewards]
 
 
@@ -383,9 +426,7 @@ def run_cell(
     with heeding() as stop, ExitStack() as held:
         with refusing():
             if is_main:
-                make_writable(folder, launch.results_dir)
-                held.enter_context(claim(folder))
-                open_folder(cell, launch.results_dir)
+                held.enter_context(open_folder(folder, launch.results_dir, cell.to_dict()))
             processes().wait_for_everyone()
             if is_done(folder):
                 conclude(folder, "was finished before")

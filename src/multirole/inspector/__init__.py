@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from multirole.diagnostics.names import colours_of
 from multirole.diagnostics.signatures import HEDGES
+from multirole.experiment.cell import policy_name
 from multirole.experiment.storage import write_text
 from multirole.inspector import reader
 from multirole.inspector.episodes import describe_episodes, training_groups
@@ -60,7 +61,7 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "regime": reader.regime(config),
         "index": index,
         "state": reader.state(folder),
-        "config": config | {"policy": reader.policy_name(config["policy"])},
+        "config": config | {"policy": policy_name(config["policy"])},
         "provenance": reader.read_provenance(folder),
         "iterations": iterations,
         "facts": reader.facts(folder).reset_index().to_dict("records"),

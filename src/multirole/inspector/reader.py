@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from statsmodels.stats.proportion import proportion_confint
 
-from multirole.core.policy import parse_policy
-from multirole.diagnostics.falls import first_fall
+from multirole.diagnostics.falls import first_fall, wilson
 from multirole.diagnostics.names import cell_name
-from multirole.experiment.cell import preset_values
-from multirole.experiment.storage import sha256
+from multirole.experiment.cell import policy_name, preset_values
+from multirole.experiment.folders import is_done, outcome_of
 
 
 @dataclass(frozen=True)
@@ -102,22 +100,12 @@ def read_provenance(folder: Path) -> dict:
 
 def state(folder: Path) -> str:
     """Whether it is finished, how it ended, and whether a file is no longer the one that DONE lists."""
-    done = folder / "DONE"
-    if not done.exists():
+    if not (folder / "DONE").exists():
         return "not finished"
-    for name, digest in json.loads(done.read_text(encoding="utf-8")).items():
-        if not (folder / name).exists() or sha256(folder / name) != digest:
-            return "changed after it finished"
-    outcome = read_provenance(folder).get("outcome")
+    if not is_done(folder):
+        return "changed after it finished"
+    outcome = outcome_of(folder)
     return f"{outcome['state']} at iteration {outcome['iteration']}" if outcome else "finished"
-
-
-def policy_name(policy: dict[str, str]) -> str:
-    """ "sp", "ip" or the map as text."""
-    for name in ("sp", "ip"):
-        if policy == parse_policy(name, list(policy)):
-            return name
-    return ",".join(f"{role}={adapter}" for role, adapter in policy.items())
 
 
 def title(config: dict) -> str:
@@ -149,7 +137,7 @@ def validation(folder: str | Path) -> pd.DataFrame:
     if not len(outcomes):
         return pd.DataFrame(columns=["step", "accuracy", "low", "high", "n"])
     by_step = outcomes.groupby("step")["correct"].agg(["mean", "sum", "count"])
-    low, high = proportion_confint(by_step["sum"], by_step["count"], method="wilson")
+    low, high = wilson(by_step["sum"], by_step["count"])
     columns = {"accuracy": by_step["mean"], "low": low, "high": high, "n": by_step["count"]}
     return pd.DataFrame(columns).reset_index()
 

@@ -8,8 +8,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from multirole.diagnostics.names import colours_of
+from multirole.experiment.cell import policy_name
 from multirole.inspector import reader
-from multirole.inspector.reader import load, policy_name, validation
+from multirole.inspector.reader import load, validation
 
 LINE_STYLES = ("-", "--", ":", "-.")
 

@@ -39,16 +39,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from multirole.sandbox import selftest
 from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import REASONS, RULES, Limits, SandboxError, Stats, Verdict
+from multirole.sandbox.verdict import RULES, Limits, SandboxError, Stats, Verdict
 
 __all__ = [
-    "REASONS", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
+    "RULES", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
     "require", "take_stats",
 ]  # fmt: skip
 
@@ -79,8 +79,8 @@ def grade_batch(
         raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
-    prepared = {key: _Tests(normalise_tests(given)) for key, given in {id(given): given for given in tests}.items()}
-    jobs = [prepared[id(given)].job(program, rule) for program, given in zip(programs, tests, strict=True)]
+    makers = {key: _job_maker(normalise_tests(given), rule) for key, given in {id(one): one for one in tests}.items()}
+    jobs = [makers[id(given)](program) for program, given in zip(programs, tests, strict=True)]
     with _lock:
         pool, started = _running(), time.monotonic()
         restarts = pool.restarts
@@ -91,19 +91,16 @@ def grade_batch(
     return [_verdict(job, rule) for job in jobs]
 
 
-class _Tests:
-    """A problem's normalised tests in the form that jobs need, shared by all its programs."""
+def _job_maker(tests: list[dict], rule: str) -> Callable[[str], Job]:
+    """Program -> job, on a problem's normalised tests, which all its programs share."""
+    is_wrapped = are_wrapped(tests)
+    inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
+    functions = [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests]
 
-    def __init__(self, tests: list[dict]) -> None:
-        self.tests, self.is_wrapped = tests, are_wrapped(tests)
-        self.inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
-        self.functions = [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests]
+    def is_passed(index: int, output: bytes) -> bool:
+        return is_right(output, tests[index], is_wrapped)
 
-    def is_right(self, index: int, output: bytes) -> bool:
-        return is_right(output, self.tests[index], self.is_wrapped)
-
-    def job(self, program: str, rule: str) -> Job:
-        return Job(program, self.inputs, self.functions, self.is_right, rule == "all_pass")
+    return lambda program: Job(program, inputs, functions, is_passed, rule == "all_pass")
 
 
 def _verdict(job: Job, rule: str) -> Verdict:

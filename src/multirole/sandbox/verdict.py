@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass, field
 
-REASONS = ("passed", "wrong_answer", "error", "timeout", "memory", "output_limit", "violation", "no_code", "not_run")
 RULES = ("fraction", "all_pass")
 
 
@@ -67,7 +66,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of grading one program. `reason` is "passed", or that of the first test that was run and not passed."""
+    """The result of grading one program. `reason` is "passed", or that of the first test that was run and not passed.
+
+    Each test has one of the `reasons` passed, wrong_answer, error, timeout, memory, output_limit, violation, no_code and not_run.
+    """
 
     reward: float
     passed: int

@@ -26,11 +26,10 @@ from string import Template
 from typing import Any, ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
-from multirole.sandbox import Limits, Verdict, grade_batch, normalise_tests
+from multirole.sandbox import RULES, Limits, Verdict, grade_batch, normalise_tests
 from multirole.tasks.sources import BadRow, Row, Source, question_id, text_of
 
 Rule = Literal["fraction", "all_pass"]
-Test = dict[str, Any]
 
 
 def to_problem(row: Row) -> Problem:
@@ -104,11 +103,6 @@ class Code:
     reward: Rule = "fraction"
     name: ClassVar[str] = "code"
 
-    def __post_init__(self) -> None:
-        if self.rows not in SOURCES:
-            raise ValueError(f"`rows` must be one of {sorted(SOURCES)}, got {self.rows!r}.")
-        check_rule(self.reward)
-
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of "train" or "validation", or all of them."""
         return SOURCES[self.rows].problems(self.data, split, count)
@@ -128,12 +122,6 @@ class Code:
             Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.passed == v.total)
             for v in verdicts
         ]
-
-
-def check_rule(rule: str) -> None:
-    """Raise ValueError for an unknown way to grade code."""
-    if rule not in ("fraction", "all_pass"):
-        raise ValueError(f"`reward` must be 'fraction' or 'all_pass', got {rule!r}.")
 
 
 def extract_program(text: str) -> str | None:
@@ -169,7 +157,8 @@ def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits 
     A row's tests are in any published form that `normalise_tests` reads. The reward is the passed fraction, or 1 or 0
     under "all_pass"; it is 0 without a program.
     """
-    check_rule(rule)
+    if rule not in RULES:  # the sandbox would say so after a whole rollout
+        raise ValueError(f"`rule` must be one of {list(RULES)}, got {rule!r}.")
 
     def passed_tests(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
         if column not in columns:

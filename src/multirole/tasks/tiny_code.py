@@ -2,7 +2,7 @@
 
 A question is a specification such as `keep even, times 3, drop first 2, max or 0`. The answer is the last ```python
 fence; it is graded on hidden tests (the empty list among them) by `multirole.sandbox`, which the expected outputs never
-enter. Splits are disjoint by a hash of the specification, but not by `behaviour`: 74 of the 256 validation problems ask
+enter. Splits are disjoint by a hash of the specification, but not by what the function returns: 74 of the 256 validation problems ask
 for the same function as one of the 4,096 for training, and 7 for a constant.
 """
 
@@ -11,11 +11,11 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole.sandbox import Limits, Verdict
-from multirole.tasks.code import Rule, Test, check_rule, grade
+from multirole.tasks.code import Rule, grade
 from multirole.tasks.splits import first_problems, split_of
 
 NAME = "tiny_code"
@@ -99,16 +99,6 @@ def run_steps(steps: list[Step], xs: list[int]) -> list[int]:
     return xs
 
 
-_probes = random.Random(NAME)
-PROBES = [[], *([_probes.randint(-20, 30) for _ in range(_probes.randint(1, 12))] for _ in range(63))]
-
-
-def behaviour(question: str) -> tuple[int, ...]:
-    """What the specified function returns for each of `PROBES`: equal for two ways to write one function."""
-    steps, reducer = parse(question)
-    return tuple(reducer.run(run_steps(steps, xs)) for xs in PROBES)
-
-
 def _sample(rng: random.Random, n_primitives: int) -> Problem:
     steps = [draw_step(rng) for _ in range(n_primitives)]
     reducer = rng.choice(REDUCERS)
@@ -133,18 +123,9 @@ _verdicts: dict[tuple[str, str, str], Verdict] = {}
 MOST_VERDICTS = 50_000
 
 
-def tests_of(problem: Problem) -> list[Test]:
-    """Return the hidden tests in the grader's form."""
-    pairs = zip(problem.reference["arguments"], problem.reference["expected"], strict=True)
-    return [
-        {
-            "input": "\n".join(map(json.dumps, arguments)),
-            "output": json.dumps(expected),
-            "testtype": "functional",
-            "metadata": {"func_name": "f"},
-        }
-        for arguments, expected in pairs
-    ]
+def tests_of(problem: Problem) -> dict[str, Any]:
+    """Return the hidden tests in a form that the sandbox reads."""
+    return {"fn_name": "f", "inputs": problem.reference["arguments"], "outputs": problem.reference["expected"]}
 
 
 def extract(text: str) -> str | None:
@@ -159,9 +140,6 @@ class TinyCode:
 
     reward: Rule = "fraction"
     name: ClassVar[str] = NAME
-
-    def __post_init__(self) -> None:
-        check_rule(self.reward)
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of a split."""

@@ -1,0 +1,33 @@
+"""What can be read off episodes and rows without the model: rewards, accuracy, and one role's numbers."""
+
+import math
+
+import torch
+
+from multirole.core.rows import Row
+from multirole.core.types import Episode
+
+
+def mean_reward(episodes: list[Episode]) -> float:
+    """Mean outcome reward of scored episodes; NaN where there is none."""
+    values = [episode.reward.value for episode in episodes if episode.reward is not None]
+    return sum(values) / len(values) if values else math.nan
+
+
+def accuracy(episodes: list[Episode]) -> float | None:
+    """Fraction of correct ones among scored episodes; None where the reward function does not say which are."""
+    right = [episode.reward.is_correct for episode in episodes if episode.reward is not None]
+    return None if None in right or not right else sum(map(bool, right)) / len(right)
+
+
+def text_metrics(rows: list[Row]) -> dict[str, float]:
+    """What can be read off one role's rows without the model."""
+    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
+    return {
+        "rows": len(rows),
+        "tokens": sum(len(row.turn.completion_ids) for row in rows),
+        "reward": mean_reward([row.episode for row in rows]),
+        "advantage_mean": advantages.mean().item(),
+        "advantage_abs": advantages.abs().mean().item(),
+        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
+    }
