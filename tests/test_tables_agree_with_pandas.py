@@ -309,7 +309,9 @@ def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, made, tmp_path):
         values = table.values
         assert "task" not in values or "code" not in set(values["task"]), table.name
     shown = {table.name: table for table in tables(results)}
-    both = made["table_1"].values.query("task == 'math'")  # whose differences are corrected together with those of programs
+    both = made["table_1"].values.query(
+        "task == 'math'"
+    )  # whose differences are corrected together with those of programs
     assert shown["table_1"].values["value"].tolist() == both["value"].tolist()
     settings = shown["table_7"].shown.set_index("setting")["grid"]
     assert settings["Voting, Code (prompt / response tokens)"] == "–"
