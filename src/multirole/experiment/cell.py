@@ -36,7 +36,7 @@ class Coordinates(Settings):
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
     scale: Literal["tiny-s", "tiny-r", "0.6b", "1.7b", "4b"] = option(
-        "tiny-s, tiny-r (math alone, the harder base), or on a GPU node 0.6b, 1.7b, 4b", "tiny-s"
+        "tiny-s, tiny-r (harder tasks), or on a GPU node 0.6b, 1.7b, 4b", "tiny-s"
     )
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
     preset: Literal["paper", "released_code"] = option(
@@ -226,8 +226,6 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
                 yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
                 yield f"`{name}` must be an existing local path, got {path!r}. Leave it out for the pinned download."
-        if self.scale == "tiny-r" and self.task == "code":
-            yield "`scale='tiny-r'` has a base for task='math' only, got task='code'. Write scale='tiny-s'."
         if self._task is not None and self.data is not None:
             yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
 
@@ -267,16 +265,15 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         from multirole.tasks.tiny_chain import TinyChain
         from multirole.tasks.tiny_code import TinyCode
         from multirole.tasks.tiny_math import TinyMath
+        from multirole.tasks.tiny_pipe import TinyPipe
 
         if self._task is not None:
             return self._task
-        if self.scale == "tiny-r":
-            return TinyChain(self.malformed_reward)
         if self.task == "math":
-            return TinyMath(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
-        if is_tiny(self.scale):
-            return TinyCode(self.code_reward)
-        return Code(self.data, self.code_rows, self.code_reward)
+            tiny_math = {"tiny-s": TinyMath, "tiny-r": TinyChain}.get(self.scale)
+            return tiny_math(self.malformed_reward) if tiny_math else Math(self.data, self.malformed_reward)
+        tiny_code = {"tiny-s": TinyCode, "tiny-r": TinyPipe}.get(self.scale)
+        return tiny_code(self.code_reward) if tiny_code else Code(self.data, self.code_rows, self.code_reward)
 
     @property
     def anchors(self) -> dict[str, float]:
@@ -381,7 +378,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
                 values[name] = special.get("released_code", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
-    values |= {"rounds": ROUNDS[kind]} | OF_SCALE.get(str(scale), {})
+    values |= {"rounds": ROUNDS[kind]} | OF_SCALE.get((str(scale), kind), {})
     if not is_tiny(scale):
         like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
         values["max_prompt_tokens"], values["max_response_tokens"] = LENGTHS[like, kind]

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.presets import MODELS, Shape, is_tiny
+from multirole.experiment.presets import BASES, MODELS, Shape, is_tiny
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 NEEDED = ("config.json", "tokenizer_config.json")
@@ -18,7 +18,8 @@ HUB_SECONDS = 5.0
 def local_folder(cell: Cell) -> Path | None:
     """The model's folder if it is this package's or the user's; None for a pinned model."""
     if is_tiny(cell.scale):
-        return Path(str(files("multirole").joinpath("models", cell.scale)))
+        name = BASES.get((cell.scale, cell.task), cell.scale)
+        return Path(str(files("multirole").joinpath("models", name)))
     return None if cell.model is None else Path(cell.model).expanduser()
 
 

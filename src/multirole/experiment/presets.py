@@ -4,8 +4,13 @@ from dataclasses import dataclass
 
 TASKS = ("math", "code")
 TINY_SCALES = ("tiny-s", "tiny-r")
-OF_SCALE: dict[str, dict[str, int]] = {"tiny-r": {"max_response_tokens": 272, "n_problems": 8}}
-"""Settings in which an embedded scale differs from the others."""
+OF_SCALE: dict[tuple[str, str], dict[str, int]] = {
+    ("tiny-r", "math"): {"max_response_tokens": 272, "n_problems": 8},
+    ("tiny-r", "code"): {"max_response_tokens": 176, "n_problems": 8},
+}
+"""Settings in which an embedded scale differs from the others, by task."""
+BASES = {("tiny-r", "code"): "tiny-r-code"}
+"""Folders of embedded models that are not named as their scale."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,183 @@
+"""tiny_pipe: write `f(xs)`, a pipeline of steps along a list, in which every position has to be worked out.
+
+A question such as `at 57, add +5, sub +7, xor -3, rest +4` puts a cursor somewhere and moves it before every step. The element
+under it is folded into a result `r`, and `rest` adds the sum of all that is left from there on. The program needs positions
+(`r = xs[57]`, `r += xs[62]`, `r -= xs[69]`, ...), so the moves have to be added up. A *long* question has many moves of one digit;
+a *wide* one has fewer, most of them of two digits, which are best taken apart into tens and ones. The answer is the last
+```python fence, graded on hidden tests. A hash of the *behaviour* decides the split, so that no function of the validation split
+is in the training split in other words.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Literal
+
+from multirole.core.types import Problem, Reward
+from multirole.tasks.splits import first_problems, split_of
+from multirole.tasks.tiny_code import TinyCode, extract
+
+NAME = "tiny_pipe"
+LARGEST, LARGEST_MOVE = 99, 49
+Kind = Literal["long", "wide"]
+KINDS: tuple[Kind, ...] = ("long", "wide")
+LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 10), "wide": (6, 7)}
+"""The fewest and the most moves of the task's problems."""
+FOLDS = {"add": "+", "sub": "-", "xor": "^"}
+START, REST = "at", "rest"
+NARROW = [sign * n for sign in (1, -1) for n in range(1, 10)]
+WIDE = [sign * n for sign in (1, -1) for n in range(11, LARGEST_MOVE + 1) if n % 10]
+WIDE_SHARE = 0.7
+N_TESTS = 8
+
+Step = tuple[str, int]
+"""A word of `FOLDS`, or at the end `REST`, and the move before it; at the beginning `START` and a position."""
+Reads = list[tuple[str, int]]
+"""What a program reads: a sign of `FOLDS` ("+" for the first) and a position; at the end "+" and where the rest begins."""
+
+
+def _lists(seed: str, count: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randint(-99, 99) for _ in range(rng.randint(LARGEST + 1, LARGEST + 9))] for _ in range(count)]
+
+
+PROBES = _lists(f"{NAME}/probes", 8)
+TESTS = _lists(f"{NAME}/tests", N_TESTS)
+
+
+def parse(question: str) -> list[Step]:
+    """The steps that a question names."""
+    return [(word, int(move)) for word, move in (part.split(" ") for part in question.split(", "))]
+
+
+def phrase(steps: list[Step]) -> str:
+    """The question that names these steps."""
+    return ", ".join(f"{word} {move}" if word == START else f"{word} {move:+d}" for word, move in steps)
+
+
+def reads_of(steps: list[Step]) -> Reads:
+    """What a right program reads."""
+    found, cursor = [], 0
+    for word, move in steps:
+        cursor += move
+        found.append((FOLDS.get(word, "+"), cursor))
+    return found
+
+
+def run(reads: Reads, xs: list[int]) -> int:
+    """What a program with these reads returns; IndexError where it reads beyond the end."""
+    *folds, (_, start) = reads
+    result = 0
+    for sign, position in folds:
+        x = xs[position]
+        result = result + x if sign == "+" else result - x if sign == "-" else result ^ x
+    return result + sum(xs[start:])
+
+
+def behaviour(question: str) -> tuple[int, ...]:
+    """What the function returns for each of `PROBES`: equal for two ways to write one function."""
+    reads = reads_of(parse(question))
+    return tuple(run(reads, xs) for xs in PROBES)
+
+
+def kind_of(question: str) -> Kind:
+    """Whether a question has a move of two digits ("wide") or none ("long")."""
+    return "wide" if any(abs(move) > 9 for _, move in parse(question)[1:]) else "long"
+
+
+def _sample(rng: random.Random, kind: Kind, n_steps: int) -> str | None:
+    """A question in which no move occurs twice; None where the drawn beginning leaves no move."""
+    cursor = start = rng.randint(0, LARGEST)
+    moves: list[int] = []
+    for _ in range(n_steps):
+        is_wide = kind == "wide" and rng.random() < WIDE_SHARE
+        free = [m for m in (WIDE if is_wide else NARROW) if m not in moves and 0 <= cursor + m <= LARGEST]
+        if not free:
+            return None
+        moves.append(rng.choice(free))
+        cursor += moves[-1]
+    folds = [(rng.choice(list(FOLDS)), move) for move in moves[:-1]]
+    return phrase([(START, start), *folds, (REST, moves[-1])])
+
+
+def to_problem(question: str) -> Problem:
+    """The problem with its hidden tests."""
+    reads = reads_of(parse(question))
+    reference = {"arguments": [[xs] for xs in TESTS], "expected": [run(reads, xs) for xs in TESTS]}
+    return Problem(f"{NAME}/{question}", "tiny_code", question, reference)
+
+
+def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None) -> Iterator[Problem]:
+    """Yield problems of one split without end, with repeats, both kinds alike; `lengths` are moves at least and at most."""
+    while True:
+        kind = rng.choice(KINDS)
+        question = _sample(rng, kind, rng.randint(*(lengths or LENGTHS)[kind]))
+        if question is None or kind_of(question) != kind:
+            continue
+        results = behaviour(question)
+        if len(set(results)) > 1 and split_of(str(results)) == split:
+            yield to_problem(question)
+
+
+LINE = re.compile(r"    (?:#[-+=# \w]*|r ([-+^])= xs\[(0|[1-9]\d{0,3})\])\n", re.ASCII)
+PROGRAM = re.compile(
+    rf"def f\(xs\):\n    r = xs\[(0|[1-9]\d{{0,3}})\]\n((?:{LINE.pattern})*)    return r \+ sum\(xs\[(0|[1-9]\d{{0,3}}):\]\)\n",
+    re.ASCII,
+)
+
+
+def read_program(source: str) -> Reads | None:
+    """What a program of the usual form reads; None for any other program."""
+    found = PROGRAM.fullmatch(source)
+    if found is None:
+        return None
+    folds = [(sign, int(position)) for sign, position in LINE.findall(found[2]) if sign]
+    return [("+", int(found[1])), *folds, ("+", int(found.groups()[-1]))]
+
+
+@cache
+def _reward(reads: tuple[tuple[str, int], ...], expected: tuple[int, ...], is_all_pass: bool) -> Reward:
+    """What the sandbox would say of a program with these reads."""
+    reasons = []
+    for xs, value in zip(TESTS, expected, strict=True):
+        try:
+            reasons.append("passed" if run(list(reads), xs) == value else "wrong_answer")
+        except IndexError:
+            reasons.append("error")
+        if is_all_pass and reasons[-1] != "passed":
+            break
+    passed = reasons.count("passed")
+    failures = sorted({*reasons} - {"passed"})  # "error" before "wrong_answer"
+    value = float(passed == N_TESTS) if is_all_pass else passed / N_TESTS
+    return Reward(value, failures[0] if failures else "passed", passed == N_TESTS)
+
+
+@dataclass(frozen=True)
+class TinyPipe(TinyCode):
+    """The task; the roles have tiny_code's prompts, and `reward` is as there.
+
+    Programs of the usual form are read and computed here; all others run in the sandbox, with the same result (tests/test_organism_code.py).
+    """
+
+    name: ClassVar[str] = NAME
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of a split."""
+        return first_problems(stream, split, count, f"{NAME}/{split}")[:]
+
+    def describe(self) -> dict[str, object]:
+        """Return where the problems come from."""
+        return {"name": NAME, "is_embedded": True}
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Score by hidden tests."""
+        reads = [read_program(extract(text) or "") for text in texts]
+        others = [i for i, found in enumerate(reads) if found is None]
+        graded = super().score([problems[i] for i in others], [texts[i] for i in others]) if others else []
+        rewards = dict(zip(others, graded, strict=True))
+        for i, (problem, found) in enumerate(zip(problems, reads, strict=True)):
+            if found is not None:
+                rewards[i] = _reward(tuple(found), tuple(problem.reference["expected"]), self.reward == "all_pass")
+        return [rewards[i] for i in range(len(texts))]
