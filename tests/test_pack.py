@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 
 def equal(recorded: Path, unpacked: Path) -> None:
-    """Compare every column that is packed: floats as float32, log-probs to half a thousandth of a nat, the rest as it is."""
+    """Compare every column that is packed: floats as float32, log-probs to half a hundredth of a nat, the rest as it is."""
     files = sorted(path.relative_to(recorded) for path in recorded.rglob("*.parquet"))
     assert files == sorted(path.relative_to(unpacked) for path in unpacked.rglob("*.parquet")) and files
     for file in files:
@@ -44,7 +44,7 @@ def equal(recorded: Path, unpacked: Path) -> None:
             before, after = one[name].to_pylist(), other[name].to_pylist()
             if name.endswith("logprobs"):
                 assert [len(values) for values in before] == [len(values) for values in after]
-                assert np.allclose(np.concatenate(before), np.concatenate(after), rtol=0, atol=5.01e-4)
+                assert np.allclose(np.concatenate(before), np.concatenate(after), rtol=0, atol=5.01e-3)
             elif isinstance(before[0], float) and name != "lr":
                 assert np.array_equal(np.float32(before), np.float32(after), equal_nan=True), (file, name)
             else:
@@ -145,12 +145,12 @@ def test_a_folder_that_does_not_match_its_done_is_refused_by_name(folder):
 def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_path):
     path = folder / IP.id / "turns" / "step_00005.parquet"
     turns = pd.read_parquet(path)
-    turns.at[0, "logprobs"] = np.float32([-100, -0.0004, -0.0006])
+    turns.at[0, "logprobs"] = np.float32([-100, -0.004, -0.006])
     turns.to_parquet(path)
     write_done(folder / IP.id)
     pack.pack(folder)
     found = pd.read_parquet(pack.unpack(folder, IP.id, tmp_path / "out") / "turns" / "step_00005.parquet")
-    assert found["logprobs"][0].tolist() == pytest.approx([-32.768, 0, -0.001])
+    assert found["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
 
 
 def test_the_command_says_what_it_packed(folder, capsys):

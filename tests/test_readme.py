@@ -78,11 +78,16 @@ def test_the_findings_on_skill_are_the_numbers_of_the_table():
     start, end = (skill(*judges, f"gain, {place}", "value")[0] for place in ("start", "end"))
     assert finding("from N points above a coin to N below") == [start, -end]
     assert finding(r"a change of N \[N, N\] \(3 seeds") == skill(*judges, "change")
-    selects = ("stress, one step", "selects", "math")
-    ends = [skill(*selects, f"gain, {place}", "value")[0] for place in ("start", "end")]
-    assert finding("aggregator goes from N over a random candidate to N") == ends
     paper = [skill("paper", "judges", task, "gain, end", "value")[0] for task in ("math", "code")]
-    assert finding("the evaluator ends at N on arithmetic, but at N on programs") == paper
+    assert finding("it ends at N on arithmetic, at N on programs") == paper
+    anchored = {"variant": "one step, judge anchored 0.1 (evaluator), fresh seeds"}
+    gained, lost = (
+        points("judges_confirmed", **anchored, number=f"change {of}") for of in ("of the gain", "at the end")
+    )
+    found = finding(r"ends N points higher \[N, N\] and accuracy N higher \[N, N\], decided on 6 fresh seeds of that cell")
+    assert found == gained + lost
+    (protects,) = points("judges_confirmed", "value", **anchored, number="protects")
+    assert protects == 100
 
 
 def test_the_findings_on_steps_and_policies_are_the_numbers_of_the_tables():
@@ -98,7 +103,7 @@ def test_the_findings_on_steps_and_policies_are_the_numbers_of_the_tables():
     assert finding("Two seeds of one cell differ by N points") == [round(floor[0] / 100, 1)]
     table = pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / "factorial_predictors.csv")
     counts = table.pivot_table("value", "quantity", "number")
-    of, alone = counts.loc["rate × steps (displacement)"], counts.loc["steps"]
+    of, alone = counts.loc["rate × steps / √rows"], counts.loc["steps"]
     misjudged = re.search(
         r"\((\d+) of (\d+) misjudged, threshold fitted on them\); steps alone misjudge (\d+)",
         re.sub(r"\s+", " ", README),

@@ -7,7 +7,7 @@
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
 All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems. Floats are stored
-as float32 (but for learning rates), log-probs as int16 in thousandths of a nat; those below -32.768 are stored as that. A turn's text is
+as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
 left out where it is that of its tokens, and put back on reading.
 """
 
@@ -200,8 +200,8 @@ def _is_split(field: pa.Field) -> bool:
 
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
     def thousandths(logprobs: pa.ChunkedArray) -> pa.ChunkedArray:
-        scaled = pc.round(pc.multiply(logprobs.cast(pa.float64()), 1000))
-        return pc.max_element_wise(scaled, -(2**15)).cast(pa.int16())
+        scaled = pc.multiply(pc.round(pc.multiply(logprobs.cast(pa.float64()), 100)), 10)
+        return pc.max_element_wise(scaled, -32760).cast(pa.int16())
 
     table = table.drop_columns([name for name in table.column_names if name in left_out])
     table = _mapped(table, thousandths, {pa.float64(): pa.float32()})
