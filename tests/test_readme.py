@@ -84,7 +84,9 @@ def test_the_findings_on_skill_are_the_numbers_of_the_table():
     gained, lost = (
         points("judges_confirmed", **anchored, number=f"change {of}") for of in ("of the gain", "at the end")
     )
-    found = finding(r"ends N points higher \[N, N\] and accuracy N higher \[N, N\], decided on 6 fresh seeds of that cell")
+    found = finding(
+        r"ends N points higher \[N, N\] and accuracy N higher \[N, N\], decided on 6 fresh seeds of that cell"
+    )
     assert found == gained + lost
     (protects,) = points("judges_confirmed", "value", **anchored, number="protects")
     assert protects == 100
