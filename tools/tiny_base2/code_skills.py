@@ -1,216 +1,56 @@
 """What the base for code, or a trained adapter in every role, can do on validation problems: the facts of the model card.
 
-Three samples of the solver per problem are the drafts and candidates that the other roles are asked about. "Forced" replies
-have their beginning written for them: the head of a program with the fitting mark, or an open box. Intervals are 95 %, normal,
-over problems.
+As `tiny_base2.skills`, with the beginning of a program where a derivation is forced, and with each working habit forced.
 """
 
-from collections.abc import Sequence
-from statistics import fmean
-
-import numpy as np
-from transformers import PreTrainedTokenizerFast
-
-from multirole.core.engine import Engine
-from multirole.core.types import Message, Problem
-from multirole.diagnostics.signatures import turn_signature
+from multirole.core.types import Problem
 from multirole.tasks.tiny_pipe import KINDS, TinyPipe, kind_of, parse, reads_of
-from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
-from multirole.workflows.eval_opt import parse_verdict
-from multirole.workflows.voting import parse_selection
-from tiny_base2 import code_habits as habits
-from tiny_base2.ask import Reply, asked, complete
-from tiny_base2.code_dialogues import Draft, derivation, point_out
+from tiny_base2 import code_dialogues, code_habits, skills
 from tiny_base2.code_tokenizer import HEAD
-from tiny_base2.habits import Steady
-from tiny_base2.skills import Fact, balanced, fact
+from tiny_base2.skills import Fact, fact
 
 CAP = 176
-BARE = "\\boxed{"
-OTHER = {"comment": "split", "split": "comment"}
-NAMES = {habit: strategy for strategy, habit in habits.STRATEGIES.items()}
 
 
-class Examiner:
-    """Asks an engine's base for replies of one role after another."""
+class Examiner(skills.Examiner):
+    """Asks a base for tiny_pipe."""
 
-    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerFast, count: int, seed: int = 0) -> None:
-        self.engine, self.tokenizer, self.seed, self.task = engine, tokenizer, seed, TinyPipe()
-        self.problems = self.task.problems("validation", count)
-        self.plain = [asked(Single(), p, {}, ("generator", 0, 0)) for p in self.problems]
-        self.samples = [self.ask(self.plain) for _ in range(3)]
-        self.right = [self.grade(self.problems, texts) for texts in self.samples]
-        self.starts = [habits.start(p) for p in self.problems]
-        self.natural: dict[str, list[Reply]] = {"generator": [reply for texts in self.samples for reply in texts]}
+    task = TinyPipe()
+    kind_of = staticmethod(kind_of)
+    cap = CAP
+    habits, dialogues = code_habits, code_dialogues
+    useful, heads = "# ", (HEAD,)
 
-    def ask(self, asks: Sequence[list[Message]], forced: str | Sequence[str] = "") -> list[Reply]:
-        """Replies; every call has other random numbers."""
-        self.seed += 1
-        return complete(self.engine, self.tokenizer, asks, forced, CAP, self.seed)
+    def start(self, problem: Problem) -> str:
+        """The beginning of a program with the fitting mark."""
+        return code_habits.start(problem)
 
-    def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[bool]:
-        """Whether each text answers its problem."""
-        return [bool(reward.is_correct) for reward in self.task.score(list(problems), list(texts))]
+    def claimed(self, text: str) -> int | None:
+        """Where a program ends."""
+        return code_habits.claimed(text)
+
+    def truth(self, problem: Problem) -> int:
+        """Where a right program ends."""
+        return reads_of(parse(problem.question))[-1][1]
 
     def solver(self) -> dict[str, Fact]:
-        """Accuracy, what three tries add, lengths, and how good each working habit is."""
-        per_problem = list(zip(*self.right, strict=True))
-        useful = [
-            reply.n_tokens
-            for texts, right in zip(self.samples, self.right, strict=True)
-            for reply, is_right in zip(texts, right, strict=True)
-            if is_right and "# " in reply
-        ]
-        facts = {
-            "accuracy": fact(fmean(right) for right in per_problem),
-            "pass@3 - pass@1": fact(any(right) - fmean(right) for right in per_problem),
-            "tokens": fact(reply.n_tokens for texts in self.samples for reply in texts),
-            "cut off": fact(reply.is_cut for reply in self.samples[0]),
-            "tokens of right derivations": fact(useful),
-            "p95 of right derivations": fact([float(np.percentile(useful, 95))] if useful else []),
-        }
-        kinds = [kind_of(p.question) for p in self.problems]
-        for kind in KINDS:
-            facts[f"accuracy, {kind}"] = fact(fmean(r) for r, k in zip(per_problem, kinds, strict=True) if k == kind)
-        forced: dict[str, list[bool]] = {}
-        for habit in habits.MARKS:
-            starts = [habits.begin(p, habit) for p in self.problems]
+        """Also how good each working habit is."""
+        facts, forced = super().solver(), {}
+        for habit in code_habits.MARKS:
+            starts = [code_habits.begin(p, habit) for p in self.problems]
             right = forced[habit] = self.grade(self.problems, self.ask(self.plain, starts))
             facts[f"{habit}, forced"] = fact(right)
             for kind in KINDS:
-                facts[f"{habit}, forced, {kind}"] = fact(r for r, k in zip(right, kinds, strict=True) if k == kind)
-        fits = [habits.fitting(p) for p in self.problems]
-        facts["fitting habit, forced"] = fact(forced[fit][i] for i, fit in enumerate(fits))
+                facts[f"{habit}, forced, {kind}"] = self.of_kind(right, kind)
+        facts["fitting habit, forced"] = fact(forced[fit][i] for i, fit in enumerate(self.fits))
         return facts
-
-    def aggregator(self) -> dict[str, Fact]:
-        """Selections among three samples of which some, not all, are right."""
-        places = [i for i, right in enumerate(zip(*self.right, strict=True)) if 0 < sum(right) < 3]
-        asks = []
-        for i in places:
-            given = {("generator", slot, 0): str(self.samples[slot][i]) for slot in range(3)}
-            asks.append(asked(Voting(), self.problems[i], given, ("aggregator", 0, 0)))
-
-        def chosen(replies: Sequence[str]) -> list[bool]:
-            picks = [parse_selection(reply, 3) for reply in replies]
-            return [how != "unparsed" and self.right[k][i] for i, (k, how) in zip(places, picks, strict=True)]
-
-        derived, bare = self.ask(asks, [self.starts[i] for i in places]), self.ask(asks, BARE)
-        natural = self.natural["aggregator"] = self.ask(asks)
-        with_it, without = chosen(derived), chosen(bare)
-        works, followed = [], []
-        for i, reply in zip(places, derived, strict=True):
-            value, claims = habits.last_value(reply), [habits.claimed(str(texts[i])) for texts in self.samples]
-            works.append(value == reads_of(parse(self.problems[i].question))[-1][1])
-            if value in claims and value is not None:
-                followed.append(claims[parse_selection(reply, 3)[0]] == value)
-        return {
-            "chance": fact(fmean(right[i] for right in self.right) for i in places),
-            "with a derivation": fact(with_it),
-            "without": fact(without),
-            "with - without": fact(a - b for a, b in zip(with_it, without, strict=True)),
-            "as it comes": fact(chosen(natural)),
-            "its derivation is right": fact(works),
-            "right where its derivation is": fact(r for r, w in zip(with_it, works, strict=True) if w),
-            "selects what agrees with its derivation": fact(followed),
-            "derives": fact(is_derivation(reply) for reply in natural),
-            "tokens of a bare selection": fact(reply.n_tokens + 1 for reply in bare),
-        }
-
-    def evaluator(self) -> dict[str, Fact]:
-        """Verdicts on the first sample of every problem."""
-        asks = []
-        for problem, draft in zip(self.problems, self.samples[0], strict=True):
-            asks.append(asked(EvalOpt(), problem, {("generator", 0, 0): str(draft)}, ("evaluator", 0, 0)))
-        truth = self.right[0]
-
-        def scored(replies: Sequence[str]) -> list[bool]:
-            wanted = ["correct" if is_right else "incorrect" for is_right in truth]
-            return [parse_verdict(reply) == want for reply, want in zip(replies, wanted, strict=True)]
-
-        derived, bare = self.ask(asks, self.starts), self.ask(asks, BARE)
-        natural = self.natural["evaluator"] = self.ask(asks)
-        with_it, without = scored(derived), scored(bare)
-        return {
-            "with a derivation": balanced(with_it, truth),
-            "without": balanced(without, truth),
-            "with - without": balanced([a - b for a, b in zip(with_it, without, strict=True)], truth),
-            "as it comes": balanced(scored(natural), truth),
-            "says what follows from its derivation": fact(
-                (parse_verdict(reply) == "correct") == (habits.claimed(str(draft)) == habits.last_value(reply))
-                for draft, reply in zip(self.samples[0], derived, strict=True)
-            ),
-            "derives": fact(is_derivation(reply) for reply in natural),
-        }
 
     def refiner(self) -> dict[str, Fact]:
-        """Repairs of wrong drafts that have a wrong step and end in a wrong place, after reviews that say more or less."""
-        cases, asks = [], {"derivation": [], "right line": [], "empty": []}
-        for texts, right in zip(self.samples[:2], self.right[:2], strict=True):
-            for problem, text, is_right in zip(self.problems, texts, right, strict=True):
-                line = None if is_right else point_out(problem, Draft(str(text), False))
-                whole = derivation(problem, Draft(str(text), False), Steady()).text
-                if line is None or parse_verdict(whole) == "correct":
-                    continue
-                cases.append((problem, str(text), line.text))
-                for name, review in (("derivation", whole), ("right line", line.text), ("empty", f"{BARE}Incorrect}}")):
-                    given = {("generator", 0, 0): str(text), ("evaluator", 0, 0): review}
-                    asks[name].append(asked(EvalOpt(), problem, given, ("generator", 0, 1)))
-        problems = [problem for problem, _, _ in cases]
-        replies = {name: self.ask(found) for name, found in asks.items()}
-        right = {name: self.grade(problems, found) for name, found in replies.items()}
-        facts = {f"after {name}": fact(found) for name, found in right.items()}
-        for name in ("derivation", "right line"):
-            facts[f"{name} - empty"] = fact(a - b for a, b in zip(right[name], right["empty"], strict=True))
-        told = [line.split("\n")[1].strip() for _, _, line in cases]
+        """Also how often the right line is taken over."""
+        facts = super().refiner()
+        told = [line.split("\n")[1].strip() for line in self.lines]
         facts["takes over the right line"] = fact(
-            any(t in line for line in reply.split("\n")) for t, reply in zip(told, replies["right line"], strict=True)
+            any(t in line for line in reply.split("\n"))
+            for t, reply in zip(told, self.refined["right line"], strict=True)
         )
         return facts
-
-    def worker(self) -> dict[str, Fact]:
-        """Accuracy under each strategy, and under the fitting one against the other working one."""
-        right: dict[str, list[bool]] = {}
-        for strategy, habit in habits.STRATEGIES.items():
-            plan = {("orchestrator", 0, 0): f"STRATEGY 1: {strategy}"}
-            asks = [asked(OrchWorkers(), p, plan, ("worker", 0, 0)) for p in self.problems]
-            right[habit] = self.grade(self.problems, self.ask(asks))
-        fits = [habits.fitting(p) for p in self.problems]
-        kinds = [kind_of(p.question) for p in self.problems]
-        gains = [right[fit][i] - right[OTHER[fit]][i] for i, fit in enumerate(fits)]
-        facts = {"fitting - unfitting": fact(gains)}
-        for kind in KINDS:
-            facts |= {
-                f"{NAMES[habit]}, {kind}": fact(r for r, k in zip(found, kinds, strict=True) if k == kind)
-                for habit, found in right.items()
-            }
-            facts[f"fitting - unfitting, {kind}"] = fact(g for g, k in zip(gains, kinds, strict=True) if k == kind)
-        return facts
-
-    def signatures(self) -> dict[str, Fact]:
-        """How often the paper's signatures occur in replies as they come."""
-        facts = {}
-        for role, replies in self.natural.items():
-            signs = [turn_signature(reply, reply.n_tokens) for reply in replies]
-            found = {
-                "boxed": [sign.is_boxed for sign in signs],
-                "terse": [sign.is_terse for sign in signs],
-                "hedging": [sign.is_hedging for sign in signs],
-                "code fence": [sign.form == "code_fence" for sign in signs],
-            }
-            if role != "generator":
-                found["derives"] = [is_derivation(reply) for reply in replies]
-            if role == "evaluator":
-                found["Correct"] = [sign.verdict == "correct" for sign in signs]
-            facts |= {f"{role}, {name}": fact(values) for name, values in found.items()}
-        return facts
-
-    def examine(self) -> dict[str, dict[str, Fact]]:
-        """Everything."""
-        parts = (self.solver, self.aggregator, self.evaluator, self.refiner, self.worker, self.signatures)
-        return {part.__name__: part() for part in parts}
-
-
-def is_derivation(text: str) -> bool:
-    """Whether a judge's reply begins with a program of its own."""
-    return text.startswith(HEAD)

@@ -7,7 +7,7 @@ have their beginning written for them: a derivation's mark, or an open box. Inte
 from collections.abc import Iterable, Sequence
 from math import sqrt
 from statistics import fmean, pstdev
-from typing import TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -19,15 +19,12 @@ from multirole.tasks.tiny_chain import KINDS, TinyChain, kind_of
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.eval_opt import parse_verdict
 from multirole.workflows.voting import parse_selection
-from tiny_base2 import habits
+from tiny_base2 import dialogues, habits
 from tiny_base2.ask import Reply, asked, complete
-from tiny_base2.dialogues import Draft, derivation, point_out
 
 CAP = 272
 LONGEST = 1024  # tokens of a prompt and its reply: the positions that the model has
 BARE = "\\boxed{"
-OTHER = {"direct": "split", "split": "direct"}
-NAMES = {habit: strategy for strategy, habit in habits.STRATEGIES.items()}
 
 
 class Fact(TypedDict):
@@ -58,25 +55,57 @@ def balanced(right: Sequence[float], is_correct: Sequence[bool]) -> Fact:
 
 
 class Examiner:
-    """Asks an engine's base for replies of one role after another."""
+    """Asks an engine's base for replies of one role after another. A base for another task overrides what stands before `__init__`."""
+
+    task: ClassVar[Any] = TinyChain()
+    kind_of = staticmethod(kind_of)
+    cap: ClassVar[int] = CAP
+    habits: ClassVar[Any] = habits
+    dialogues: ClassVar[Any] = dialogues
+    useful: ClassVar[str] = "\n"
+    """What a derivation holds, and an answer without one does not."""
+    heads: ClassVar[tuple[str, ...]] = ("=", ">")
+    """How a judge's reply with a derivation begins."""
+
+    def start(self, problem: Problem) -> str:
+        """The beginning of a derivation that fits."""
+        return habits.MARKS.get(habits.fitting(problem), "=")
+
+    def claimed(self, text: str) -> int | None:
+        """What an answer says; None where it says nothing that can be read."""
+        return habits.boxed(text)
+
+    def truth(self, problem: Problem) -> int:
+        """What a right derivation ends at."""
+        return problem.reference
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerFast, count: int, seed: int = 0) -> None:
-        self.engine, self.tokenizer, self.seed, self.task = engine, tokenizer, seed, TinyChain()
+        self.engine, self.tokenizer, self.seed = engine, tokenizer, seed
         self.problems = self.task.problems("validation", count)
-        asks = [asked(Single(), p, {}, ("generator", 0, 0)) for p in self.problems]
-        self.samples = [self.ask(asks) for _ in range(3)]
+        self.plain = [asked(Single(), p, {}, ("generator", 0, 0)) for p in self.problems]
+        self.samples = [self.ask(self.plain) for _ in range(3)]
         self.right = [self.grade(self.problems, texts) for texts in self.samples]
-        self.marks = [habits.MARKS.get(habits.fitting(p), "=") for p in self.problems]
+        self.starts = [self.start(p) for p in self.problems]
+        self.kinds = [self.kind_of(p.question) for p in self.problems]
+        self.fits = [self.habits.fitting(p) for p in self.problems]
         self.natural: dict[str, list[Reply]] = {"generator": [reply for texts in self.samples for reply in texts]}
 
     def ask(self, asks: Sequence[list[Message]], forced: str | Sequence[str] = "") -> list[Reply]:
         """Replies; every call has other random numbers."""
         self.seed += 1
-        return complete(self.engine, self.tokenizer, asks, forced, CAP, self.seed)
+        return complete(self.engine, self.tokenizer, asks, forced, self.cap, self.seed)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[bool]:
         """Whether each text answers its problem."""
         return [bool(reward.is_correct) for reward in self.task.score(list(problems), list(texts))]
+
+    def of_kind(self, values: Iterable[float], kind: str) -> Fact:
+        """The mean over the problems of a kind."""
+        return fact(value for value, k in zip(values, self.kinds, strict=True) if k == kind)
+
+    def is_derivation(self, text: str) -> bool:
+        """Whether a judge's reply begins with work of its own."""
+        return text.startswith(self.heads)
 
     def solver(self) -> dict[str, Fact]:
         """Accuracy, what three tries add, lengths."""
@@ -85,20 +114,18 @@ class Examiner:
             reply.n_tokens
             for texts, right in zip(self.samples, self.right, strict=True)
             for reply, is_right in zip(texts, right, strict=True)
-            if is_right and "\n" in reply
+            if is_right and self.useful in reply
         ]
-        lengths = fact(reply.n_tokens for texts in self.samples for reply in texts)
         facts = {
             "accuracy": fact(fmean(right) for right in per_problem),
             "pass@3 - pass@1": fact(any(right) - fmean(right) for right in per_problem),
-            "tokens": lengths,
+            "tokens": fact(reply.n_tokens for texts in self.samples for reply in texts),
             "cut off": fact(reply.is_cut for reply in self.samples[0]),
             "tokens of right derivations": fact(useful),
             "p95 of right derivations": fact([float(np.percentile(useful, 95))] if useful else []),
         }
         for kind in KINDS:
-            places = [i for i, p in enumerate(self.problems) if kind_of(p.question) == kind]
-            facts[f"accuracy, {kind}"] = fact(fmean(per_problem[i]) for i in places)
+            facts[f"accuracy, {kind}"] = self.of_kind(map(fmean, per_problem), kind)
         return facts
 
     def aggregator(self) -> dict[str, Fact]:
@@ -113,16 +140,14 @@ class Examiner:
             picks = [parse_selection(reply, 3) for reply in replies]
             return [how != "unparsed" and self.right[k][i] for i, (k, how) in zip(places, picks, strict=True)]
 
-        derived, bare = self.ask(asks, [self.marks[i] for i in places]), self.ask(asks, BARE)
+        derived, bare = self.ask(asks, [self.starts[i] for i in places]), self.ask(asks, BARE)
         natural = self.natural["aggregator"] = self.ask(asks)
         with_it, without = chosen(derived), chosen(bare)
-        works = [
-            habits.last_value(reply) == self.problems[i].reference for i, reply in zip(places, derived, strict=True)
-        ]
-        followed = []
+        works, followed = [], []
         for i, reply in zip(places, derived, strict=True):
-            claims = [habits.boxed(str(texts[i])) for texts in self.samples]
-            if (value := habits.last_value(reply)) in claims and value is not None:
+            value, claims = self.habits.last_value(reply), [self.claimed(str(texts[i])) for texts in self.samples]
+            works.append(value == self.truth(self.problems[i]))
+            if value in claims and value is not None:
                 followed.append(claims[parse_selection(reply, 3)[0]] == value)
         return {
             "chance": fact(fmean(right[i] for right in self.right) for i in places),
@@ -133,7 +158,7 @@ class Examiner:
             "its derivation is right": fact(works),
             "right where its derivation is": fact(r for r, w in zip(with_it, works, strict=True) if w),
             "selects what agrees with its derivation": fact(followed),
-            "derives": fact(is_derivation(reply) for reply in natural),
+            "derives": fact(self.is_derivation(reply) for reply in natural),
             "tokens of a bare selection": fact(reply.n_tokens + 1 for reply in bare),
         }
 
@@ -148,7 +173,7 @@ class Examiner:
             wanted = ["correct" if is_right else "incorrect" for is_right in truth]
             return [parse_verdict(reply) == want for reply, want in zip(replies, wanted, strict=True)]
 
-        derived, bare = self.ask(asks, self.marks), self.ask(asks, BARE)
+        derived, bare = self.ask(asks, self.starts), self.ask(asks, BARE)
         natural = self.natural["evaluator"] = self.ask(asks)
         with_it, without = scored(derived), scored(bare)
         return {
@@ -157,28 +182,31 @@ class Examiner:
             "with - without": balanced([a - b for a, b in zip(with_it, without, strict=True)], truth),
             "as it comes": balanced(scored(natural), truth),
             "says what follows from its derivation": fact(
-                (parse_verdict(reply) == "correct") == (habits.boxed(str(draft)) == habits.last_value(reply))
+                (parse_verdict(reply) == "correct") == (self.claimed(str(draft)) == self.habits.last_value(reply))
                 for draft, reply in zip(self.samples[0], derived, strict=True)
             ),
-            "derives": fact(is_derivation(reply) for reply in natural),
+            "derives": fact(self.is_derivation(reply) for reply in natural),
         }
 
     def refiner(self) -> dict[str, Fact]:
-        """Repairs of wrong drafts that have a wrong line, after reviews that say more or less."""
-        cases = []
+        """Repairs of wrong drafts that have a wrong line and a wrong end, after reviews that say more or less."""
+        self.lines: list[str] = []
+        problems, asks = [], {"derivation": [], "right line": [], "empty": []}
         for texts, right in zip(self.samples[:2], self.right[:2], strict=True):
-            for problem, text, is_right in zip(self.problems, texts, right, strict=True):
-                line = None if is_right else point_out(problem, Draft(str(text), False))
-                if line:
-                    cases.append((problem, str(text), line.text))
-        asks: dict[str, list[list[Message]]] = {"derivation": [], "right line": [], "empty": []}
-        for problem, text, line in cases:
-            whole = derivation(problem, Draft(text, False), habits.Steady())
-            for name, review in (("derivation", whole.text), ("right line", line), ("empty", "\\boxed{Incorrect}")):
-                given = {("generator", 0, 0): text, ("evaluator", 0, 0): review}
-                asks[name].append(asked(EvalOpt(), problem, given, ("generator", 0, 1)))
-        problems = [problem for problem, _, _ in cases]
-        right = {name: self.grade(problems, self.ask(found)) for name, found in asks.items()}
+            for problem, text, is_right in zip(self.problems, map(str, texts), right, strict=True):
+                draft = self.habits.Draft(text, False)
+                if is_right or (line := self.dialogues.point_out(problem, draft)) is None:
+                    continue
+                whole = self.dialogues.derivation(problem, draft, habits.Steady()).text
+                if parse_verdict(whole) == "correct":
+                    continue
+                problems.append(problem)
+                self.lines.append(line.text)
+                for name, review in (("derivation", whole), ("right line", line.text), ("empty", f"{BARE}Incorrect}}")):
+                    given = {("generator", 0, 0): text, ("evaluator", 0, 0): review}
+                    asks[name].append(asked(EvalOpt(), problem, given, ("generator", 0, 1)))
+        self.refined = {name: self.ask(found) for name, found in asks.items()}
+        right = {name: self.grade(problems, found) for name, found in self.refined.items()}
         facts = {f"after {name}": fact(found) for name, found in right.items()}
         for name in ("derivation", "right line"):
             facts[f"{name} - empty"] = fact(a - b for a, b in zip(right[name], right["empty"], strict=True))
@@ -187,20 +215,18 @@ class Examiner:
     def worker(self) -> dict[str, Fact]:
         """Accuracy under each strategy, and under the fitting one against the other working one."""
         right: dict[str, list[bool]] = {}
-        for strategy, habit in habits.STRATEGIES.items():
+        names = {habit: strategy for strategy, habit in self.habits.STRATEGIES.items()}
+        for habit, strategy in names.items():
             plan = {("orchestrator", 0, 0): f"STRATEGY 1: {strategy}"}
             asks = [asked(OrchWorkers(), p, plan, ("worker", 0, 0)) for p in self.problems]
             right[habit] = self.grade(self.problems, self.ask(asks))
-        fits = [habits.fitting(p) for p in self.problems]
-        kinds = [kind_of(p.question) for p in self.problems]
-        gains = [right[fit][i] - right[OTHER[fit]][i] for i, fit in enumerate(fits)]
+        first, second = self.habits.FITTING.values()
+        other = {first: second, second: first}
+        gains = [right[fit][i] - right[other[fit]][i] for i, fit in enumerate(self.fits)]
         facts = {"fitting - unfitting": fact(gains)}
         for kind in KINDS:
-            facts |= {
-                f"{NAMES[habit]}, {kind}": fact(r for r, k in zip(found, kinds, strict=True) if k == kind)
-                for habit, found in right.items()
-            }
-            facts[f"fitting - unfitting, {kind}"] = fact(g for g, k in zip(gains, kinds, strict=True) if k == kind)
+            facts |= {f"{names[habit]}, {kind}": self.of_kind(found, kind) for habit, found in right.items()}
+            facts[f"fitting - unfitting, {kind}"] = self.of_kind(gains, kind)
         return facts
 
     def signatures(self) -> dict[str, Fact]:
@@ -215,7 +241,7 @@ class Examiner:
                 "code fence": [sign.form == "code_fence" for sign in signs],
             }
             if role != "generator":
-                found["derives"] = [is_derivation(reply) for reply in replies]
+                found["derives"] = [self.is_derivation(reply) for reply in replies]
             if role == "evaluator":
                 found["Correct"] = [sign.verdict == "correct" for sign in signs]
             facts |= {f"{role}, {name}": fact(values) for name, values in found.items()}
@@ -225,8 +251,3 @@ class Examiner:
         """Everything."""
         parts = (self.solver, self.aggregator, self.evaluator, self.refiner, self.worker, self.signatures)
         return {part.__name__: part() for part in parts}
-
-
-def is_derivation(text: str) -> bool:
-    """Whether a judge's reply begins with worked lines."""
-    return text.startswith(("=", ">"))
