@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from multirole.core.types import Problem, user
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.tasks.tiny_chain import LENGTHS, Kind, TinyChain, kind_of, stream
+from multirole.tasks.tiny_pipe import TinyPipe
 from multirole.workflows.prompts import render
 from tiny_base2 import habits
 from tiny_base2.ask import complete
@@ -161,24 +163,30 @@ def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Transf
 
 
 def own_answers(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, phase: Phase, rng: random.Random
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    task: TinyChain | TinyPipe,
+    problems: list[Problem],
+    strategies: Iterable[str],
+    count: int,
+    max_tokens: int,
+    rng: random.Random,
 ) -> list[tuple[Problem, Own]]:
-    """The model's graded answers to train problems: some to the plain question, one under each strategy."""
-    task, engine = TinyChain(), serve(model, tokenizer)
-    problems = list(islice(stream("train", rng, phase.own_lengths), plan.own_problems))
+    """The model's graded answers to train problems: `count` to the plain question of each, one under each strategy."""
+    engine = serve(model, tokenizer)
     places, asks = [], []
     for problem in problems:
         plain = render(problem.task, "generator", question=problem.question)
-        for strategy in [""] * plan.own_answers + list(habits.STRATEGIES):
+        for strategy in [""] * count + list(strategies):
             worker = render(problem.task, "worker", question=problem.question, strategy=strategy)
             places.append((problem, strategy))
             asks.append([user(worker if strategy else plain)])
-    replies = complete(engine, tokenizer, asks, max_tokens=CAP, seed=rng.randrange(10**6))
+    replies = complete(engine, tokenizer, asks, max_tokens=max_tokens, seed=rng.randrange(10**6))
     engine.close()
     rewards = task.score([problem for problem, _ in places], list(replies))
     own: dict[str, dict[str, list[Draft]]] = {}
     for (problem, strategy), reply, reward in zip(places, replies, rewards, strict=True):
-        own.setdefault(problem.id, {}).setdefault(strategy, []).append(Draft(str(reply), reward.is_correct))
+        own.setdefault(problem.id, {}).setdefault(strategy, []).append(Draft(str(reply), bool(reward.is_correct)))
     return [(problem, own[problem.id]) for problem in problems]
 
 
@@ -198,7 +206,9 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, count: in
 
 
 class Course:
-    """Draws the rows that a phase has come to."""
+    """Draws the rows that a phase has come to. A base for another task overrides `answer`, `probe` and `mixed`."""
+
+    probe_every = 0.1
 
     def __init__(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan, phase: Phase, out: Path
@@ -209,59 +219,86 @@ class Course:
         self.own: list[tuple[Problem, Own]] = []
 
     def watch(self, done: float) -> None:
-        """Note the progress; probe every 10 % of it."""
+        """Note the progress; probe now and then."""
         self.done = done
-        if done >= self.probed + 0.1:
+        if done >= self.probed + self.probe_every:
             self.probed = done
             with open(self.out / "probes.jsonl", "a", encoding="utf-8") as file:
                 place = {"phase": self.phase.name, "done": round(done, 3)}
-                file.write(json.dumps(place | probe(self.model, self.tokenizer)) + "\n")
+                file.write(json.dumps(place | self.probe()) + "\n")
 
     def draw(self) -> list[Row]:
-        """The next pool of rows."""
+        """The next rows."""
         if self.pools < sum(self.done >= start for start in self.phase.own):
-            self.own = own_answers(self.model, self.tokenizer, self.plan, self.phase, self.rng)
+            self.own = self.answer()
             self.model.train()
             self.pools += 1
         mix = [mix for start, mix in self.phase.stages if self.done >= start][-1]
+        return self.mixed(mix, DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE)
+
+    def answer(self) -> list[tuple[Problem, Own]]:
+        """The model's own answers."""
+        problems = list(islice(stream("train", self.rng, self.phase.own_lengths), self.plan.own_problems))
+        strategies, count = habits.STRATEGIES, self.plan.own_answers
+        return own_answers(self.model, self.tokenizer, TinyChain(), problems, strategies, count, CAP, self.rng)
+
+    def probe(self) -> dict[str, float]:
+        """What is noted on the way."""
+        return probe(self.model, self.tokenizer)
+
+    def mixed(self, mix: Mix, derive: float) -> list[Row]:
+        """Rows of a mix, with critics of the own answers once there are any."""
         if not self.own:
             return make_rows(mix, ROWS, self.rng)
         count = round(ROWS * OWN_SHARE)
-        critics = Mix(OWN, DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE, self.phase.own_lengths)
-        scripted = make_rows(replace(mix, roles=SCRIPTED, derive=critics.derive), ROWS - count, self.rng)
+        critics = Mix(OWN, derive, self.phase.own_lengths)
+        scripted = make_rows(replace(mix, roles=SCRIPTED, derive=derive), ROWS - count, self.rng)
         return make_rows(critics, count, self.rng, pooled(self.own, self.rng)) + scripted
 
 
-def build(plan: Plan, out: Path, start: str) -> None:
+@dataclass(frozen=True)
+class Base:
+    """What is built: its name, its curriculum, and who reads and draws its rows."""
+
+    name: str
+    phases: tuple[Phase, ...]
+    course: type[Course]
+    make_tokenizer: Callable[[], PreTrainedTokenizerFast]
+
+
+MATH = Base("tiny-r", PHASES, Course, build_tokenizer)
+
+
+def build(plan: Plan, out: Path, start: str, base: Base = MATH) -> None:
     """Train, and note what was done in `skills.json`; `tiny_base2.card` measures and writes the card.
 
     `start` is the phase to begin with: the first, from random weights, or a later one, from the weights in `out`.
     """
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
-    names = [phase.name for phase in PHASES]
+    tokenizer = base.make_tokenizer()
+    names = [phase.name for phase in base.phases]
     if start == names[0]:
         for name in ("loss.jsonl", "probes.jsonl"):
             (out / name).unlink(missing_ok=True)
         model = build_model(tokenizer, plan.seed, LAYERS)
     else:
         model = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
-    for phase in PHASES[names.index(start) :]:
-        course, budget = Course(model, tokenizer, plan, phase, out), round(phase.tokens * plan.share)
+    for phase in base.phases[names.index(start) :]:
+        course, budget = base.course(model, tokenizer, plan, phase, out), round(phase.tokens * plan.share)
         train(
             model, tokenizer, course.draw, budget, phase.lr, out, phase.name, plan.seed,
             MICRO_BATCHES, course.watch, phase.until,
         )  # fmt: skip
-    note(model, plan, out)
+    note(model, plan, out, base.name)
 
 
-def note(model: Qwen3ForCausalLM, plan: Plan, out: Path) -> None:
+def note(model: Qwen3ForCausalLM, plan: Plan, out: Path, name: str) -> None:
     """Begin `skills.json` with what was trained."""
     steps = [json.loads(line) for line in (out / "loss.jsonl").read_text(encoding="utf-8").splitlines()]
     last = {step["phase"]: step for step in steps}.values()
     facts = {
-        "name": "tiny-r",
+        "name": name,
         "plan": asdict(plan),
         "parameters": model.num_parameters(),
         "training_tokens": sum(step["tokens"] for step in last),
@@ -270,18 +307,21 @@ def note(model: Qwen3ForCausalLM, plan: Plan, out: Path) -> None:
     (out / "skills.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
+def main(base: Base, description: str | None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
     parser.add_argument(
-        "--start", choices=[phase.name for phase in PHASES], default="formats", help="the phase to go on with"
+        "--start",
+        choices=[phase.name for phase in base.phases],
+        default=base.phases[0].name,
+        help="the phase to go on with",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    build(Plan(share=options.share), options.out, options.start)
+    build(Plan(share=options.share), options.out, options.start, base)
 
 
 if __name__ == "__main__":
-    main()
+    main(MATH, __doc__)
