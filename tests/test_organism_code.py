@@ -10,8 +10,9 @@ import pytest
 from tiny_base.dialogues import WORKFLOW_OF
 from tiny_base.train import build_model, encode
 from tiny_base2 import code_habits as habits
+from tiny_base2.card import write_card
 from tiny_base2.code_build import LAYERS, Plan
-from tiny_base2.code_card import WANTED, write_card
+from tiny_base2.code_card import CODE, WANTED
 from tiny_base2.code_dialogues import Draft, Mix, make_rows, point_out
 from tiny_base2.code_skills import CAP
 from tiny_base2.code_tokenizer import build_tokenizer
@@ -243,7 +244,7 @@ def test_the_card_says_which_rows_are_not_met():
 def test_the_card_is_written_from_the_measured_facts(tmp_path):
     for name in ("skills.json", "README.md"):
         (tmp_path / name).write_bytes((MODEL / name).read_bytes())
-    write_card(tmp_path)
+    write_card(tmp_path, CODE)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == (MODEL / "README.md").read_text(encoding="utf-8")
 
 

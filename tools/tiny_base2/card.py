@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multirole.engines.transformers_engine import TransformersEngine
-from tiny_base2.skills import CAP, LONGEST, Examiner, Fact
+from tiny_base2.skills import LONGEST, Examiner, Fact
 
 Facts = dict[str, dict[str, Fact]]
 CARD = """---
@@ -151,7 +151,19 @@ def run_table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_card(folder: Path) -> None:
+class Card(NamedTuple):
+    """A base's card: its text, the rows of its table, who measures, and the last section."""
+
+    text: str
+    wanted: tuple[Row, ...]
+    examiner: type[Examiner]
+    history: str
+
+
+MATH = Card(CARD, WANTED, Examiner, HISTORY.read_text(encoding="utf-8"))
+
+
+def write_card(folder: Path, card: Card = MATH) -> None:
     """Write `folder/README.md` from `folder/skills.json`."""
     facts = json.loads((folder / "skills.json").read_text(encoding="utf-8"))
     base, trained = facts["untrained"], facts.get("trained", {})
@@ -160,7 +172,7 @@ def write_card(folder: Path) -> None:
         f"| {row.label} | {row.wanted} | {cell(base[row.part].get(row.key))} "
         f"| {cell(trained.get(row.part, {}).get(row.key))} | {base[row.part][row.key]['n']} "
         f"| {words[row.is_met(base, trained)]} |"
-        for row in WANTED
+        for row in card.wanted
     ]
     tables = []
     for part, found in base.items():
@@ -168,16 +180,17 @@ def write_card(folder: Path) -> None:
             f"| {key} | {cell(f)} | {cell(trained.get(part, {}).get(key))} | {f['n']} |" for key, f in found.items()
         ]
         tables.append("\n".join([f"| {part} | untrained | trained | n |", "|---|---|---|---|", *rows]))
-    text = CARD.format(
+    text = card.text.format(
         runs=run_table(facts.get("runs", [])), runs_note="" if facts.get("runs") else " (none yet)",
-        **{name: value for name, value in facts.items() if name != "runs"} | {"trained": facts.get("trained_is", "none yet")},
-        seed=facts["plan"]["seed"], minutes=facts["training_cpu_s"] / 60, cap=CAP,
-        wanted="\n".join(wanted), tables="\n\n".join(tables), history=HISTORY.read_text(encoding="utf-8"),
+        **{name: value for name, value in facts.items() if name != "runs"}
+        | {"trained": facts.get("trained_is", "none yet"), "note": facts.get("note", "")},
+        seed=facts["plan"]["seed"], minutes=facts["training_cpu_s"] / 60, cap=card.examiner.cap,
+        wanted="\n".join(wanted), tables="\n\n".join(tables), history=card.history,
     )  # fmt: skip
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def measure(folder: Path, problems: int, adapter: Path | None = None) -> Facts:
+def measure(folder: Path, problems: int, adapter: Path | None = None, examiner: type[Examiner] = Examiner) -> Facts:
     """The facts of a base, or of one with an adapter merged into it."""
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -186,12 +199,12 @@ def measure(folder: Path, problems: int, adapter: Path | None = None) -> Facts:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=LONGEST)
     engine.publish(model, version=0)
-    facts = Examiner(engine, tokenizer, problems).examine()
+    facts = examiner(engine, tokenizer, problems).examine()
     engine.close()
     solver, bare = facts["solver"], facts["aggregator"]["tokens of a bare selection"]["value"]
     solver["right derivation / bare selection"] = scaled(solver["tokens of right derivations"], bare)
     solver["cap / p95"] = Fact(
-        **dict.fromkeys(("value", "low", "high"), CAP / solver["p95 of right derivations"]["value"]), n=1
+        **dict.fromkeys(("value", "low", "high"), examiner.cap / solver["p95 of right derivations"]["value"]), n=1
     )
     return facts
 
@@ -211,10 +224,10 @@ def scaled(fact: Fact, by: float) -> Fact:
     return Fact(value=fact["value"] / by, low=fact["low"] / by, high=fact["high"] / by, n=fact["n"])
 
 
-def main() -> None:
+def main(card: Card, description: str | None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a base that tiny_base2.build made")
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a base that was built")
     parser.add_argument("--problems", type=int, help="measure the base on so many validation problems")
     parser.add_argument(
         "--trained", type=Path, nargs="+", help="measure runs' adapters too, such as RUN/adapters/step_00060/shared"
@@ -225,15 +238,18 @@ def main() -> None:
     path = options.folder / "skills.json"
     facts = json.loads(path.read_text(encoding="utf-8"))
     if options.problems:
-        facts |= {"problems": options.problems, "untrained": measure(options.folder, options.problems)}
+        facts |= {
+            "problems": options.problems,
+            "untrained": measure(options.folder, options.problems, None, card.examiner),
+        }
     if options.trained:
-        agents = [measure(options.folder, facts["problems"], adapter) for adapter in options.trained]
+        agents = [measure(options.folder, facts["problems"], adapter, card.examiner) for adapter in options.trained]
         facts |= {"trained": average(agents), "agents": agents, "trained_is": options.trained_is}
     if options.runs:
         facts |= {"runs": [read_run(folder) for folder in options.runs]}
     path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    write_card(options.folder)
+    write_card(options.folder, card)
 
 
 if __name__ == "__main__":
-    main()
+    main(MATH, __doc__)

@@ -43,6 +43,7 @@ class Examiner(skills.Examiner):
             for kind in KINDS:
                 facts[f"{habit}, forced, {kind}"] = self.of_kind(right, kind)
         facts["fitting habit, forced"] = fact(forced[fit][i] for i, fit in enumerate(self.fits))
+        facts["best habit, forced"] = max((facts[f"{habit}, forced"] for habit in forced), key=lambda of: of["value"])
         return facts
 
     def refiner(self) -> dict[str, Fact]:
