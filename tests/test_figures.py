@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["figure_2", "figure_3", "figure_4_math", "figure_4_code", "figure_5", "figure_6", "figure_6_falls",
-         "skills"]  # fmt: skip
+         "skills", "phenomena_math", "phenomena_code"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def table_of(results: Results, name: str, key: Key) -> pd.DataFrame:
 
 def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one_seed):
     assert list(plates) == list(plates_of_one_seed) == NAMES
-    for name in NAMES[:-1]:
+    for name in NAMES[:7]:
         one, three = plates_of_one_seed[name].caption, plates[name].caption
         assert "seed 0 alone" in one and "Not finished: 4 of 14 runs" in one
         assert "seeds 0, 1 and 2" in three and "All runs are finished" in three
@@ -121,6 +121,16 @@ def test_figure_3_puts_sp_on_x_and_ip_on_y(finished, plates):
         for workflow, task in matched(finished)
     ]
     assert np.array(means) == pytest.approx(np.array(expected))
+
+
+def test_phenomena_are_drawn_from_the_runs_of_their_policy(finished, plates):
+    panels = {axes.get_title(): axes for axes in plates["phenomena_math"].figure.axes}
+    (axes,) = (panels[title] for title in panels if title.startswith("the evaluator's verdicts"))
+    for policy, line in zip(POLICY_COLOURS, axes.lines, strict=True):
+        runs = [table_of(finished, "skills", Key("eval_opt", policy, "math", seed)) for seed in (0, 1, 2)]
+        skills = pd.concat(runs).query("measure == 'judges'")
+        gains = (skills["skill"] - skills["trivial"]).groupby(skills["step"]).mean()
+        assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == pytest.approx(gains)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

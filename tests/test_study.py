@@ -268,6 +268,18 @@ def test_a_vote_by_hand():
     assert vote(answers, 2).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
+def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
+    """With the same seeds on both sides, the paired difference is that of the means."""
+    table = pd.read_csv(ROOT / "results/tiny-s/tables/inference.csv").pivot_table("value", "run", "number", sort=False)
+    is_vote = table.index.str.match("Single agent, (once|vote)")
+    votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
+    assert len(workflows) == 6 and table.loc[is_vote, "minus the nearest vote"].isna().all()
+    for name, row in workflows.iterrows():
+        apart = (votes["completion tokens per problem"] - row["completion tokens per problem"]).abs()
+        expected = row["accuracy"] - votes.loc[apart.idxmin(), "accuracy"]
+        assert row["minus the nearest vote"] == pytest.approx(expected, abs=1e-5), name
+
+
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     assert Study.read(results.grid, results.folder) is None
     study.write(tmp_path)

@@ -30,12 +30,13 @@ from multirole.diagnostics.names import (
     WORKFLOW_NAMES,
     cell_name,
 )
-from multirole.paper import factorial, measures, skills
+from multirole.paper import factorial, measures, phenomena, skills
 from multirole.paper.claims import regimes_of
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, matched
 from multirole.paper.results import Key, Results
+from multirole.paper.statistics import t_interval
 from multirole.paper.study import Study
 from multirole.paper.study_tables import twins
 from multirole.paper.tables import made_from, sentences
@@ -72,6 +73,7 @@ def figures(results: Results) -> list[Plate]:
     return [
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
         figure_6(results), figure_6_falls(results), figure_of_skills(results),
+        *(figure_of_phenomena(results, task) for task in results.grid.tasks),
     ]  # fmt: skip
 
 
@@ -288,6 +290,37 @@ def figure_of_skills(results: Results) -> Plate:
     ]
     _legend(figure, lines)
     return plate(results, "skills", figure)
+
+
+def figure_of_phenomena(results: Results, task: str) -> Plate:
+    """What the table `phenomena` summarises, over training: a row per workflow, a panel per line, a curve per policy."""
+    rows = {w: {name: of for name, of in phenomena.LINES.items() if of["workflow"] == w} for w in phenomena.WORKFLOWS}
+    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    grid = figure.subplots(len(rows), max(map(len, rows.values())), squeeze=False, sharex=True)
+    for (workflow, lines), panels in zip(rows.items(), grid, strict=True):
+        for axes in panels[len(lines) :]:
+            axes.set_visible(False)
+        for (name, about), axes in zip(lines.items(), panels, strict=False):
+            for policy, colour in POLICY_COLOURS.items():
+                runs = results.runs_of(workflow, policy, task)
+                curves = pd.DataFrame({seed: phenomena.over_training(run, about) for seed, run in runs.items()})
+                if curves.empty:
+                    continue
+                curves = curves if "gain" in about else measures.smoothed(curves)
+                axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.6, zorder=3)
+                if curves.shape[1] > 1:
+                    low, high = np.array([t_interval(at)[1:3] for at in curves.to_numpy()]).T
+                    low = low if "gain" in about else np.maximum(low, 0)
+                    axes.fill_between(curves.index, low, high, color=colour, alpha=0.18, lw=0)
+            axes.set_title(f"{name}\n({about.get('metric', 'gain').replace('_', ' ')})".replace(" takes", "\ntakes"), fontsize=7)
+            if "length" not in about.get("metric", ""):
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panels[0].set_ylabel(WORKFLOW_NAMES[workflow])
+        for axes in panels[: len(lines)]:
+            axes.tick_params(labelbottom=True)
+    figure.supxlabel("iteration", fontsize=8)
+    _legend(figure, _policies(lw=1.7))
+    return plate(results, "phenomena", figure, f"phenomena_{task}", task=TASK_NAMES[task])
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:

@@ -277,29 +277,38 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
 
 
 def inference(results: Results, study: Study) -> pd.DataFrame:
-    """Votes and best of k of the single agent at its peak, and the peak of each workflow, by completion tokens per problem."""
+    """Votes and best of k of the single agent at its peak, and the peak of each workflow, by completion tokens per problem.
+
+    A workflow is compared with the vote that takes the nearest number of tokens, paired by seed.
+    """
     rows, own, drawn = [], results.evaluated("own"), {}
     for draw in study.draws():
         if (table := results.drawn(draw)) is not None:
             table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
-            drawn.setdefault(draw.cell.task, []).append(table)
+            drawn.setdefault(draw.cell.task, {})[draw.cell.seed] = table
     for task, draws in drawn.items():
-        found = []
+        found, votes = [], {}
         for k in range(1, study.rollouts + 1):
-            firsts = [table[table["rollout"] < k] for table in draws]
+            firsts = [table[table["rollout"] < k] for table in draws.values()]
             spent = np.mean([one.groupby("problem")["completion_tokens"].sum().mean() for one in firsts])
-            votes = np.stack([vote(table, k) for table in draws])
+            votes[spent] = {seed: vote(table, k) for seed, table in draws.items()}
             best = np.stack([one.groupby("problem")["correct"].any().astype(float) for one in firsts])
-            found.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", spent, votes))
-            found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best)] if k > 1 else []
+            name = f"Single agent, vote of {k}" if k > 1 else "Single agent, once"
+            found.append((name, spent, np.stack(list(votes[spent].values())), None))
+            found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best, None)] if k > 1 else []
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
             runs = results.runs_of(workflow, policy, task)
             at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
             rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
             spent = np.mean([one["completion_tokens"].mean() for one in rows_at])
-            found.append((f"{cell_name(workflow, policy)}, peak", spent, outcomes(runs.values(), "best")))
-        for name, tokens, right in sorted(found, key=lambda one: one[1]):
+            matched = votes[min(votes, key=lambda tokens: abs(tokens - spent))]
+            both = [seed for seed in runs if seed in matched]
+            apart = [np.stack(of) for of in ([runs[s].at("best") for s in both], [matched[s] for s in both]) if both]
+            right = outcomes(runs.values(), "best")
+            found.append((f"{cell_name(workflow, policy)}, peak", spent, right, difference(*apart) if both else None))
+        for name, tokens, right, apart in sorted(found, key=lambda one: one[1]):
             where = {"task": task, "run": name}
             rows.append(number("completion tokens per problem", tokens, "count", **where))
             rows.append(number("accuracy", over_seeds(right), "accuracy", **where))
+            rows += [number("minus the nearest vote", apart, "difference", **where)] if apart else []
     return pd.DataFrame(rows)
