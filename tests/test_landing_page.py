@@ -1,4 +1,4 @@
-"""results/index.html and the committed inspectors: their links lead somewhere, and they show the committed results."""
+"""The committed pages of results and inspectors: their links lead somewhere, and they show the committed results."""
 
 import re
 import shutil
@@ -16,7 +16,9 @@ from multirole.paper.build import publish
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = [RESULTS / "index.html", *sorted(RESULTS.glob("inspector/*.html"))]
+SHOWN = {path.parent.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*/page.yaml")}
+PAGES = {scale: RESULTS / shown["page"] for scale, shown in SHOWN.items()}
+RUNS = {scale: [RESULTS / "inspector" / f"{name}.html" for name in shown["runs"]] for scale, shown in SHOWN.items()}
 
 
 def links(page: Path) -> list[Path]:
@@ -25,37 +27,42 @@ def links(page: Path) -> list[Path]:
     return [(page.parent / unquote(link)).resolve() for link in found]
 
 
-def test_every_link_stays_below_results_and_leads_somewhere():
-    names = yaml.safe_load((RESULTS / "tiny-s" / "page.yaml").read_text())["runs"]
-    assert [page.stem for page in PAGES[1:]] == sorted(names)
-    index, *runs = PAGES
-    assert [link for link in links(index) if not link.is_file() or RESULTS not in link.parents] == []
-    assert set(runs) <= set(links(index))
-    assert {read(page)[1]["index"] for page in runs} == {"../index.html"}
+def test_there_is_an_index_and_every_inspector_is_on_a_page():
+    assert RESULTS / "index.html" in PAGES.values()
+    assert sorted(sum(RUNS.values(), [])) == sorted(RESULTS.glob("inspector/*.html"))
 
 
-def test_the_pages_are_small():
-    index, *runs = PAGES
-    assert index.stat().st_size < 500_000 and max(page.stat().st_size for page in runs) < 400_000
+@pytest.mark.parametrize("scale", SHOWN)
+def test_every_link_stays_below_results_and_leads_somewhere(scale):
+    page, runs = PAGES[scale], RUNS[scale]
+    assert [link for link in links(page) if not link.is_file() or RESULTS not in link.parents] == []
+    assert set(runs) <= set(links(page))
+    assert {read(run)[1]["index"] for run in runs} == {f"../{page.name}"}
 
 
-def test_the_findings_the_tables_and_the_captions_are_up_to_date():
-    """If this fails, `multirole paper results/tiny-s --page` writes the page anew."""
-    text, folder = PAGES[0].read_text(encoding="utf-8"), RESULTS / "tiny-s"
-    shown = yaml.safe_load((folder / "page.yaml").read_text(encoding="utf-8"))
-    parts = [findings(ROOT / "README.md"), *(table(path)["body"] for path in folder.glob("tables/*.md"))]
-    parts += [escape(figure(folder / "figures" / f"{name}.md", "")["rest"]) for name in shown["figures"]]
+@pytest.mark.parametrize("scale", SHOWN)
+def test_the_pages_are_small(scale):
+    assert PAGES[scale].stat().st_size < 500_000 and max(run.stat().st_size for run in RUNS[scale]) < 400_000
+
+
+@pytest.mark.parametrize("scale", SHOWN)
+def test_the_findings_the_tables_and_the_captions_are_up_to_date(scale):
+    """If this fails, `multirole paper results/<scale> --page` writes the page anew."""
+    text, folder = PAGES[scale].read_text(encoding="utf-8"), RESULTS / scale
+    parts = [findings(ROOT / "README.md", scale), *(table(path)["body"] for path in folder.glob("tables/*.md"))]
+    parts += [escape(figure(folder / "figures" / f"{name}.md", "")["rest"]) for name in SHOWN[scale]["figures"]]
     assert [part[:200] for part in parts if part not in text] == []
 
 
 @pytest.mark.slow
-def test_the_pages_show_the_committed_results(tmp_path):
-    """If this fails, `multirole paper results/tiny-s --page` writes them anew."""
+@pytest.mark.parametrize("scale", SHOWN)
+def test_the_pages_show_the_committed_results(scale, tmp_path):
+    """If this fails, `multirole paper results/<scale> --page` writes them anew."""
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "tiny-s").symlink_to(RESULTS / "tiny-s")
+    (tmp_path / "results" / scale).symlink_to(RESULTS / scale)
     (tmp_path / "README.md").symlink_to(ROOT / "README.md")
-    made = publish(tmp_path / "results" / "tiny-s")
-    for page in PAGES:
+    made = publish(tmp_path / "results" / scale)
+    for page in (PAGES[scale], *RUNS[scale]):
         assert (made.parent / page.relative_to(RESULTS)).read_text() == page.read_text(), page.name
 
 
@@ -65,18 +72,19 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
         (scale / folder).mkdir(parents=True)
     (scale / "page.yaml").write_text(yaml.safe_dump({
         "title": "What <i>they</i> show", "about": "Two runs.", "runs": {"one": "It falls."}, "figures": {"f": "make grid"},
-        "notebooks": {"tables": "all"},
+        "notebooks": {"tables": "all"}, "page": "index.html", "others": {"older.html": "older runs"},
     }))  # fmt: skip
     (scale / "figures" / "f.md").write_text("Figure 1.5. Accuracy of 0.3M parameters. More of it. And more.\n")
     (scale / "tables" / "t.md").write_text(
         "# Table 1: <b>\n\n| a | b |\n|---|---|\n| 1 | <img src=x> |\n\nA caption.\n"
     )
     readme = tmp_path / "README.md"
-    readme.write_text("# x\n\n<!-- findings: tested -->\n- One [is](x.md) **found**.\n- Two.\n\nNot this.\n")
+    readme.write_text("# x\n\n<!-- findings of tiny-s: tested -->\n- One [is](x.md) **found**.\n- Two.\n\nNot this.\n")
     run = make_run(tmp_path / "one", accuracy=(0.5, 1.0))
     page = landing_page(scale, lambda name: tmp_path / name, readme)
     text = page.read_text()
     assert "<li>One is <strong>found</strong>.</li>\n<li>Two.</li>" in text and "Not this" not in text
+    assert '<a href="older.html">older runs</a>' in text
     assert "What &lt;i&gt;they&lt;/i&gt; show" in text and "<img src=x>" not in text and "<th>a</th>" in text
     assert ">Figure 1.5. Accuracy of 0.3M parameters. <code>make grid</code>" in text
     assert (
@@ -91,7 +99,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
 
 
 def test_only_the_first_problems_are_on_a_committed_page():
-    data = read(PAGES[1])[1]
+    data = read(min(RUNS["tiny-s"]))[1]
     assert len(data["episodes"]["problems"]) == 16 and data["episodes"]["n_validation"] == 512
     outcomes = pd.read_parquet(
         RESULTS / "tiny-s" / "eval.parquet", filters=[("run", "==", data["name"]), ("step", "==", 0)]

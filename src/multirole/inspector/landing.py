@@ -1,7 +1,8 @@
-"""`results/index.html`: what the runs of one scale show, for a reader with a browser and nothing else.
+"""A page such as `results/index.html`: what the runs of one scale show, for a reader with a browser and nothing else.
 
 It has the README's findings, figures, tables and notebooks of `results/<scale>`, and a few of its runs in the inspector, with
-links to files below `results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says which figures and runs.
+links to files below `results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says which figures and runs,
+and the name of the page.
 """
 
 import re
@@ -25,11 +26,12 @@ def markup(text: str) -> Markup:
     return Markup(to_html(text))
 
 
-def findings(readme: Path) -> Markup:
-    """The list after the README's comment "findings"."""
-    found = re.search(r"<!-- findings.*?-->\s*\n(- .*?)\n\n", readme.read_text(encoding="utf-8"), re.DOTALL)
+def findings(readme: Path, scale: str) -> Markup:
+    """The list after the README's comment "findings of <scale>"."""
+    text, start = readme.read_text(encoding="utf-8"), f"<!-- findings of {scale}:"
+    found = re.search(rf"{start}[^>]*-->\s*\n(- .*?)\n\n", text, re.DOTALL)
     if not found:
-        raise ValueError(f"{readme} has no list of findings after a comment that begins with `<!-- findings`.")
+        raise ValueError(f"{readme} has no list of findings after a comment that begins with `{start}`.")
     return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]))  # its links lead out of the results
 
 
@@ -46,12 +48,13 @@ def table(path: Path) -> dict[str, object]:
 
 
 def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path) -> Path:
-    """Write `index.html` beside the results of a scale, and `inspector/` with the pages of its runs.
+    """Write the page of a scale beside its results, and `inspector/` with the pages of its runs.
 
     `unpack` returns the folder of a packed run.
     """
     folder = Path(folder)
-    shown, index = yaml.safe_load((folder / "page.yaml").read_text(encoding="utf-8")), folder.parent / "index.html"
+    shown = yaml.safe_load((folder / "page.yaml").read_text(encoding="utf-8"))
+    index = folder.parent / shown["page"]
     runs = []
     for name, about in shown["runs"].items():
         run, page = unpack(name), index.parent / "inspector" / f"{name}.html"
@@ -63,8 +66,9 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         "landing.html",
         title=shown["title"],
         about=shown["about"],
+        others=shown["others"],
         folder=relative(folder, index.parent),
-        findings=findings(readme),
+        findings=findings(readme, folder.name),
         figures=[figure(folder / "figures" / f"{name}.md", made_by) for name, made_by in shown["figures"].items()],
         facts=INDEXED,
         runs=runs,

@@ -37,7 +37,7 @@ def build(folder: str | Path) -> Results:
 
 
 def publish(folder: Path) -> Path:
-    """Write `index.html` beside a scale whose `page.yaml` says what to show, and pages of the runs that it names."""
+    """Write the page beside a scale whose `page.yaml` says what to show, and pages of the runs that it names."""
     with TemporaryDirectory() as aside:
 
         def unpacked(run: str) -> Path:
