@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["figure_2", "figure_3", "figure_4_math", "figure_4_code", "figure_5", "figure_6", "figure_6_falls",
-         "skills", "phenomena_math", "phenomena_code"]  # fmt: skip
+         "skills", "roles_math", "roles_code"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,9 @@ def test_figure_3_puts_sp_on_x_and_ip_on_y(finished, plates):
     assert np.array(means) == pytest.approx(np.array(expected))
 
 
-def test_phenomena_are_drawn_from_the_runs_of_their_policy(finished, plates):
-    panels = {axes.get_title(): axes for axes in plates["phenomena_math"].figure.axes}
-    (axes,) = (panels[title] for title in panels if title.startswith("the evaluator's verdicts"))
-    for policy, line in zip(POLICY_COLOURS, axes.lines, strict=True):
+def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates):
+    axes = plates["roles_math"].figure.axes[2 * len(WORKFLOWS) + WORKFLOWS.index("eval_opt")]
+    for policy, line in zip(POLICY_COLOURS, axes.lines, strict=False):
         runs = [table_of(finished, "skills", Key("eval_opt", policy, "math", seed)) for seed in (0, 1, 2)]
         skills = pd.concat(runs).query("measure == 'judges'")
         gains = (skills["skill"] - skills["trivial"]).groupby(skills["step"]).mean()

@@ -29,7 +29,7 @@ def links(page: Path) -> list[Path]:
 
 def test_there_is_an_index_and_every_inspector_is_on_a_page():
     assert RESULTS / "index.html" in PAGES.values()
-    assert sorted(sum(RUNS.values(), [])) == sorted(RESULTS.glob("inspector/*.html"))
+    assert sorted(run for runs in RUNS.values() for run in runs) == sorted(RESULTS.glob("inspector/*.html"))
 
 
 @pytest.mark.parametrize("scale", SHOWN)

@@ -30,8 +30,8 @@ from multirole.diagnostics.names import (
     WORKFLOW_NAMES,
     cell_name,
 )
-from multirole.paper import factorial, measures, phenomena, skills
-from multirole.paper.claims import regimes_of
+from multirole.paper import factorial, measures, skills
+from multirole.paper.claims import metric_of, regimes_of
 from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, matched
@@ -54,6 +54,12 @@ AMPLITUDES = {
 }
 
 
+JUDGES = {
+    "eval_opt": ("evaluator", "judges"),
+    "voting": ("aggregator", "selects"),
+    "orch_workers": ("synthesizer", "merges"),
+}
+"""A workflow's judging role, and the measure of `diagnostics.skills` that says what it adds."""
 LEAST = 1e-4
 """Smaller chi2 is drawn here: such estimates are noise around zero."""
 FELL, STAYED = "#c1272d", "#0173b2"
@@ -73,7 +79,7 @@ def figures(results: Results) -> list[Plate]:
     return [
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
         figure_6(results), figure_6_falls(results), figure_of_skills(results),
-        *(figure_of_phenomena(results, task) for task in results.grid.tasks),
+        *(figure_of_roles(results, task) for task in results.grid.tasks),
     ]  # fmt: skip
 
 
@@ -292,35 +298,38 @@ def figure_of_skills(results: Results) -> Plate:
     return plate(results, "skills", figure)
 
 
-def figure_of_phenomena(results: Results, task: str) -> Plate:
-    """What the table `phenomena` summarises, over training: a row per workflow, a panel per line, a curve per policy."""
-    rows = {w: {name: of for name, of in phenomena.LINES.items() if of["workflow"] == w} for w in phenomena.WORKFLOWS}
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
-    grid = figure.subplots(len(rows), max(map(len, rows.values())), squeeze=False, sharex=True)
-    for (workflow, lines), panels in zip(rows.items(), grid, strict=True):
-        for axes in panels[len(lines) :]:
-            axes.set_visible(False)
-        for (name, about), axes in zip(lines.items(), panels, strict=False):
-            for policy, colour in POLICY_COLOURS.items():
-                runs = results.runs_of(workflow, policy, task)
-                curves = pd.DataFrame({seed: phenomena.over_training(run, about) for seed, run in runs.items()})
+def figure_of_roles(results: Results, task: str) -> Plate:
+    """Accuracy of every workflow, and the length and the gain of its judging role, over training and by policy."""
+    figure = Figure(figsize=(6.8, 5.2), layout="constrained")
+    grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
+    single = accuracy(results, "single", "sp", task, "best")
+    for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
+        role, measure = JUDGES[workflow]
+        for policy, colour in POLICY_COLOURS.items():
+            runs = results.runs_of(workflow, policy, task)
+            lengths = pd.DataFrame({seed: metric_of(run, role, "length_mean") for seed, run in runs.items()})
+            gains = pd.DataFrame({seed: skills.gain_of(run, measure) for seed, run in runs.items()})
+            drawn = measures.validation(results, workflow, policy, task), measures.smoothed(lengths), gains
+            for axes, curves in zip(column, drawn, strict=True):
                 if curves.empty:
                     continue
-                curves = curves if "gain" in about else measures.smoothed(curves)
                 axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.6, zorder=3)
                 if curves.shape[1] > 1:
                     low, high = np.array([t_interval(at)[1:3] for at in curves.to_numpy()]).T
-                    low = low if "gain" in about else np.maximum(low, 0)
+                    bounds = {column[0]: (0, 1), column[1]: (0, None), column[2]: (-1, 1)}[axes]
+                    low, high = np.clip([low, high], *bounds)
                     axes.fill_between(curves.index, low, high, color=colour, alpha=0.18, lw=0)
-            axes.set_title(f"{name}\n({about.get('metric', 'gain').replace('_', ' ')})".replace(" takes", "\ntakes"), fontsize=7)
-            if "length" not in about.get("metric", ""):
-                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        panels[0].set_ylabel(WORKFLOW_NAMES[workflow])
-        for axes in panels[: len(lines)]:
-            axes.tick_params(labelbottom=True)
-    figure.supxlabel("iteration", fontsize=8)
-    _legend(figure, _policies(lw=1.7))
-    return plate(results, "phenomena", figure, f"phenomena_{task}", task=TASK_NAMES[task])
+        if single:
+            column[0].axhline(single.interval.mean, ls=":", **REFERENCE)
+        column[2].axhline(0, color="0.6", lw=0.8)
+        column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {role}", fontsize=8)
+        column[2].set_xlabel("iteration")
+    for axes, label in zip(grid[:, 0], ("validation accuracy", "tokens of its reply", "what it adds"), strict=True):
+        axes.set_ylabel(label)
+    for axes in (grid[0, 0], grid[2, 0]):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _legend(figure, [*_policies(lw=1.7), Line2D([], [], ls=":", label="SA-RL's peak", **REFERENCE)])
+    return plate(results, "roles", figure, f"roles_{task}", task=TASK_NAMES[task])
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:

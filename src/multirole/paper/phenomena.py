@@ -10,19 +10,14 @@ from multirole.paper.statistics import t_interval
 from multirole.paper.write import number
 
 LINES, WINDOW = DECLARED["phenomena"]["lines"], DECLARED["phenomena"]["window"]
-WORKFLOWS = tuple(dict.fromkeys(about["workflow"] for about in LINES.values()))
-
-
-def over_training(run: Run, about: dict[str, str]) -> pd.Series:
-    """A line's number by iteration, or a gain by evaluated step; empty where it was not measured."""
-    return gain_of(run, about["gain"]) if "gain" in about else metric_of(run, about["role"], about["metric"])
 
 
 def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
     """A line's number at the start of a run, and how far it is from there at the end; NaN where it was not measured."""
-    series = over_training(run, about)
     if "gain" in about:
-        return (series.iloc[0], series.iloc[-2:].mean() - series.iloc[0]) if len(series) else (np.nan, np.nan)
+        gain = gain_of(run, about["gain"])
+        return (gain.iloc[0], gain.iloc[-2:].mean() - gain.iloc[0]) if len(gain) else (np.nan, np.nan)
+    series = metric_of(run, about["role"], about["metric"])
     start, end = series.iloc[:WINDOW].mean(), series.iloc[-WINDOW:].mean()
     return start, end / start - 1 if about["metric"] == "length_mean" else end - start
 
