@@ -29,7 +29,9 @@ SAVE_EVERY_S = 150.0
 IGNORED = -100
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 3) -> Qwen3ForCausalLM:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 3, positions: int = 2 * MAX_LENGTH
+) -> Qwen3ForCausalLM:
     """A randomly initialised model of the embedded size."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -40,7 +42,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 3) 
         num_attention_heads=3,
         head_dim=32,
         num_key_value_heads=1,
-        max_position_embeddings=2 * MAX_LENGTH,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

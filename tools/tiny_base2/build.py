@@ -281,7 +281,8 @@ def build(plan: Plan, out: Path, start: str, base: Base = MATH) -> None:
     if start == names[0]:
         for name in ("loss.jsonl", "probes.jsonl"):
             (out / name).unlink(missing_ok=True)
-        model = build_model(tokenizer, plan.seed, LAYERS)
+        tokenizer.model_max_length = LONGEST
+        model = build_model(tokenizer, plan.seed, LAYERS, LONGEST)
     else:
         model = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
     for phase in base.phases[names.index(start) :]:

@@ -23,7 +23,7 @@ from tiny_base2 import dialogues, habits
 from tiny_base2.ask import Reply, asked, complete
 
 CAP = 272
-LONGEST = 1024  # tokens of a prompt and its reply: the positions that the model has
+LONGEST = 2048  # tokens of a prompt and its reply: the positions that the model has; it is trained on the first 512
 BARE = "\\boxed{"
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 TASKS = ("math", "code")
 TINY_SCALES = ("tiny-s", "tiny-r")
-OF_SCALE: dict[tuple[str, str], dict[str, int]] = {
-    ("tiny-r", "math"): {"max_response_tokens": 272, "n_problems": 8},
-    ("tiny-r", "code"): {"max_response_tokens": 176, "n_problems": 8},
+OF_SCALE: dict[tuple[str, str], dict[str, float]] = {
+    ("tiny-r", "math"): {"max_response_tokens": 272, "max_prompt_tokens": 6 * 272, "n_problems": 8, "dual_clip": 3.0},
+    ("tiny-r", "code"): {"max_response_tokens": 176, "max_prompt_tokens": 6 * 176, "n_problems": 8, "dual_clip": 3.0},
 }
-"""Settings in which an embedded scale differs from the others, by task."""
+"""Settings in which an embedded scale differs from the others, by task. Prompts hold six replies, as in Table 7's Eval-Opt."""
 BASES = {("tiny-r", "code"): "tiny-r-code"}
 """Folders of embedded models that are not named as their scale."""
 
