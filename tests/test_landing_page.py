@@ -100,7 +100,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
 
 def test_only_the_first_problems_are_on_a_committed_page():
     data = read(min(RUNS["tiny-s"]))[1]
-    assert len(data["episodes"]["problems"]) == 16 and data["episodes"]["n_validation"] == 512
+    assert len(data["episodes"]["problems"]) == 12 and data["episodes"]["n_validation"] == 512
     outcomes = pd.read_parquet(
         RESULTS / "tiny-s" / "eval.parquet", filters=[("run", "==", data["name"]), ("step", "==", 0)]
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from multirole.experiment.progress import iteration_line, result_lines, validation_line
+from multirole.paper.statistics import corrected
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -14,7 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_it_is_short_and_every_relative_link_leads_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert links and not [link for link in links if not (ROOT / link).exists()]
-    assert len(README.split()) <= 900
+    assert len(README.split()) <= 950
 
 
 def test_every_make_target_that_it_names_exists():
@@ -62,9 +63,9 @@ def finding(pattern: str) -> list[float]:
     return [float(number.replace("−", "-")) for number in match.groups()]
 
 
-def points(table: str, *columns: str, **where: str) -> list[float]:
+def points(table: str, *columns: str, scale: str = "tiny-s", **where: str) -> list[float]:
     """Numbers of a row of a table in percentage points: its value, low and high, or those of these columns."""
-    rows = pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / f"{table}.csv").fillna({"task": ""})
+    rows = pd.read_csv(ROOT / "results" / scale / "tables" / f"{table}.csv").fillna({"task": ""})
     row = rows[(rows[list(where)] == list(where.values())).all(axis=1)].squeeze()
     return [round(100 * row[column], 1) for column in columns or ("value", "low", "high")]
 
@@ -78,8 +79,6 @@ def test_the_findings_on_skill_are_the_numbers_of_the_table():
     start, end = (skill(*judges, f"gain, {place}", "value")[0] for place in ("start", "end"))
     assert finding("from N points above a coin to N below") == [start, -end]
     assert finding(r"a change of N \[N, N\] \(3 seeds") == skill(*judges, "change")
-    paper = [skill("paper", "judges", task, "gain, end", "value")[0] for task in ("math", "code")]
-    assert finding("it ends at N on arithmetic, at N on programs") == paper
     anchored = {"variant": "one step, judge anchored 0.1 (evaluator), fresh seeds"}
     gained, lost = (
         points("judges_confirmed", **anchored, number=f"change {of}") for of in ("of the gain", "at the end")
@@ -92,22 +91,49 @@ def test_the_findings_on_skill_are_the_numbers_of_the_table():
     assert protects == 100
 
 
-def test_the_findings_on_steps_and_policies_are_the_numbers_of_the_tables():
-    step = {"workflow": "all cells", "variant": "one step"}
-    ends = points("matched_updates", **step, number="change at the end")
-    assert finding(r"ends N points higher \[N, N\] than one per batch") == ends
-    assert finding(r"as the single agent does \(N \[N, N\]\)") == points(
-        "matched_updates", **step, number="peak − SA-RL"
-    )
-    gaps = [points("ip_against_sp", workflow="all cells", at=place) for place in ("end", "peak")]
-    assert finding(r"isolated ones end N points higher \[N, N\] and peak N higher \[N, N\]") == gaps[0] + gaps[1]
-    floor = points("power", "value", cell="all cells", at="end", number="SD (points)")
-    assert finding("Two seeds of one cell differ by N points") == [round(floor[0] / 100, 1)]
-    table = pd.read_csv(ROOT / "results" / "tiny-s" / "tables" / "factorial_predictors.csv")
-    counts = table.pivot_table("value", "quantity", "number")
-    of, alone = counts.loc["rate × steps / √rows"], counts.loc["steps"]
-    misjudged = re.search(
-        r"\((\d+) of (\d+) misjudged, threshold fitted on them\); steps alone misjudge (\d+)",
-        re.sub(r"\s+", " ", README),
-    )
-    assert [*map(int, misjudged.groups())] == [of["arms misjudged"], of["arms"], alone["arms misjudged"]]
+def test_the_findings_of_tiny_r_are_the_numbers_of_its_tables():
+    def table_1(number: str, workflow: str = "voting") -> float:
+        return points("table_1", "value", scale="tiny-r", workflow=workflow, number=number)[0]
+
+    def phenomenon(name: str, policy: str) -> list[float]:
+        return points("phenomena", scale="tiny-r", phenomenon=name, number=f"change, {policy}")
+
+    assert finding("One trained agent peaks at N %") == [table_1("SA-RL")]
+    peaks = [
+        table_1(policy, workflow) for workflow in ("eval_opt", "voting", "orch_workers") for policy in ("IP", "SP")
+    ]
+    assert finding("Eval-Opt at N and N, Voting at N and N, Orch-Workers at N and N") == peaks
+    claims = (ROOT / "results" / "tiny-r" / "tables" / "claims.md").read_text(encoding="utf-8")
+    gap = re.search(rf"IP peaks above SP .* \*\*equivalent\*\*: {NUMBER} \[{NUMBER}, {NUMBER}\], 6 seeds", claims)
+    assert finding(r"over the three is N \[N, N\] \(6 seeds\): equivalent") == [
+        float(one.replace("−", "-")) for one in gap.groups()
+    ]
+    verbose, solving = "the aggregator grows verbose", "the evaluator re-solves at length"
+    change = r"N % \[N, N\]"
+    talk = finding(rf"Its replies grow by {change} under SP and by {change} under IP")
+    assert talk == phenomenon(verbose, "SP") + phenomenon(verbose, "IP")
+    talk = finding(rf"The evaluator's: {change} and {change}")
+    assert talk == phenomenon(solving, "SP") + phenomenon(solving, "IP")
+    selections = finding(r"selections add changes by N points \[N, N\] under SP and N \[N, N\] under IP")
+    worth = "the aggregator's selections"
+    assert selections == phenomenon(worth, "SP") + phenomenon(worth, "IP")
+    found = finding("Voting peaks N and N points lower .*, Eval-Opt N and N higher, Orch-Workers N and N")
+    apart = [
+        points("inference", "value", scale="tiny-r", run=f"{name}-{policy}, peak", number="minus the nearest vote")[0]
+        for name in ("Voting", "Eval-Opt", "Orch-Workers")
+        for policy in ("IP", "SP")
+    ]
+    assert found == [-apart[0], -apart[1], *apart[2:]]
+
+
+def test_what_is_called_decided_of_tiny_r_is_so_after_correction():
+    def p_holm(table: str, **where: str) -> float:
+        rows = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
+        return rows[(rows[list(where)] == list(where.values())).all(axis=1)]["p_holm"].max()
+
+    for number in ("IP − SA-RL", "SP − SA-RL"):
+        assert p_holm("table_1", number=number) < 0.05
+    assert p_holm("inference", number="minus the nearest vote") < 0.05
+    for name in ("the aggregator grows verbose", "the aggregator's selections"):
+        assert p_holm("phenomena", phenomenon=name, number="SP − IP") < 0.05
+    assert p_holm("phenomena", phenomenon="the evaluator re-solves at length", number="SP − IP") > 0.05

@@ -144,3 +144,16 @@ def test_no_score_announces_falls_better_than_rate_times_steps():
     scores = json.loads((ROOT / "results/bench/alarms.json").read_text())["scores"]
     ahead = {one["score"]: one["j"] for one in scores if one["target"] == "ahead"}
     assert max(ahead, key=ahead.get) == "baseline: rate x steps"
+
+
+def test_what_the_page_of_results_says_of_tiny_r_are_the_verdicts():
+    """A line of its table names a claim and its verdict by policy."""
+    page = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    table = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / "claims.csv").query("regime == 'paper'")
+    said = {
+        (claim, policy.lower()): word
+        for claim, words in re.findall(r"`(\w+)`: ([^|]+) \|", page)
+        for policy, word in re.findall(r"(IP − SP|IP|SP) (\w+)", words)
+    }
+    found = {(row.claim, row.policy): row.verdict for row in table.itertuples()}
+    assert len(said) >= 12 and said == {key: found[key] for key in said}

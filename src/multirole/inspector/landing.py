@@ -16,7 +16,7 @@ from markupsafe import Markup
 from multirole.experiment.storage import write_text
 from multirole.inspector import INDEXED, index_row, inspect_run, relative, render
 
-N_PROBLEMS = 16
+N_PROBLEMS = 12
 """On the page of a run, of those that were recorded: it keeps a page below 400 kB."""
 to_html = mistune.create_markdown(plugins=["table"])
 

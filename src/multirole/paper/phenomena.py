@@ -43,6 +43,7 @@ def phenomena(results: Results) -> pd.DataFrame:
                 f"change, {policy.upper()}": [change for _, change in of.values()] for policy, of in found.items()
             }
             both = [seed for seed in found["sp"] if seed in found["ip"]]
+            rows.append(number("seeds", len(both), "count", **where))
             changes["SP − IP"] = [found["sp"][seed][1] - found["ip"][seed][1] for seed in both]
             rows += [number(label, t_interval(of), "difference", **where) for label, of in changes.items() if of]
     return pd.DataFrame(rows)

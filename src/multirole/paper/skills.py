@@ -67,9 +67,12 @@ def trivial_twins(results: Results) -> pd.DataFrame:
     means = own.groupby(["task", "workflow", "policy", "seed", "step"])[["correct", "twin"]].mean()
     for task in results.grid.tasks:
         for workflow, policy in [(w, p) for w in WORKFLOWS for p in POLICIES]:
-            keys = [key for key in results.runs if key[:3] == (workflow, policy, task)]
-            for place, at in (("peak", "best"), ("end", "terminal")) if keys else ():
-                found = means.loc[[(task, workflow, policy, key.seed, results.run(key).steps[at]) for key in keys]]
+            runs = results.runs_of(workflow, policy, task)
+            for place, at in (("peak", "best"), ("end", "terminal")):
+                rows_at = [(task, workflow, policy, seed, run.steps[at]) for seed, run in runs.items()]
+                found = means.loc[[row for row in rows_at if row in means.index]]  # not all may be evaluated yet
+                if found.empty:
+                    continue
                 where = {"task": task, "workflow": workflow, "policy": policy, "twin": TWINS[workflow]}
                 rows += [
                     number(f"{place}", t_interval(found["correct"]), "accuracy", **where),

@@ -300,7 +300,9 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
             runs = results.runs_of(workflow, policy, task)
             at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
             rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
-            spent = np.mean([one["completion_tokens"].mean() for one in rows_at])
+            if not (counts := [one["completion_tokens"].mean() for one in rows_at if len(one)]):
+                continue
+            spent = np.mean(counts)
             matched = votes[min(votes, key=lambda tokens: abs(tokens - spent))]
             both = [seed for seed in runs if seed in matched]
             apart = [np.stack(of) for of in ([runs[s].at("best") for s in both], [matched[s] for s in both]) if both]
