@@ -54,12 +54,6 @@ AMPLITUDES = {
 }
 
 
-JUDGES = {
-    "eval_opt": ("evaluator", "judges"),
-    "voting": ("aggregator", "selects"),
-    "orch_workers": ("synthesizer", "merges"),
-}
-"""A workflow's judging role, and the measure of `diagnostics.skills` that says what it adds."""
 LEAST = 1e-4
 """Smaller chi2 is drawn here: such estimates are noise around zero."""
 FELL, STAYED = "#c1272d", "#0173b2"
@@ -304,20 +298,18 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     single = accuracy(results, "single", "sp", task, "best")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = JUDGES[workflow]
+        role, measure = skills.JUDGES[workflow]
         for policy, colour in POLICY_COLOURS.items():
             runs = results.runs_of(workflow, policy, task)
             lengths = pd.DataFrame({seed: metric_of(run, role, "length_mean") for seed, run in runs.items()})
             gains = pd.DataFrame({seed: skills.gain_of(run, measure) for seed, run in runs.items()})
             drawn = measures.validation(results, workflow, policy, task), measures.smoothed(lengths), gains
-            for axes, curves in zip(column, drawn, strict=True):
+            for axes, curves, bounds in zip(column, drawn, ((0, 1), (0, None), (-1, 1)), strict=True):
                 if curves.empty:
                     continue
                 axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.6, zorder=3)
                 if curves.shape[1] > 1:
-                    low, high = np.array([t_interval(at)[1:3] for at in curves.to_numpy()]).T
-                    bounds = {column[0]: (0, 1), column[1]: (0, None), column[2]: (-1, 1)}[axes]
-                    low, high = np.clip([low, high], *bounds)
+                    low, high = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds).T
                     axes.fill_between(curves.index, low, high, color=colour, alpha=0.18, lw=0)
         if single:
             column[0].axhline(single.interval.mean, ls=":", **REFERENCE)

@@ -10,6 +10,12 @@ from multirole.paper.statistics import t_interval
 from multirole.paper.write import number
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
+JUDGES = {
+    "eval_opt": ("evaluator", "judges"),
+    "voting": ("aggregator", "selects"),
+    "orch_workers": ("synthesizer", "merges"),
+}
+"""A workflow's judging role, and the measure of `diagnostics.skills` that says what it adds."""
 TWINS = {"eval_opt": "first draft", "voting": "candidate 1", "orch_workers": "worker 1"}
 
 

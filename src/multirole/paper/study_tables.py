@@ -16,7 +16,7 @@ from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.grid import POLICIES
 from multirole.paper.results import Key, Results, Run, outcomes
-from multirole.paper.skills import gain_of
+from multirole.paper.skills import JUDGES, gain_of
 from multirole.paper.statistics import (
     ALL,
     ALPHA,
@@ -33,8 +33,6 @@ from multirole.paper.study import Study
 from multirole.paper.write import number
 
 SHOWN = {"best": "peak", "terminal": "end"}
-JUDGING = {"eval_opt": "judges", "voting": "selects", "orch_workers": "merges"}
-"""The measure of `diagnostics.skills` that says what a workflow's judging role adds."""
 
 
 class Twins(NamedTuple):
@@ -150,7 +148,7 @@ def kept(found: Iterable[Twins], every: int = 1) -> pd.DataFrame:
     """The judging role's gain with each variant, and the end on every `every`-th problem."""
     rows = []
     for twin in found:
-        where = twin.where() | {"role": JUDGING[twin.workflow]}
+        where = twin.where() | {"role": JUDGES[twin.workflow][1]}
         pair = (twin.usual, twin.changed)
         gains = np.array([[gain_of(run, where["role"])[-2:].mean() for run in runs] for runs in pair])
         gains = gains[:, ~np.isnan(gains).any(axis=0)]
