@@ -12,7 +12,7 @@ from tiny_base.dialogues import Row
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from multirole.core.types import user
-from multirole.tasks.tiny_pipe import LENGTHS, TinyPipe, kind_of, stream
+from multirole.tasks.tiny_pipe import LENGTHS, TAUGHT_MOVE, TinyPipe, kind_of, stream
 from multirole.workflows.prompts import render
 from tiny_base2 import build
 from tiny_base2 import code_habits as habits
@@ -97,7 +97,7 @@ class Course(build.Course):
 
     def answer(self) -> Pool:
         """The model's own answers."""
-        problems = list(islice(stream("train", self.rng, OWN_LENGTHS), self.plan.own_problems))
+        problems = list(islice(stream("train", self.rng, OWN_LENGTHS, TAUGHT_MOVE), self.plan.own_problems))
         strategies, count = habits.STRATEGIES, self.plan.own_answers
         return own_answers(self.model, self.tokenizer, TinyPipe(), problems, strategies, count, OWN_CAP, self.rng)
 

@@ -267,7 +267,7 @@ def make_rows(mix: Mix, count: int, rng: random.Random, pool: Pool | None = None
 
 
 async def _play(roles: list[str], rng: random.Random, mix: Mix, pool: Pool | None) -> list[Row]:
-    usual, short = (tiny_pipe.stream("train", rng, lengths) for lengths in (mix.lengths, SHORT_LENGTHS))
+    usual, short = (tiny_pipe.stream("train", rng, lengths, tiny_pipe.TAUGHT_MOVE) for lengths in (mix.lengths, SHORT_LENGTHS))
     rows: list[Row] = []
     while len(rows) < len(roles):
         role = roles[len(rows)]

@@ -3,10 +3,10 @@
 from tiny_base.tokenizer import PROMPT_STRINGS, build
 from transformers import PreTrainedTokenizerFast
 
-from multirole.tasks.tiny_pipe import FOLDS, LARGEST_MOVE, REST, START
+from multirole.tasks.tiny_pipe import FOLDS, REST, START, TAUGHT_MOVE
 from tiny_base2.tokenizer import VOCAB_SIZE
 
-MOVES = tuple(f"{sign}{n}" for sign in "+-" for n in range(1, LARGEST_MOVE + 1))
+MOVES = tuple(f"{sign}{n}" for sign in "+-" for n in range(1, TAUGHT_MOVE + 1))
 HEAD = "```python\ndef f(xs):\n    r = xs["
 STRINGS = (
     f"{START} ", *(f", {word} " for word in (*FOLDS, REST)),

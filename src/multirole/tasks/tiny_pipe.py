@@ -3,9 +3,10 @@
 A question such as `at 57, add +5, sub +7, xor -3, rest +4` puts a cursor somewhere and moves it before every step. The element
 under it is folded into a result `r`, and `rest` adds the sum of all that is left from there on. The program needs positions
 (`r = xs[57]`, `r += xs[62]`, `r -= xs[69]`, ...), so the moves have to be added up. A *long* question has many moves of one digit;
-a *wide* one has fewer, most of them of two digits, which are best taken apart into tens and ones. The answer is the last
-```python fence, graded on hidden tests. A hash of the *behaviour* decides the split, so that no function of the validation split
-is in the training split in other words.
+a *wide* one has fewer, most of them of two digits, which are best taken apart into tens and ones. Moves of more than `TAUGHT_MOVE`
+are in no dialogue of the embedded base, so that not everything is a matter of care. The answer is the last ```python fence, graded
+on hidden tests. A hash of the *behaviour* decides the split, so that no function of the validation split is in the training
+split in other words.
 """
 
 import random
@@ -20,15 +21,14 @@ from multirole.tasks.splits import first_problems, split_of
 from multirole.tasks.tiny_code import TinyCode, extract
 
 NAME = "tiny_pipe"
-LARGEST, LARGEST_MOVE = 99, 49
+LARGEST, LARGEST_MOVE, TAUGHT_MOVE = 99, 54, 49
 Kind = Literal["long", "wide"]
 KINDS: tuple[Kind, ...] = ("long", "wide")
-LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 10), "wide": (6, 7)}
+LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 10), "wide": (5, 7)}
 """The fewest and the most moves of the task's problems."""
 FOLDS = {"add": "+", "sub": "-", "xor": "^"}
 START, REST = "at", "rest"
 NARROW = [sign * n for sign in (1, -1) for n in range(1, 10)]
-WIDE = [sign * n for sign in (1, -1) for n in range(11, LARGEST_MOVE + 1) if n % 10]
 WIDE_SHARE = 0.7
 N_TESTS = 8
 
@@ -87,13 +87,18 @@ def kind_of(question: str) -> Kind:
     return "wide" if any(abs(move) > 9 for _, move in parse(question)[1:]) else "long"
 
 
-def _sample(rng: random.Random, kind: Kind, n_steps: int) -> str | None:
+@cache
+def _wide(largest_move: int) -> list[int]:
+    return [sign * n for sign in (1, -1) for n in range(11, largest_move + 1) if n % 10]
+
+
+def _sample(rng: random.Random, kind: Kind, n_steps: int, largest_move: int) -> str | None:
     """A question in which no move occurs twice; None where the drawn beginning leaves no move."""
     cursor = start = rng.randint(0, LARGEST)
     moves: list[int] = []
     for _ in range(n_steps):
         is_wide = kind == "wide" and rng.random() < WIDE_SHARE
-        free = [m for m in (WIDE if is_wide else NARROW) if m not in moves and 0 <= cursor + m <= LARGEST]
+        free = [m for m in (_wide(largest_move) if is_wide else NARROW) if m not in moves and 0 <= cursor + m <= LARGEST]
         if not free:
             return None
         moves.append(rng.choice(free))
@@ -109,11 +114,13 @@ def to_problem(question: str) -> Problem:
     return Problem(f"{NAME}/{question}", "tiny_code", question, reference)
 
 
-def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None) -> Iterator[Problem]:
+def stream(
+    split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None, largest_move: int = LARGEST_MOVE
+) -> Iterator[Problem]:
     """Yield problems of one split without end, with repeats, both kinds alike; `lengths` are moves at least and at most."""
     while True:
         kind = rng.choice(KINDS)
-        question = _sample(rng, kind, rng.randint(*(lengths or LENGTHS)[kind]))
+        question = _sample(rng, kind, rng.randint(*(lengths or LENGTHS)[kind]), largest_move)
         if question is None or kind_of(question) != kind:
             continue
         results = behaviour(question)
