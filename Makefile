@@ -34,15 +34,15 @@ endif
 quoted = '$(subst ','\'',$1)'
 # The notebook's own defaults hold for whatever is not set here; the name only has to tell executed notebooks apart.
 NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' $(call quoted,$(ARGS)) | cksum | cut -d' ' -f1))
-OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-s)/$(subst /,_,$(NAME)).ipynb
+OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-r)/$(subst /,_,$(NAME)).ipynb
 parameter = $(if $2,-$(or $3,r) $1 $(call quoted,$2))
 PARAMETERS = $(call parameter,workflow,$(WORKFLOW)) $(call parameter,policy,$(POLICY)) $(call parameter,task,$(TASK)) \
 	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,iterations,$(ITERATIONS),p) \
 	$(call parameter,preset,$(PRESET)) $(call parameter,results_dir,$(RESULTS_DIR)) $(ARGS)
 
-FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-s)
+FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-r)
 SNAKEMAKE = $(BIN)/python -m snakemake
-GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-s)) results_dir=$(call quoted,$(RESULTS_DIR)) \
+GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-r)) results_dir=$(call quoted,$(RESULTS_DIR)) \
 	$(if $(STUDY),study=$(call quoted,$(STUDY))) $(if $(SEEDS),$(call quoted,seeds=[$(SEEDS)])) $(ARGS)
 
 .PHONY: help setup cell grid study grid-status paper docs test test-all bench clean
@@ -50,14 +50,14 @@ GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-s)) results_dir=$(call qu
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
 	@echo "make cell    train and evaluate one cell through papermill; sets up first if needed"
-	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY) and, where given, TASK=math SCALE=tiny-s SEED=0 PRESET=paper"
+	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY) and, where given, TASK=math SCALE=tiny-r SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
 	@echo "make grid    train and evaluate all that is missing of the matrix, then tables and figures; again after a stop"
-	@echo "             SCALE=tiny-s SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
+	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then Snakemake's own, such as --workflow-profile profiles/slurm"
-	@echo "make study   the same with the variants of study.yaml besides: matched updates, remedies, single-agent controls"
+	@echo "make study   the same with the variants of study.yaml besides: regimes, updates, judging roles, controls"
 	@echo "make grid-status  count what remains of it, with the same variables"
-	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-s"
+	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-r"
 	@echo "make docs    build the documentation as a site, with the API from the docstrings; a dead link stops it"
 	@echo "make test    run the tests; make test-all also the exhaustive lists (an hour)"
 	@echo "make bench   run the benchmarks"

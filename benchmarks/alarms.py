@@ -1,6 +1,6 @@
 """Do alarms tell runs that fall from runs that do not? Thresholds from seed 0, judged on the other seeds, beside two baselines.
 
-    python benchmarks/alarms.py results/tiny-s [--out results/bench/alarms.json]
+    python benchmarks/alarms.py results/tiny-r [--out results/bench/alarms.json]
 
 The unit is an evaluation interval of a multi-agent run that has not fallen yet (`multirole.diagnostics.falls`). *Ahead* asks for
 the next interval: is the score, the highest of the interval's iterations and of the roles, above the threshold before the last
@@ -26,7 +26,6 @@ from scipy.stats import rankdata
 
 from multirole.diagnostics.alarms import BASELINE, RULES, change_of
 from multirole.diagnostics.falls import first_fall
-from multirole.experiment.cell import Cell
 from multirole.paper import pack
 
 TARGETS = {"fall_next": "ahead", "falls": "seen", "skill_lost": "skill lost"}
@@ -64,7 +63,7 @@ SCORES: dict[str, tuple[str, Callable[[pd.Series], object]]] = {
 }
 
 
-def scored(folder: Path, name: str, cell: Cell) -> pd.DataFrame:
+def scored(folder: Path, name: str) -> pd.DataFrame:
     """iteration x score of one run, the largest over its roles; the baselines are the first columns."""
     roles = pack.read(folder, "roles", [name])
     calls = pack.read(folder, "ledger", [name]).groupby(["iteration", "adapter"])["lr"]
@@ -84,11 +83,9 @@ def intervals(folder: Path) -> pd.DataFrame:
     """Run, seed, `fall_next`, `falls` and the highest scores of every interval of a multi-agent run that has not fallen."""
     index, rows = pack.index(folder), []
     for run in index[(index["kind"] == "run") & (index["workflow"] != "single")].itertuples():
-        cell = Cell(**json.loads(run.settings))
-        if cell.on_alarm == "rollback":
-            continue
+        settings = json.loads(run.settings)
         accuracy = pack.read(folder, "eval", [run.run], ["run", "step", "correct"]).groupby("step")["correct"].mean()
-        fall, scores = first_fall(accuracy), scored(folder, run.run, cell)
+        fall, scores = first_fall(accuracy), scored(folder, run.run)
         skills = pack.read(folder, "skills", [run.run])
         skills = skills[skills["measure"].isin(["judges", "selects", "merges"])].set_index("step")
         gain = skills["skill"] - skills["trivial"]
@@ -97,10 +94,10 @@ def intervals(folder: Path) -> pd.DataFrame:
             flags = {"falls": bool(fall and fall.at == end), "fall_next": bool(fall and fall.before == end)}
             flags = {name: None if is_over else flag for name, flag in flags.items()}
             flags["skill_lost"] = None if np.isnan(gain.get(end, np.nan)) else bool(gain[end] <= LOST)
-            is_stress = (cell.learning_rate, cell.lr_schedule) == STRESS
+            is_stress = (settings["learning_rate"], settings["lr_schedule"]) == STRESS
             about = {
                 "run": run.run,
-                "seed": cell.seed,
+                "seed": settings["seed"],
                 "is_stress": is_stress,
                 "is_last": end == accuracy.index[-1],
             } | flags

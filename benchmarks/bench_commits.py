@@ -69,8 +69,8 @@ def silent_shares() -> dict[str, float]:
     """The mean share of groups with equal rewards in the committed grid runs of each cell."""
     import pandas as pd
 
-    runs = pd.read_parquet(HERE / "results/tiny-s/runs.parquet")
-    metrics = pd.read_parquet(HERE / "results/tiny-s/metrics.parquet", columns=["run", "zero_variance_groups"])
+    runs = pd.read_parquet(HERE / "results/tiny-r/runs.parquet")
+    metrics = pd.read_parquet(HERE / "results/tiny-r/metrics.parquet", columns=["run", "zero_variance_groups"])
     means = metrics.groupby("run", observed=True)["zero_variance_groups"].mean()
     shares: dict[str, list[float]] = {}
     for _, row in runs[runs["run"].isin(means.index)].iterrows():

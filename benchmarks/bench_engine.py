@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_engine.py [--vllm] [--repeats 5]
 
-A random-initialised model of the shipped tiny-s shape (or `--hidden`, `--layers`), two LoRA adapters of rank 8 on all
+A random-initialised model of the shipped tiny-r shape (or `--hidden`, `--layers`), two LoRA adapters of rank 8 on all
 linear layers. The engines alternate within one process; `generate` runs the base with one adapter merged in, all rows left-padded
 in one call; the ratio is the median over repeats of (engine / generate). Every row samples at
 temperature 1 until end-of-turn or the cap; generated tokens are counted per row, up to and

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_scaling.py [--repeats 3] --out results/bench/scaling
 
-A workflow of R roles that answer side by side, on the embedded model (0.34M parameters), one thread, each point in a process of
+A workflow of R roles that answer side by side, on the embedded model (0.45M parameters), one thread, each point in a process of
 its own, points in turn. Unless a curve varies it: 4 roles under Shared-Policy, 64 episodes in groups of 8, 256 rows of exactly 24
 completion tokens. The curve over roles keeps the rows (and so the tokens) of an iteration: more roles, fewer episodes. Writes
 medians as JSON and one figure.
@@ -60,7 +60,7 @@ def measure(roles: int, policy: str, episodes: int, group: int, tokens: int) -> 
 
     questions = [f"Compute left to right: {i % 17} +{i % 9 + 1} *2 -{i % 7 + 1}" for i in range(max(64, episodes))]
     trainer = MultiRoleGRPOTrainer(
-        model=str(HERE.parents[1] / "src/multirole/models/tiny-s"),
+        model=str(HERE.parents[1] / "src/multirole/models/tiny-r"),
         workflow=SideBySide(),
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=MultiRoleGRPOConfig(

@@ -47,11 +47,11 @@ if __name__ == "__main__":
     rows = load_dataset("json", data_dir=str(HERE / "data"))
     args = MultiRoleGRPOConfig(
         "out/debate", policy={"debater": "a", "judge": "b"}, per_device_train_batch_size=32, num_generations=8, max_steps=8,
-        max_completion_length=96, learning_rate=4e-3, eval_strategy="steps", eval_steps=4, logging_steps=1, bf16=False,
+        max_completion_length=272, learning_rate=4e-3, eval_strategy="steps", eval_steps=4, logging_steps=1, bf16=False,
         gradient_checkpointing=False, report_to="none", micro_batch_tokens=2048,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(HERE / "../src/multirole/models/tiny-s"), Debate(), correct, args, rows["train"], rows["validation"],
+        str(HERE / "../src/multirole/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()

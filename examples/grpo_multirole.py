@@ -21,7 +21,7 @@ rows = load_dataset("json", data_files=str(HERE / "data/train.jsonl"), split="tr
 rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
 
 trainer = MultiRoleGRPOTrainer(
-    model=str(HERE / "../src/multirole/models/tiny-s"),
+    model=str(HERE / "../src/multirole/models/tiny-r"),
     reward_funcs=correct,
     workflow=Voting(n_voters=3, prompts=str(HERE / "prompts")),
     args=MultiRoleGRPOConfig(
@@ -30,7 +30,7 @@ trainer = MultiRoleGRPOTrainer(
         per_device_train_batch_size=32,
         num_generations=8,
         max_steps=6,
-        max_completion_length=96,
+        max_completion_length=272,
         learning_rate=4e-3,
         loss_type="grpo",
         logging_steps=1,

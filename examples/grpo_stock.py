@@ -20,14 +20,14 @@ rows = load_dataset("json", data_files=str(HERE / "data/train.jsonl"), split="tr
 rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
 
 trainer = GRPOTrainer(
-    model=str(HERE / "../src/multirole/models/tiny-s"),
+    model=str(HERE / "../src/multirole/models/tiny-r"),
     reward_funcs=correct,
     args=GRPOConfig(
         output_dir="out/grpo",
         per_device_train_batch_size=32,
         num_generations=8,
         max_steps=6,
-        max_completion_length=96,
+        max_completion_length=272,
         learning_rate=4e-3,
         loss_type="grpo",
         logging_steps=1,

@@ -12,14 +12,14 @@ from datasets import load_dataset
 from peft import LoraConfig
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, OrchWorkers, RoleDiagnostics
-from multirole.tasks.tiny_math import TinyMath
+from multirole.tasks.tiny_chain import TinyChain
 
 HERE = Path(__file__).parent
 POLICIES = {"shared": "sp", "isolated": "ip", "worker apart": "orchestrator=rest,worker=own,synthesizer=rest"}
 
 
 def correct(prompts, completions, answer, **kwargs):
-    boxes = [TinyMath().extract(text) for text in completions]
+    boxes = [TinyChain().extract(text) for text in completions]
     return [float(box == str(right)) for box, right in zip(boxes, answer, strict=True)]
 
 
@@ -27,12 +27,12 @@ def train(policy: str, iterations: int = 5) -> MultiRoleGRPOTrainer:
     rows = load_dataset("json", data_dir=str(HERE / "data"))
     rows = rows.map(lambda row: {"prompt": row["prompt"].removeprefix("Compute left to right: ")})
     trainer = MultiRoleGRPOTrainer(
-        model=str(HERE / "../src/multirole/models/tiny-s"),
-        workflow=OrchWorkers(max_workers=3, prompts="tiny_math"),
+        model=str(HERE / "../src/multirole/models/tiny-r"),
+        workflow=OrchWorkers(max_workers=3, prompts="tiny_chain"),
         reward_funcs=correct,
         args=MultiRoleGRPOConfig(
             f"out/{policy}", policy=policy, per_device_train_batch_size=64, num_generations=8, max_steps=iterations,
-            max_completion_length=96, learning_rate=2e-3, logging_steps=1, save_strategy="no", bf16=False,
+            max_completion_length=272, learning_rate=2e-3, logging_steps=1, save_strategy="no", bf16=False,
             gradient_checkpointing=False, report_to="none", disable_tqdm=True,
         ),
         train_dataset=rows["train"],

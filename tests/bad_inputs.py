@@ -213,18 +213,18 @@ NAMES = {
     "a capital name": Case({"SEED": 1}, ("`SEED` is not a known parameter. Did you mean 'seed'?",)),
 }  # fmt: skip
 TOGETHER = {
-    "fewer rows than problems": Case({"n_train": 8}, ("`n_train` must be at least `n_problems` (16), got 8",)),
+    "fewer rows than problems": Case({"n_train": 4}, ("`n_train` must be at least `n_problems` (8), got 4",)),
     "a warm-up beyond the end": Case({"warmup_iterations": 61}, ("at most the 60 ticks of `iterations`, got 61",)),
     "steps by tokens without their number": Case({"updates": "tokens"}, ("`updates='tokens'` needs `step_tokens`",)),
     "a number of tokens for nothing": Case({"step_tokens": 100}, ("`updates='tokens'` needs `step_tokens`", "got 100")),
     "partial steps by tokens": Case(
         {"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, ("minibatch_split='even'",)
     ),
-    "a model at a tiny scale": Case({"model": "m"}, ("`model` replaces what is embedded at scale='tiny-s'", "Write scale='0.6b'")),
-    "rows at a tiny scale": Case({"data": "d"}, ("`data` replaces what is embedded at scale='tiny-s'", "Write scale='0.6b'")),
+    "a model at a tiny scale": Case({"model": "m"}, ("`model` replaces what is embedded at scale='tiny-r'", "Write scale='0.6b'")),
+    "rows at a tiny scale": Case({"data": "d"}, ("`data` replaces what is embedded at scale='tiny-r'", "Write scale='0.6b'")),
     "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing local path",)),
     "rows that are missing": Case({"scale": "0.6b", "data": "no-such"}, ("`data` must be an existing local path",)),
-    "processes that share no batch": Case({"n_processes": 3}, ("a multiple of the 3 processes", "got 16")),
+    "processes that share no batch": Case({"n_processes": 3}, ("a multiple of the 3 processes", "got 8")),
     "engines that share no processes": Case({"vllm_tensor_parallel": 4}, ("must divide the 1 processes, got 4",)),
     "an evaluation by several": Case({"n_processes": 2}, ("`n_processes` must be 1",), command="evaluate"),
     "checkpoints that are no steps": Case({"checkpoints": "ten"}, ("'all', or steps and names",), command="evaluate"),
@@ -331,7 +331,7 @@ ROWS = {
 }  # fmt: skip
 MACHINES = {
     "nothing": Case(PAPER, (), "accepted"),
-    "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one. Use scale='tiny-s'",)),
+    "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one. Use scale='tiny-r'",)),
     "model not here": Case(PAPER | {"model": None}, ("needs Qwen/Qwen3-0.6B", "not in this machine's cache", "pass model=FOLDER")),
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole.experiment.machine.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}),
@@ -443,7 +443,7 @@ def records(whole: Path) -> dict[str, Case]:
     def add(name: str, outcome: str, harm: Callable[[Path], object], *words: str, is_done: bool = False) -> None:
         def spoil(folder: Path) -> None:
             shutil.copytree(whole, folder / "results")
-            (run,) = (folder / "results").glob("tiny-s/*")
+            (run,) = (folder / "results").glob("tiny-r/*")
             if not is_done:
                 (run / "DONE").unlink()
             harm(run)
@@ -496,7 +496,7 @@ def records(whole: Path) -> dict[str, Case]:
 
 def in_use(scratch: Path) -> tuple[str, str]:
     """What becomes of a run whose folder another holds."""
-    run = scratch / "results" / "tiny-s" / Cell(**RUN).id
+    run = scratch / "results" / "tiny-r" / Cell(**RUN).id
     run.mkdir(parents=True)
     with claim(run), mock.patch("multirole.experiment.folders.PATIENCE", 0.1):
         return attempt(Case(RUN), scratch)

@@ -24,7 +24,7 @@ os.fsync = lambda descriptor: None
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
-    "doctor", "notebook", "remedies", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
+    "doctor", "notebook", "kl_anchor_and_process_reward", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
     "math_reward", "inspector", "matching_switches", "what_trl_users_expect", "engine_vllm",
 )  # fmt: skip
 """Files that come first, so that the workers end together: pytest-xdist hands out files in this order."""

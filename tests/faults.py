@@ -17,12 +17,12 @@ from multirole.core.types import Reward
 from multirole.diagnostics.gradients import weights_of
 from multirole.engines import transformers_engine
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole.tasks.tiny_math import TinyMath
+from multirole.tasks.tiny_chain import TinyChain
 from multirole.workflows import Voting
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}
-"""name -> (check, what injects it). All act on Voting with two adapters, on tiny_math at temperature 0.7."""
+"""name -> (check, what injects it). All act on Voting with two adapters, on tiny_chain at temperature 0.7."""
 
 
 def sees(check: str) -> Callable[[Fault], Fault]:
@@ -276,7 +276,7 @@ def rewards_of_other_episodes(patch):
 
 @sees("rewards")
 def everything_is_correct(patch):
-    patch.setattr(TinyMath, "score", lambda self, problems, texts: [Reward(1.0, "correct", True) for _ in texts])
+    patch.setattr(TinyChain, "score", lambda self, problems, texts: [Reward(1.0, "correct", True) for _ in texts])
 
 
 @sees("rewards")
@@ -284,7 +284,7 @@ def reward_depends_on_the_batch(patch):
     def score(original, self, problems, texts):
         return [replace(reward, value=reward.value + i) for i, reward in enumerate(original(self, problems, texts))]
 
-    around(patch, TinyMath, "score", score)
+    around(patch, TinyChain, "score", score)
 
 
 # ---- the loss and the optimizer
@@ -469,7 +469,7 @@ def the_reference_is_in_the_questions(patch):
     def problems(original, self, *args):
         return [replace(p, question=f"{p.question} (answer: {p.reference})") for p in original(self, *args)]
 
-    around(patch, TinyMath, "problems", problems)
+    around(patch, TinyChain, "problems", problems)
 
 
 # ---- checkpoints

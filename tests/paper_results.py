@@ -1,6 +1,6 @@
 """A finished grid in miniature, made up from a fixed seed: the files of `record` and `evaluate`, none of it trained.
 
-`make_results(folder)` returns `<folder>/tiny-s`, with the folders of the runs beside their packed tables. It takes seconds: the
+`make_results(folder)` returns `<folder>/tiny-r`, with the folders of the runs beside their packed tables. It takes seconds: the
 fixture `grid_results` makes it once for all tests. Voting, isolated, on math rises until step 10 and then collapses: its generator's chi2 climbs, its texts lose their box. Every other cell rises and stays. No number here says anything about
 a model.
 """
@@ -41,14 +41,14 @@ def make_results(folder: Path) -> Path:
         "save_every": EVAL_EVERY,
         "n_validation": N_PROBLEMS,
     }
-    grid = Grid("tiny-s", [0, 1, 2], parameters, base_rollouts=2)
+    grid = Grid("tiny-r", [0, 1, 2], parameters, base_rollouts=2)
     grid.write(folder)
     for cell in grid.cells():
         make_run(cell, folder)
     for evaluation in grid.evaluations():
         make_evaluation(evaluation, folder)
-    packed.pack(folder / "tiny-s")
-    return folder / "tiny-s"
+    packed.pack(folder / "tiny-r")
+    return folder / "tiny-r"
 
 
 def without(results: Path, keys: list[Key], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
@@ -56,10 +56,10 @@ def without(results: Path, keys: list[Key], folder: Path, seeds: tuple[int, ...]
     grid = replace(Grid.read(results), seeds=list(seeds))
     grid.write(folder)
     for path in results.glob("*.parquet"):
-        shutil.copy(path, folder / "tiny-s")
+        shutil.copy(path, folder / "tiny-r")
     runs = packed.index(results)
-    runs[~runs["run"].isin([grid.cell(*key).id for key in keys])].to_parquet(folder / "tiny-s" / "runs.parquet")
-    return folder / "tiny-s"
+    runs[~runs["run"].isin([grid.cell(*key).id for key in keys])].to_parquet(folder / "tiny-r" / "runs.parquet")
+    return folder / "tiny-r"
 
 
 def coordinates(cell: Cell) -> tuple[str, ...]:

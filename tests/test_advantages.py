@@ -106,7 +106,7 @@ def test_a_real_iteration_trains_on_what_trl_computes(make_library_trainer, toke
         lambda episodes, **_: [1.0 - episode.index for episode in episodes],
         generation_batch_size=4, num_generations=2, scale_rewards=scale,
     )  # fmt: skip
-    inputs = [{"prompt": f"question {i // 2}", "task": "tiny_math", INDEX: i // 2} for i in range(4)]
+    inputs = [{"prompt": f"question {i // 2}", "task": "tiny_chain", INDEX: i // 2} for i in range(4)]
     episodes = trainer._generate_and_score_completions(inputs)
     assert [episode.reward.value for episode in episodes] == [1.0, 0.0] * 2
     found = [row.advantage for row in rows_of(trainer, episodes)]

@@ -63,16 +63,20 @@ def test_a_short_lull_is_the_same_episode_of_trouble():
 
 def test_changes_by_hand():
     values = [1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 2.0, 2.0, 2.0]
-    assert [change_of(kind, values) for kind in ("below best", "rise", "share lost", "level")] == [3, 1, -1, 2]
+    assert [change_of(kind, values) for kind in ("rise", "share lost", "level")] == [1, -1, 2]
     assert change_of("rise", values[:5]) is None
+    jumping = [4.0, 6.0, 4.0, 6.0, 4.0, 6.0, 1.0, 3.0, 1.0]  # best level 6, now 1; the median step is 2
+    assert change_of("below best", jumping) == pytest.approx(5 / (2 / (0.6745 * 2**0.5)))
+    assert change_of("below best", [0.5] * 8 + [0.46] * 3) == 0.0  # less than a fall
 
 
-def test_nothing_rings_in_healthy_learning():
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_nothing_rings_in_healthy_learning(noise):
     rng, alarms = random.Random(0), Alarms(POLICY)
     for iteration in range(1, 200):
         done = iteration / 200
         rows = {
-            role: values | {"reward": 0.3 + 0.6 * done + rng.gauss(0, 0.01),
+            role: values | {"reward": 0.3 + 0.6 * done + rng.gauss(0, noise),
                             "correct_verdict_rate": values["correct_verdict_rate"] * (1 + done / 2)}
             for role, values in HEALTHY.items()
         }  # fmt: skip

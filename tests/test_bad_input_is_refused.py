@@ -74,7 +74,7 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
 
 
 def test_capitals_do_not_matter_where_they_cannot():
-    cell = Cell("Voting", "IP", "MATH", "Tiny-S", preset="Paper", lr_schedule="Constant")
+    cell = Cell("Voting", "IP", "MATH", "Tiny-R", preset="Paper", lr_schedule="Constant")
     assert cell.id == Cell("voting", "ip", lr_schedule="constant").id and cell.workflow == "voting"
 
 
@@ -98,7 +98,7 @@ def opened(results_dir: Path) -> AbstractContextManager:
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
     for _ in range(2):
         with opened(tmp_path):
-            config = tmp_path / "tiny-s" / "voting-sp-math-s0" / "config.json"
+            config = tmp_path / "tiny-r" / "voting-sp-math-s0" / "config.json"
     config.write_text(config.read_text().replace("0.002", "0.004"))
     with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
         pass
@@ -134,12 +134,12 @@ def test_ids_tell_every_difference_apart_and_are_short():
     assert re.fullmatch("voting-map-math-s0-[0-9a-f]{8}", cells[2].id)
     assert cells[2].changed() == {"policy": {"generator": "adapter_a", "aggregator": "adapter_b"}}
     assert Cell("voting", {"generator": "shared", "aggregator": "shared"}).id == cells[0].id
-    whole, decimal = (Cell("voting", "sp", kl_anchor=one, dual_clip=one, slot_scaling=one) for one in (1, 1.0))
+    whole, decimal = (Cell("voting", "sp", kl_anchor=one, dual_clip=one, process_reward=one) for one in (1, 1.0))
     assert whole.id == decimal.id  # a run is not trained twice for how a number is written
 
 
 def test_a_hash_is_of_the_settings_that_differ():
-    assert Cell("voting", "sp", learning_rate=2e-3, n_problems=16, kl_anchor=0).changed() == {}
+    assert Cell("voting", "sp", learning_rate=2e-3, n_problems=8, kl_anchor=0).changed() == {}
     cell = Cell("voting", "sp", learning_rate=5e-3, updates="one")
     assert cell.changed() == {"learning_rate": 5e-3, "updates": "one"}
     assert cell.sibling("single", "sp") == Cell("single", "sp", learning_rate=5e-3, updates="one")
@@ -148,7 +148,7 @@ def test_a_hash_is_of_the_settings_that_differ():
 
 def test_given_and_settled_values_have_different_types():
     cell = Cell("voting", "sp", learning_rate=1, n_problems=None)
-    assert type(cell.learning_rate) is float and cell.n_problems == 16
+    assert type(cell.learning_rate) is float and cell.n_problems == 8
     assert not [
         name for name, value in cell if value is None and name not in ("model", "data", "step_tokens", "dual_clip")
     ]
@@ -187,7 +187,7 @@ def test_a_changed_workflow_object_is_another_cell():
         Cell(Echo(), "sp").parameters()
 
 
-@pytest.mark.parametrize(("scale", "beyond"), [("tiny-s", {"dual_clip"}), ("0.6b", {"renderer"})])
+@pytest.mark.parametrize(("scale", "beyond"), [("tiny-r", set()), ("0.6b", {"renderer"})])
 def test_presets_differ_in_every_documented_option(scale, beyond):
     paper, released = (Cell("voting", "sp", scale=scale, preset=preset) for preset in ("paper", "released_code"))
     differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from browser import browser, needs_browser
 from test_docs import site  # noqa: F401
-from test_inspector import collapsed  # noqa: F401
+from test_inspector import committed  # noqa: F401
 
 from multirole.inspector import inspect_run
 
@@ -37,8 +37,8 @@ PAGE_WIDTH = "return document.documentElement.scrollWidth"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_control_of_the_inspector_works(collapsed, tmp_path, width):  # noqa: F811
-    folder = shutil.copytree(collapsed[0], tmp_path / "run")
+def test_every_control_of_the_inspector_works(committed, tmp_path, width):  # noqa: F811
+    folder = shutil.copytree(committed[0], tmp_path / "run")
     rows = [{"iteration": i, "problem": "p", "episode": j, "reward": 0.5 * j, "advantage": j - 1.0, "correct": j == 2}
             for i in (1, 2) for j in range(3)]  # fmt: skip
     pd.DataFrame(rows).to_parquet(folder / "episodes.parquet")

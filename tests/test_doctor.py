@@ -18,7 +18,7 @@ from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
 from multirole.experiment.run import make_trainer, to_dataset
-from multirole.tasks.tiny_math import TinyMath
+from multirole.tasks.tiny_chain import TinyChain
 from multirole.workflows import WORKFLOWS, Voting
 
 SMALL = {
@@ -42,16 +42,16 @@ def test_every_cell_passes(workflow, policy, task, tmp_path):
     assert failed(Cell(workflow, policy, task, **SMALL), tmp_path) == {}
 
 
-REMEDIES = {"on_alarm": "stop", "kl_anchor": 0.1, "coherence_penalty": 0.5, "balance_roles": 1.0, "process_reward": 0.5}
+ADDED = {"on_alarm": "stop", "kl_anchor": 0.1, "process_reward": 0.5}
 OPTIONS = [
     {"preset": "released_code"},
     {"dtype": "bfloat16", "temperature": 0.7},
     {"updates": "tokens", "step_tokens": 200, "old_logprobs": "recomputed"},
-    REMEDIES,
+    ADDED,
 ]
 
 
-@pytest.mark.parametrize("changes", slow_but([REMEDIES], OPTIONS))
+@pytest.mark.parametrize("changes", slow_but([ADDED], OPTIONS))
 def test_other_options_pass(changes, tmp_path):
     assert failed(Cell("eval_opt", "ip", **SMALL | changes), tmp_path) == {}
 
@@ -98,7 +98,7 @@ def test_a_trainer_in_bfloat16_passes_and_is_left_as_it_was(tmp_path):
             str(tmp_path), policy="ip", num_generations=2, generation_batch_size=4, per_device_train_batch_size=4,
             max_completion_length=16, max_steps=2, bf16=True, use_cpu=True, gradient_checkpointing=True, report_to="none",
         ),
-        train_dataset=to_dataset(TinyMath().problems("train", 8)),
+        train_dataset=to_dataset(TinyChain().problems("train", 8)),
         processing_class=tokenizer,
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip

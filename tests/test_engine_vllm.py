@@ -23,7 +23,7 @@ from multirole.engines.vllm_engine import SHARED_MEMORY, VLLMEngine
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory, tokenizer) -> str:
-    """A folder with a random base of the tiny-s shape and the tokenizer."""
+    """A folder with a random base of the tiny-r shape and the tokenizer."""
     folder = tmp_path_factory.mktemp("base")
     shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
     toy_model(tokenizer, **shape, max_position_embeddings=512).save_pretrained(folder)

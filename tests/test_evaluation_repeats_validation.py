@@ -141,9 +141,9 @@ def test_what_was_not_trained_cannot_be_evaluated(tmp_path, results_dir):
 
 
 def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
-    grid = Grid("tiny-s", (0, 1), {"iterations": 4}, 2)
+    grid = Grid("tiny-r", (0, 1), {"iterations": 4}, 2)
     grid.write(tmp_path)
-    assert Grid.read(tmp_path / "tiny-s") == grid
+    assert Grid.read(tmp_path / "tiny-r") == grid
     assert len(grid.cells()) == 2 * 2 * (3 * 2 + 1) and len({cell.id for cell in grid.cells()}) == 28
     evaluations = grid.evaluations()
     assert len(evaluations) == 8 + 28 + 2 * 2 * 3 * 2

@@ -75,7 +75,7 @@ def folder_of(parent: Path, name: str) -> Path:
 
 
 def run_of(folder: Path) -> Path | None:
-    return next(folder.glob("tiny-s/voting-ip-*"), None)
+    return next(folder.glob("tiny-r/voting-ip-*"), None)
 
 
 def kernel_of(process: subprocess.Popen) -> psutil.Process:

@@ -64,7 +64,7 @@ def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one
         assert "seed 0 alone" in one and "Not finished: 4 of 14 runs" in one
         assert "seeds 0, 1 and 2" in three and "All runs are finished" in three
         assert ("n = 16 validation problems" in three) == (name != "figure_5")
-        assert "0.34M parameters" in three and "Regime `paper`" in three
+        assert "0.45M parameters" in three and "Regime `paper`" in three
     for name in ("figure_2", "figure_3"):
         assert "95 % t intervals over seeds" in plates[name].caption
 
@@ -201,7 +201,7 @@ def test_the_arrows_of_figure_1_are_the_messages_that_the_workflow_sends(workflo
 
     made = Cell(workflow, "ip").make_workflow()
     roles = made.roles
-    asyncio.run(made.run(Problem("0", "tiny_math", "1+1", None), call))
+    asyncio.run(made.run(Problem("0", "tiny_chain", "1+1", None), call))
     (panel,) = (group for group in ElementTree.parse(FIGURE_1).iter(f"{SVG}g") if group.get("id") == workflow)
     drawn = {(path.get("data-from"), path.get("data-to")) for path in panel.iter(f"{SVG}path")}
     assert {message for message in drawn if not {"problem", "answer", None} & set(message)} == seen

@@ -19,7 +19,7 @@ from multirole.paper.grid import Grid
 from multirole.paper.study import Study
 
 ROOT = Path(__file__).parents[1]
-GRID = Grid("tiny-s", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
+GRID = Grid("tiny-r", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
 CONFIG = ("seeds=[0, 3]", "parameters={iterations: 2, learning_rate: 2e-5, lr_schedule: constant}", "base_rollouts=2")
 
 
@@ -122,7 +122,7 @@ def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
     assert not re.search(r"^train +\d", done.stdout, re.MULTILINE)
     assert notebook.read_text() == "of the other process"
     assert {path.parent for path in checkout.glob("runs/**/DONE")} == set(everything) - {missing}
-    assert Grid.read(checkout / "runs" / "tiny-s") == GRID
+    assert Grid.read(checkout / "runs" / "tiny-r") == GRID
 
 
 def test_packed_results_count_as_done_and_their_adapters_are_trained_again(checkout):
@@ -134,13 +134,13 @@ def test_packed_results_count_as_done_and_their_adapters_are_trained_again(check
         *(f"{what.name}/{what.cell.id}" for what in GRID.evaluations()),
     ]
     names.remove(f"own/{cell.id}")
-    (checkout / "runs" / "tiny-s").mkdir(parents=True)
-    pd.DataFrame({"run": names}).to_parquet(checkout / "runs" / "tiny-s" / "runs.parquet")
+    (checkout / "runs" / "tiny-r").mkdir(parents=True)
+    pd.DataFrame({"run": names}).to_parquet(checkout / "runs" / "tiny-r" / "runs.parquet")
     done = snakemake(checkout, "trained", "evaluated", "--dry-run", "--printshellcmds")
     assert done.returncode == 0, done.stdout[-3000:]
     assert set(commands(done.stdout)) == {
         f"{folder_of(cell, 'runs')}/train.ipynb",
-        f"runs/tiny-s/evaluations/own/{cell.id}/eval.ipynb",
+        f"runs/tiny-r/evaluations/own/{cell.id}/eval.ipynb",
     }
 
 
@@ -152,7 +152,7 @@ def test_the_snakefile_imports_neither_torch_nor_trl():
 
 def test_a_grid_of_ones_own_workflow_and_task():
     own = str(ROOT / "examples/debate.py")
-    grid = Grid("tiny-s", workflows=[f"{own}:Debate"], policies=["sp"], tasks=[f"{own}:task"])
+    grid = Grid("tiny-r", workflows=[f"{own}:Debate"], policies=["sp"], tasks=[f"{own}:task"])
     assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]
     assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{own}:Debate"
     assert {what.name for what in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
@@ -169,11 +169,10 @@ def test_every_scale_of_the_configuration_is_a_grid():
         assert Grid(scale, **chosen).cells()
 
 
-@pytest.mark.parametrize("name", ["study.yaml", "study_tiny_r.yaml"])
-def test_every_study_is_one_of_its_grid(name):
-    scale = "tiny-s" if name == "study.yaml" else "tiny-r"
-    chosen = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"][scale]
-    assert Study.of(Grid(scale, **chosen), yaml.safe_load((ROOT / name).read_text())).cells()
+def test_the_study_is_one_of_the_default_grid():
+    declared = yaml.safe_load((ROOT / "grid.yaml").read_text())
+    grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
+    assert Study.of(grid, yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
 
 
 @pytest.mark.parametrize("name", ["default", "slurm"])
@@ -182,7 +181,7 @@ def test_every_profile_looks_at_done_files_only(name):
     assert profile["rerun-triggers"] == "mtime" and profile["ignore-incomplete"] and profile["keep-going"]
 
 
-@pytest.mark.parametrize(("given", "folder"), [([], "results/tiny-s"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
+@pytest.mark.parametrize(("given", "folder"), [([], "results/tiny-r"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
 def test_make_paper_reads_one_folder_and_trains_nothing(given, folder):
     done = subprocess.run(
         ["make", "--dry-run", "--old-file=.venv/setup.stamp", "paper", *given],

@@ -92,10 +92,10 @@ def test_the_translation_to_trl_loses_nothing(tmp_path):
     assert (args.epsilon, args.epsilon_high, args.delta) == (0.1, 0.3, 3.0)
     assert args.role_beta == {"generator": 0.0, "aggregator": 0.1}
     assert (args.learning_rate, args.lr_scheduler_type, args.weight_decay) == (3e-3, "constant_with_warmup", 0.01)
-    assert (args.max_steps, args.generation_batch_size, args.num_generations) == (7, 16 * 3, 3)
+    assert (args.max_steps, args.generation_batch_size, args.num_generations) == (7, 8 * 3, 3)
     assert (args.temperature, args.max_completion_length, args.seed, args.use_cpu) == (
         0.9,
-        96,
+        176,
         5,
         not torch.cuda.is_available(),
     )

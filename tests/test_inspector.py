@@ -22,6 +22,7 @@ from multirole.inspector.episodes import name_steps, training_groups
 from multirole.inspector.reader import PANELS, facts, state, validation
 from multirole.inspector.report import describe, plot_gradients, plot_roles
 from multirole.paper import pack
+from multirole.paper.grid import Grid
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = 'a</script><img src=x onerror="alert(1)"><!-- <script>alert(2)</script> @@data@@ \u2028 "quoted" \\boxed{1}'
@@ -35,7 +36,7 @@ def make_run(
     """A run's folder by hand: `texts` are the turns of each of two episodes, `accuracy` the share right per step."""
     (folder / "turns").mkdir(parents=True)
     policy = {"policy": {"generator": "shared"}}
-    cell = {"workflow": "single", "task": "math", "scale": "tiny-s", "seed": 3, "iterations": 20} | policy | config
+    cell = {"workflow": "single", "task": "math", "scale": "tiny-r", "seed": 3, "iterations": 20} | policy | config
     (folder / "config.json").write_text(json.dumps(cell))
     rows = [
         {"step": step, "problem": f"p{i}", "correct": i < share * n_problems, "reward": 0.0, "reason": "wrong", "turns": 1,
@@ -92,34 +93,29 @@ def text_of(turn):
 
 
 @pytest.fixture(scope="module")
-def collapsed(tmp_path_factory):
-    """The page of a committed run that collapsed, with its folder."""
-    results, folder = ROOT / "results" / "tiny-s", tmp_path_factory.mktemp("runs")
-    runs = pack.index(results)
-    runs = runs[
-        (runs["kind"] == "run") & (runs["workflow"] == "voting") & (runs["policy"] == "ip") & (runs["seed"] == 0)
-    ]
-    wanted = {"task": "code", "iterations": 40, "learning_rate": 0.01}
-    (name,) = [run for run, text in zip(runs["run"], runs["settings"]) if wanted.items() <= json.loads(text).items()]
-    run = pack.unpack(results, name, folder)
+def committed(tmp_path_factory):
+    """The page of a committed run with alarms, with its folder."""
+    results = ROOT / "results" / "tiny-r"
+    name = Grid.read(results).cell("voting", "sp", "math", 0).id
+    run = pack.unpack(results, name, tmp_path_factory.mktemp("runs"))
     return run, inspect_run(
         run, tmp_path_factory.mktemp("pages") / "page.html", index=tmp_path_factory.getbasetemp() / "index.html"
     )
 
 
-def test_the_page_needs_nothing_from_elsewhere(collapsed):
-    text = collapsed[1].read_text(encoding="utf-8")
+def test_the_page_needs_nothing_from_elsewhere(committed):
+    text = committed[1].read_text(encoding="utf-8")
     style = text.split("<style>")[1].split("</style>")[0]
     assert not re.search(r"@import|url\(", style)
-    for tag, attributes in read(collapsed[1])[0].tags:
+    for tag, attributes in read(committed[1])[0].tags:
         assert not {"src", "href", "srcset", "action"} & set(attributes), (tag, attributes)
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
     assert policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
 
 
-def test_the_page_stays_below_5_mb_per_100_episodes(collapsed, tmp_path):
-    folder, page = collapsed
+def test_the_page_stays_below_5_mb_per_100_episodes(committed, tmp_path):
+    folder, page = committed
     episodes = sum(pd.read_parquet(path)["problem"].nunique() for path in folder.glob("turns/*.parquet"))
     assert page.stat().st_size < 5e6 * episodes / 100
     long = "x<y " * 30_000  # four turns of 120 kB where 50 kB are allowed, and `<` takes six bytes
@@ -148,12 +144,12 @@ def test_names_of_a_run_are_escaped_in_the_head(tmp_path):
     assert "img" not in [tag for tag, _ in read(page)[0].tags]
 
 
-def test_the_page_holds_the_numbers_of_the_tables(collapsed):
-    folder, page = collapsed
+def test_the_page_holds_the_numbers_of_the_tables(committed):
+    folder, page = committed
     data = read(page)[1]
     roles, metrics = pd.read_parquet(folder / "roles.parquet"), pd.read_parquet(folder / "metrics.parquet")
     panels = {(panel["table"], panel["column"]): panel["series"] for panel in data["panels"]}
-    assert data["iterations"] == list(range(1, 41))
+    assert data["iterations"] == list(range(1, 61))
     for column in ("chi2", "perplexity", "entropy", "grad_norm", "length_mean", "length_p95", "unparsed_rate"):
         for role in ("generator", "aggregator"):
             recorded = list(roles.loc[roles["role"] == role, column])
@@ -161,22 +157,15 @@ def test_the_page_holds_the_numbers_of_the_tables(collapsed):
     for column in ("reward", "accuracy"):
         assert panels["metrics", column][""] == pytest.approx(list(metrics[column]), rel=1e-6)
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
-    assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 5
+    assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 13
     assert data["validation"]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
     assert [alarm["message"] for alarm in data["alarms"]] == list(pd.read_parquet(folder / "alarms.parquet")["message"])
-    held = pd.read_parquet(folder / "turns" / "step_00040.parquet")
+    held = pd.read_parquet(folder / "turns" / "step_00060.parquet")
     shown = data["episodes"]["problems"]
     assert len(shown) == 32 and data["episodes"]["n_validation"] == 512
-    assert [text_of(turn) for problem in shown for turn in problem["steps"]["40"]["turns"]] == list(held["text"])
+    assert [text_of(turn) for problem in shown for turn in problem["steps"]["60"]["turns"]] == list(held["text"])
     rewards = pd.read_parquet(folder / "eval.parquet").set_index(["step", "problem"])["reward"]
-    assert [p["steps"]["40"]["reward"] for p in shown] == [rewards[40, p["problem"]] for p in shown]
-
-
-def test_every_first_alarm_of_the_collapsed_run_precedes_its_fall(collapsed):
-    found = facts(collapsed[0])
-    assert list(found.index) == ["start", "best", "end", "first fall", "first alarm"]
-    assert found["iteration"].to_dict() == {"start": 0, "best": 10, "end": 40, "first fall": 20, "first alarm": 8}
-    assert tuple(found.loc["first alarm", ["value", "detail"]]) == ("gradient amplification", "generator")
+    assert [p["steps"]["60"]["reward"] for p in shown] == [rewards[60, p["problem"]] for p in shown]
 
 
 def test_facts_by_hand(tmp_path):
@@ -192,6 +181,10 @@ def test_facts_by_hand(tmp_path):
     ] and found.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
+    alarms = [{"iteration": i, "alarm": "format_loss", "role": "generator", "message": "m"} for i in (18, 25)]
+    pd.DataFrame(alarms).to_parquet(fallen / "alarms.parquet")
+    found = facts(fallen).loc["first alarm"]
+    assert (found["iteration"], found["value"], found["detail"]) == (18, "format loss", "generator")
     assert facts(make_run(tmp_path / "bare", steps=())).empty
 
 
@@ -293,7 +286,7 @@ def test_a_workflow_of_your_own_has_its_roles_in_the_order_of_their_turns(tmp_pa
 
 
 def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsys):
-    results = tmp_path / "results" / "tiny-s"
+    results = tmp_path / "results" / "tiny-r"
     for name in ("a&b", "unfinished"):
         make_run(results / name, accuracy=(0.5, 1.0))
     digest = hashlib.sha256((results / "a&b" / "config.json").read_bytes()).hexdigest()
@@ -302,7 +295,7 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
     page = results / "a&b" / "inspector.html"
     assert read(page)[1]["index"] == "../../inspector.html" and not (results / "unfinished" / "inspector.html").exists()
     index = Elements((tmp_path / "results" / "inspector.html").read_text(encoding="utf-8"))
-    assert [dict(a)["href"] for tag, a in index.tags if tag == "a"] == ["tiny-s/a%26b/inspector.html"]
+    assert [dict(a)["href"] for tag, a in index.tags if tag == "a"] == ["tiny-r/a%26b/inspector.html"]
     assert inspect([str(results / "unfinished"), "--out", str(tmp_path / "one.html")]) == 0
     assert str(tmp_path / "one.html") in capsys.readouterr().out
 
@@ -315,8 +308,8 @@ def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
 
-def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(collapsed, tmp_path):
-    folder = shutil.copytree(collapsed[0], tmp_path / "run")
+def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(committed, tmp_path):
+    folder = shutil.copytree(committed[0], tmp_path / "run")
     inspect_run(folder)
     assert state(folder) == read(inspect_run(folder))[1]["state"] == "finished"
     (folder / "eval.parquet").unlink()

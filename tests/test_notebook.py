@@ -43,7 +43,7 @@ def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
         tmp_path, workflow="eval_opt", policy="ip", iterations=2, n_problems=2, n_episodes=2, n_validation=4, eval_every=2
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert list(tmp_path.glob("runs/tiny-s/eval_opt-ip-math-s0-*/DONE"))
+    assert list(tmp_path.glob("runs/tiny-r/eval_opt-ip-math-s0-*/DONE"))
     out = tmp_path / "out.ipynb"
     assert out.stat().st_size < 1_000_000
     outputs = [o for cell in json.loads(out.read_text())["cells"] for o in cell.get("outputs", [])]

@@ -12,8 +12,8 @@ from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, own
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
 from multirole.tasks.sources import SUFFIXES, DataError
-from multirole.tasks.tiny_code import TinyCode
-from multirole.tasks.tiny_math import TinyMath
+from multirole.tasks.tiny_chain import TinyChain
+from multirole.tasks.tiny_pipe import TinyPipe
 
 ROWS = [{"prompt": f"{i}+1?", "answer": str(i + 1), "level": str(i)} for i in range(5)]
 
@@ -27,9 +27,9 @@ def task(reward=correct, train=ROWS, **more) -> Task:
 
 
 def test_the_built_in_tasks_and_ones_own_are_tasks():
-    assert all(isinstance(one, TaskLike) for one in (Math(), Code(), TinyMath(), TinyCode(), task()))
-    assert [one.name for one in (Math(), Code(), TinyMath(), TinyCode(), task())] == [
-        "math", "code", "tiny_math", "tiny_code", "sums",
+    assert all(isinstance(one, TaskLike) for one in (Math(), Code(), TinyChain(), TinyPipe(), task()))
+    assert [one.name for one in (Math(), Code(), TinyChain(), TinyPipe(), task())] == [
+        "math", "code", "tiny_chain", "tiny_pipe", "sums",
     ]  # fmt: skip
 
 

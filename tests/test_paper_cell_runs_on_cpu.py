@@ -82,7 +82,7 @@ def test_what_is_missing_is_said_at_once_and_all_of_it(monkeypatch, tmp_path):
         run_cell(Cell("voting", "sp", "code", "0.6b"), tmp_path / "runs")
     message = str(error.value)
     pinned = MODELS["0.6b"]
-    assert "a GPU" in message and "scale='tiny-s'" in message
+    assert "a GPU" in message and "scale='tiny-r'" in message
     assert f"hf download {pinned.repo} --revision {pinned.revision}" in message
     assert "hf download agentica-org/DeepCoder-Preview-Dataset" in message and "data='DIR'" in message
     assert not list((tmp_path / "runs").rglob("checkpoint*"))

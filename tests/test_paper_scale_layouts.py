@@ -47,7 +47,7 @@ def test_two_processes_with_vllm(tmp_path):
     fields = FIELDS | {"engine": "vllm"}
     one = run_cell(Cell(**fields), tmp_path / "one")
     spawn(Cell(**fields).parameters(), Launch(results_dir=str(tmp_path), n_processes=2))
-    other = tmp_path / "tiny-s" / one.name
+    other = tmp_path / "tiny-r" / one.name
     assert is_done(other) and json.loads((other / "provenance.json").read_text())["processes"] == 2
     same_rollouts(one, other, 1e-3)
 

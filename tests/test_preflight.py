@@ -60,7 +60,7 @@ def test_a_machine_where_all_is_well(this_machine):
 @pytest.mark.parametrize(
     ("faked", "changes", "launch", "line"),
     [
-        ({"cuda": False, "driver": None}, {}, {}, r"no NVIDIA driver.*needs one.*scale='tiny-s'"),
+        ({"cuda": False, "driver": None}, {}, {}, r"no NVIDIA driver.*needs one.*scale='tiny-r'"),
         (
             {"cuda": False, "driver": ("570.12", "12.8")},
             {},

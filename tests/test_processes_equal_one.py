@@ -59,7 +59,7 @@ def torchrun(command: list[str]) -> None:
 
 def test_two_processes(alone, tmp_path):
     spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2), torchrun)
-    other = tmp_path / "tiny-s" / alone.name
+    other = tmp_path / "tiny-r" / alone.name
     assert is_done(other) and json.loads((other / "provenance.json").read_text())["processes"] == 2
     compare(alone, other)
 
@@ -68,7 +68,7 @@ def test_two_processes(alone, tmp_path):
 def test_two_processes_continue_a_nearly_finished_run(alone, tmp_path):
     launch = Launch(results_dir=str(tmp_path), n_processes=2)
     spawn(Cell(**FIELDS).parameters(), launch, torchrun)
-    folder = tmp_path / "tiny-s" / alone.name
+    folder = tmp_path / "tiny-r" / alone.name
     for lost, start in ((), "checkpoint-3"), (("checkpoints/checkpoint-3", "adapters/step_00003"), "checkpoint-2"):
         for name in lost:
             shutil.rmtree(folder / name)
@@ -87,7 +87,7 @@ def under_fsdp2(parameters: dict, folder: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_sharded_by_fsdp2_and_resumed(alone, tmp_path):
     under_fsdp2(FIELDS, tmp_path)
-    folder = tmp_path / "tiny-s" / alone.name
+    folder = tmp_path / "tiny-r" / alone.name
     compare(alone, folder)
     (folder / "DONE").unlink()
     shutil.rmtree(folder / "checkpoints" / "checkpoint-3")
@@ -103,7 +103,7 @@ def test_fsdp2_in_bfloat16_with_checkpointing_keeps_log_probs_in_float32(tmp_pat
     fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
     one = run_cell(Cell(**fields), tmp_path / "one")
     under_fsdp2(fields | {"gradient_checkpointing": True}, tmp_path)
-    other = tmp_path / "tiny-s" / one.name
+    other = tmp_path / "tiny-r" / one.name
     a, b = table(one, "roles"), table(other, "roles")
     # the first iteration's rollouts are the same; a bfloat16 log-prob near -3 would be off by 0.01
     first = a["iteration"] == 1
@@ -144,7 +144,7 @@ def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
     given = cell.parameters() | {"results_dir": str(tmp_path), "sharding": sharding}
     log = tmp_path / "log"
     assert processes.run_together(2, log, run_with_a_bad_row, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
-    (folder,) = (tmp_path / "tiny-s").iterdir()
+    (folder,) = (tmp_path / "tiny-r").iterdir()
     outcome = outcome_of(folder)
     assert is_done(folder) and outcome["state"] == "diverged" and outcome["iteration"] == 2
     assert "The loss is nan" in outcome["reason"] and "'generator'" in outcome["reason"]

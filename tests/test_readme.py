@@ -34,7 +34,7 @@ def test_the_output_of_make_cell_is_what_the_run_printed():
     number, seconds = int(last["iteration"]), last["rollout_seconds"] + last["update_seconds"]
     said = roles[roles["iteration"] == number].set_index("role")
     end = outcomes[outcomes["step"] == number]
-    run = "runs/tiny-s/voting-sp-math-s0"
+    run = "runs/tiny-r/voting-sp-math-s0"
     printed = [
         iteration_line(
             number, number, last["reward"], last["accuracy"], seconds, 0, dict(said["tokens"] / said["rows"]), []
@@ -48,7 +48,7 @@ def test_the_output_of_make_cell_is_what_the_run_printed():
         f"  folder      {run}",
         f"  to see it   multirole inspect {run}",
         f"  inspector   {run}/inspector.html",
-        "  notebook    runs/tiny-s/voting-sp.html",
+        "  notebook    runs/tiny-r/voting-sp.html",
     ]  # fmt: skip
     assert "\n".join(["```", *printed, "```"]) in README
 
@@ -63,40 +63,19 @@ def finding(pattern: str) -> list[float]:
     return [float(number.replace("−", "-")) for number in match.groups()]
 
 
-def points(table: str, *columns: str, scale: str = "tiny-s", **where: str) -> list[float]:
+def points(table: str, *columns: str, **where: str) -> list[float]:
     """Numbers of a row of a table in percentage points: its value, low and high, or those of these columns."""
-    rows = pd.read_csv(ROOT / "results" / scale / "tables" / f"{table}.csv").fillna({"task": ""})
+    rows = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv").fillna({"task": ""})
     row = rows[(rows[list(where)] == list(where.values())).all(axis=1)].squeeze()
     return [round(100 * row[column], 1) for column in columns or ("value", "low", "high")]
 
 
-def test_the_findings_on_skill_are_the_numbers_of_the_table():
-    def skill(regime, role, task, number, *columns):
-        return points("skills", *columns, regime=regime, role=role, task=task, number=number)
-
-    judges = ("stress, one step", "judges", "math")
-    assert finding("Eval-Opt ends at N %") == skill(*judges, "accuracy, end", "value")
-    start, end = (skill(*judges, f"gain, {place}", "value")[0] for place in ("start", "end"))
-    assert finding("from N points above a coin to N below") == [start, -end]
-    assert finding(r"a change of N \[N, N\] \(3 seeds") == skill(*judges, "change")
-    anchored = {"variant": "one step, judge anchored 0.1 (evaluator), fresh seeds"}
-    gained, lost = (
-        points("judges_confirmed", **anchored, number=f"change {of}") for of in ("of the gain", "at the end")
-    )
-    found = finding(
-        r"ends N points higher \[N, N\] and accuracy N higher \[N, N\], decided on 6 fresh seeds of that cell"
-    )
-    assert found == gained + lost
-    (protects,) = points("judges_confirmed", "value", **anchored, number="protects")
-    assert protects == 100
-
-
-def test_the_findings_of_tiny_r_are_the_numbers_of_its_tables():
+def test_the_findings_are_the_numbers_of_the_tables():
     def table_1(number: str, workflow: str = "voting") -> float:
-        return points("table_1", "value", scale="tiny-r", workflow=workflow, number=number)[0]
+        return points("table_1", "value", workflow=workflow, number=number)[0]
 
     def phenomenon(name: str, policy: str) -> list[float]:
-        return points("phenomena", scale="tiny-r", phenomenon=name, number=f"change, {policy}")
+        return points("phenomena", phenomenon=name, number=f"change, {policy}")
 
     assert finding("One trained agent peaks at N %") == [table_1("SA-RL")]
     peaks = [
@@ -119,14 +98,14 @@ def test_the_findings_of_tiny_r_are_the_numbers_of_its_tables():
     assert selections == phenomenon(worth, "SP") + phenomenon(worth, "IP")
     found = finding("Voting peaks N and N points lower .*, Eval-Opt N and N higher, Orch-Workers N and N")
     apart = [
-        points("inference", "value", scale="tiny-r", run=f"{name}-{policy}, peak", number="minus the nearest vote")[0]
+        points("inference", "value", run=f"{name}-{policy}, peak", number="minus the nearest vote")[0]
         for name in ("Voting", "Eval-Opt", "Orch-Workers")
         for policy in ("IP", "SP")
     ]
     assert found == [-apart[0], -apart[1], *apart[2:]]
 
 
-def test_what_is_called_decided_of_tiny_r_is_so_after_correction():
+def test_what_is_called_decided_is_so_after_correction():
     def p_holm(table: str, **where: str) -> float:
         rows = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
         return rows[(rows[list(where)] == list(where.values())).all(axis=1)]["p_holm"].max()

@@ -38,7 +38,7 @@ def unbroken(tmp_path_factory):
 
 def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path):
     assert processes.run(tmp_path / "log", killed, tmp_path) == -signal.SIGKILL
-    folder = tmp_path / "tiny-s" / unbroken.name
+    folder = tmp_path / "tiny-r" / unbroken.name
     assert not is_done(folder) and (folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists()
     assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
     assert same(unbroken, folder) == ""
@@ -58,7 +58,7 @@ def test_a_finished_run_is_not_trained_again(unbroken):
 
 def test_a_run_killed_between_its_last_checkpoint_and_done_only_finishes(unbroken, tmp_path):
     shutil.copytree(unbroken.parents[1], tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "tiny-s" / unbroken.name
+    folder = tmp_path / "tiny-r" / unbroken.name
     (folder / "DONE").unlink()
     assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
     assert same(unbroken, folder) == ""

@@ -11,7 +11,7 @@ from multirole.core.engine import Sampling
 from multirole.core.rollout import Rollout, WorkflowError, turn_seed
 from multirole.core.types import Answer, Problem, user
 
-PROBLEMS = [(Problem(str(i), "tiny_math", f"q{i}", None), 0) for i in range(4)]
+PROBLEMS = [(Problem(str(i), "tiny_chain", f"q{i}", None), 0) for i in range(4)]
 
 
 class Relay:

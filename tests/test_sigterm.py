@@ -93,7 +93,7 @@ def test_several_processes_stop_after_the_same_iteration(tmp_path):
     run = "import sys\nfrom multirole.experiment.cell import Cell\nfrom multirole.experiment.launch import Launch\nfrom multirole.experiment.run import run_cell\n"
     run += f"run_cell(Cell(**{fields!r}), Launch(results_dir={str(tmp_path)!r}, n_processes=2))"
     process = subprocess.Popen([sys.executable, "-c", run], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while not (found := list(Path(tmp_path).glob("tiny-s/*/checkpoints/checkpoint-*"))):
+    while not (found := list(Path(tmp_path).glob("tiny-r/*/checkpoints/checkpoint-*"))):
         assert process.poll() is None
         time.sleep(0.2)
     workers = psutil.Process(process.pid).children(recursive=True)

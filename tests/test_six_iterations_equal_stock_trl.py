@@ -11,7 +11,7 @@ from trl import GRPOConfig
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
 from multirole.core.stock import GRPOTrainer
 
-FOLDER = files("multirole") / "models" / "tiny-s"
+FOLDER = files("multirole") / "models" / "tiny-r"
 ROWS = Dataset.from_list(
     [
         {"prompt": f"Compute left to right: {a}+{b}-3+2-1", "answer": a + b - 2}

@@ -57,6 +57,6 @@ def test_a_requeued_cell_ends_as_an_unbroken_one(tmp_path):
     assert done.returncode == 0, done.stdout[-5000:]
     assert "COMPLETED, restarts 1" in done.stdout and "COMPLETED, restarts 0" in done.stdout, done.stdout[-2000:]
     for cell in cells:
-        folder = checkout / "runs" / "tiny-s" / cell.id
+        folder = checkout / "runs" / "tiny-r" / cell.id
         assert is_done(folder)
         compare(run_cell(cell, tmp_path / "unbroken"), folder)

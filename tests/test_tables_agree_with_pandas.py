@@ -260,7 +260,7 @@ def test_the_same_results_give_the_same_bytes(folder, made, tmp_path):
 def test_captions_name_the_regime_the_sample_and_the_intervals(made):
     for name, table in made.items():
         if name != "table_7":
-            assert "0.34M parameters" in table.caption and "Regime" in table.caption
+            assert "0.45M parameters" in table.caption and "Regime" in table.caption
             assert "learning rate 2e-3, cosine schedule, the preset's rate" in table.caption
         if name.startswith(("table_1", "table_3", "ip_", "trivial")):
             assert "95 % t intervals over seeds" in table.caption and "Rules: claims.yaml, version" in table.caption
@@ -268,9 +268,9 @@ def test_captions_name_the_regime_the_sample_and_the_intervals(made):
 
 
 def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
-    Grid("tiny-s", [0], {"learning_rate": 6e-3, "lr_schedule": "constant"}).write(tmp_path)
+    Grid("tiny-r", [0], {"learning_rate": 6e-3, "lr_schedule": "constant"}).write(tmp_path)
     regime = "Regime `stress`: learning rate 6e-3, constant schedule, three times the preset's rate; seed 0 alone."
-    assert regime in sentences(Results(tmp_path / "tiny-s"))["regime"]
+    assert regime in sentences(Results(tmp_path / "tiny-r"))["regime"]
 
 
 def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_path):
@@ -290,8 +290,8 @@ def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_pat
 
 
 def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
-    Grid("tiny-s", [0, 1, 2]).write(tmp_path)
-    made = tables(Results(tmp_path / "tiny-s"))
+    Grid("tiny-r", [0, 1, 2]).write(tmp_path)
+    made = tables(Results(tmp_path / "tiny-r"))
     for table in made:
         assert (
             table.name in ("table_7", "table_1_regimes", "skills", "trivial_twins")

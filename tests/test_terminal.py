@@ -15,7 +15,7 @@ from multirole.experiment.progress import iteration_line, result_lines, validati
     [
         ("tra", "train"),
         ("evaluate -p n_roll", "n_rollouts"),
-        ("train -p policy ip -p scale tiny-s", "tiny-s"),
+        ("train -p policy ip -p scale tiny-r", "tiny-r"),
         ("train -p policy ''", "sp ip"),
         ("inspect ru", ""),  # the shell offers files
     ],

@@ -2,66 +2,40 @@
 
 import hashlib
 import json
-import random
-from itertools import islice
 
 import pytest
 
 from multirole.core.types import Problem
-from multirole.tasks import tiny_code, tiny_math
+from multirole.tasks import tiny_chain, tiny_pipe
 from multirole.tasks.splits import split_of
-from multirole.tasks.tiny_code import TinyCode
-from multirole.tasks.tiny_math import TinyMath
+from multirole.tasks.tiny_chain import TinyChain
+from multirole.tasks.tiny_pipe import TinyPipe
 
-TASKS = {"tiny_math": TinyMath(), "tiny_code": TinyCode()}
-MATH = Problem("tiny_math/7+5*2-9", "tiny_math", "7+5*2-9", 15)
+TASKS = {"tiny_chain": TinyChain(), "tiny_pipe": TinyPipe()}
+MATH = Problem("tiny_chain/7+5*2-9", "tiny_chain", "7+5*2-9", 15)
 
 
 def test_the_expression_is_read_from_left_to_right():
-    value, ops = tiny_math.parse(MATH.question)
+    value, ops = tiny_chain.parse(MATH.question)
     for op, operand in ops:
-        value = tiny_math.apply(value, op, operand)
+        value = tiny_chain.apply(value, op, operand)
     assert value == MATH.reference == 15
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_splits_are_disjoint_large_and_deterministic(task):
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [("tiny_chain", lambda p: p.question), ("tiny_pipe", lambda p: str(tiny_pipe.behaviour(p.question)))],
+    ids=TASKS,
+)
+def test_splits_are_disjoint_large_and_deterministic(name, same):
+    """Programs by what they return: no function of the validation split is trained on in other words."""
+    task = TASKS[name]
     train, validation = task.problems("train", 4096), task.problems("validation", 512)
     train_ids, validation_ids = {p.id for p in train}, {p.id for p in validation}
     assert len(train_ids) == 4096 and len(validation_ids) == 512 and not train_ids & validation_ids
-    assert {split_of(p.question) for p in train} == {"train"}
+    assert {split_of(same(p)) for p in train} == {"train"}
+    assert not set(map(same, train)) & set(map(same, validation))
     assert task.problems("train", 10) == train[:10]
-
-
-_rng = random.Random("tiny_code")
-PROBES = [[], *([_rng.randint(-20, 30) for _ in range(_rng.randint(1, 12))] for _ in range(63))]
-
-
-def behaviour(question: str) -> tuple[int, ...]:
-    """What the specified function returns for each of `PROBES`: equal for two ways to write one function."""
-    steps, reducer = tiny_code.parse(question)
-    return tuple(reducer.run(tiny_code.run_steps(steps, xs)) for xs in PROBES)
-
-
-def test_specifications_of_one_function_behave_alike():
-    same = ["sort, reverse, take first 2, sum", "reverse, sort, sort, reverse, take first 2, sum"]
-    other = ["sort, take first 2, sum", "sort, reverse, take first 3, sum"]
-    assert len({behaviour(question) for question in same}) == 1
-    assert len({behaviour(question) for question in same + other}) == 3
-
-
-def test_how_many_validation_problems_were_trained_on_in_other_words():
-    train, validation = (TASKS["tiny_code"].problems(*split) for split in (("train", 4096), ("validation", 256)))
-    known, asked = ([behaviour(p.question) for p in problems] for problems in (train, validation))
-    known = set(known)
-    assert sum(one in known for one in asked) == 74 and sum(len(set(one)) == 1 for one in asked) == 7
-
-
-@pytest.mark.parametrize(("module", "length"), [(tiny_math, 0), (tiny_code, 3)], ids=TASKS)
-def test_the_number_of_steps_changes_the_problems_and_not_the_split_rule(module, length):
-    easy = list(islice(module.stream("validation", random.Random(0), (3, 3)), 64))
-    assert {p.question.count(",") for p in easy} == {length}
-    assert {split_of(p.question) for p in easy} == {"validation"}
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -79,10 +53,10 @@ def test_problems_are_the_ones_that_committed_results_were_trained_on():
             rows = [[p.id, p.question, p.reference] for p in task.problems(split, 500)]
             found[name, split] = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
     assert found == {
-        ("tiny_math", "train"): "5520279339d2",
-        ("tiny_math", "validation"): "874b03b88eac",
-        ("tiny_code", "train"): "b6029d65614e",
-        ("tiny_code", "validation"): "38ea4115c324",
+        ("tiny_chain", "train"): "a782abe733e3",
+        ("tiny_chain", "validation"): "cd47f9c16dda",
+        ("tiny_pipe", "train"): "7d5509174598",
+        ("tiny_pipe", "validation"): "1f3c039ad63d",
     }
 
 
@@ -100,13 +74,13 @@ def test_problems_are_the_ones_that_committed_results_were_trained_on():
     ],
 )
 def test_math_scores(text, value, reason):
-    (reward,) = TinyMath(malformed_reward=-0.1).score([MATH], [text])
+    (reward,) = TinyChain(malformed_reward=-0.1).score([MATH], [text])
     assert (reward.value, reward.reason, reward.is_correct) == (value, reason, value == 1.0)
 
 
 CODE = Problem(
-    "tiny_code/hand",
-    "tiny_code",
+    "tiny_pipe/hand",
+    "tiny_pipe",
     "keep even, times 3, max or 0",
     {"arguments": [[[]], [[1, 2, 4]], [[1]], [[-2, 3]]], "expected": [0, 12, 0, -6]},
 )
@@ -131,44 +105,12 @@ def fence(body: str) -> str:
     ],
 )
 def test_code_scores(text, value, reason):
-    fraction, whole = (TinyCode(mode).score([CODE], [text])[0] for mode in ("fraction", "all_pass"))
+    fraction, whole = (TinyPipe(mode).score([CODE], [text])[0] for mode in ("fraction", "all_pass"))
     assert (fraction.value, fraction.reason, fraction.is_correct) == (value, reason, value == 1.0)
     assert whole.value == float(value == 1.0)
 
 
 def test_code_that_never_ends_is_a_timeout_and_harms_no_neighbour():
     good = fence("return max([x * 3 for x in xs if x % 2 == 0], default=0)")
-    rewards = TinyCode().score([CODE, CODE], [fence("while True: pass"), good])
+    rewards = TinyPipe().score([CODE, CODE], [fence("while True: pass"), good])
     assert [reward.reason for reward in rewards] == ["timeout", "passed"]
-
-
-def test_every_primitive_and_reducer_agrees_with_its_own_python():
-    problems = [
-        _problem(primitive, constant, reducer)
-        for primitive in tiny_code.PRIMITIVES
-        for constant in primitive.constants or (0,)
-        for reducer in tiny_code.REDUCERS
-    ]
-    for problem in problems:
-        for form in ("guarded", "nested"):
-            scope: dict = {}
-            exec(tiny_code.extract(_solution(problem, form)), scope)  # noqa: S102 (our own; graded elsewhere)
-            outputs = [scope["f"](*arguments) for arguments in problem.reference["arguments"]]
-            assert outputs == problem.reference["expected"], problem.question
-
-
-def _problem(primitive, constant, reducer) -> Problem:
-    question = f"{tiny_code.phrase((primitive, constant))}, {reducer.phrase}"
-    inputs = [[], [3, -1, 4, 1, 5, -9, 2, 6], [7], [2, 2, 8, -4, 0]]
-    expected = [reducer.run(primitive.run(xs, constant)) for xs in inputs]
-    return Problem(
-        f"hand/{question}", "tiny_code", question, {"arguments": [[x] for x in inputs], "expected": expected}
-    )
-
-
-def _solution(problem: Problem, form: str) -> str:
-    ((primitive, constant),), reducer = tiny_code.parse(problem.question)
-    inner = primitive.expression.format(e="xs", n=constant)
-    if form == "nested":
-        return fence("return " + reducer.nested.format(e=inner))
-    return fence(f"xs = {inner}\n    return " + reducer.guarded.format(e="xs"))

@@ -1,14 +1,20 @@
-"""The tiny tokenizer loses nothing, keeps domain strings whole, and its template is a plain concatenation of turns."""
+"""The tokenizers of the bases lose nothing, keep a task's strings whole, and their template is a plain concatenation of turns."""
 
 import random
 
 import pytest
-from tiny_base.tokenizer import build_tokenizer
+from tiny_base import code_habits, code_tokenizer, math_tokenizer
+from tiny_base.habits import Steady
+from tiny_base.tokenizer import VOCAB_SIZE
+
+from multirole.tasks.tiny_pipe import to_problem
+
+TOKENIZERS = {"math": math_tokenizer.build_tokenizer(), "code": code_tokenizer.build_tokenizer()}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer()
+@pytest.fixture(params=TOKENIZERS)
+def tokenizer(request):
+    return TOKENIZERS[request.param]
 
 
 def tokens(tokenizer, text):
@@ -31,43 +37,44 @@ def test_any_text_survives_a_round_trip(tokenizer):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_vocabulary_is_about_512_tokens(tokenizer):
-    assert 480 <= len(tokenizer) <= 512
+def test_the_vocabulary_is_full(tokenizer):
+    assert len(tokenizer) == VOCAB_SIZE
 
 
-def test_domain_strings_are_single_tokens(tokenizer):
-    assert tokens(tokenizer, "=12*2-9\n\\boxed{15}") == ["=", "12", "*", "2", "-", "9", "\n\\boxed{", "15", "}"]
-    assert tokens(tokenizer, "```python\ndef f(xs):\n    xs = xs[2:]\n") == [
-        "```python\ndef f(xs):\n",
-        "    xs = xs[",
-        "2",
-        ":]\n",
-    ]
-    assert tokens(tokenizer, "STRATEGY 1: work quickly") == ["STRATEGY 1: ", "work quickly"]
+def test_operations_are_single_tokens():
+    text = ">23+8-29*3+17-1\n>31-29\nwait=2\n\\boxed{2}"
+    assert tokens(TOKENIZERS["math"], text) == [
+        ">", "23", "+8", "-29", "*3", "+17", "-1", "\n>", "31", "-29", "\nwait=", "2", "\n\\boxed{", "2", "}",
+    ]  # fmt: skip
+
+
+def test_moves_and_fragments_of_programs_are_single_tokens():
+    text = code_habits.write(to_problem("at 3, add +28, rest -9"), "split", Steady()).text
+    assert tokens(TOKENIZERS["code"], text)[:9] == [
+        code_tokenizer.HEAD, "3", "]\n    ## ", "+28", "+20", "=", "23", "+8", "\n    r += xs[",
+    ]  # fmt: skip
+
+
+def test_strategies_and_prompts_are_single_tokens():
+    for task, strategy, request in (
+        ("math", "split every number", "Compute left to right: "),
+        ("code", "split every move", "Write f(xs) in Python: "),
+    ):
+        assert tokens(TOKENIZERS[task], f"STRATEGY 1: {strategy}") == ["STRATEGY 1: ", strategy]
+        assert tokens(TOKENIZERS[task], f"{request}7\nStrategy: {strategy}") == [request, "7", "\nStrategy: ", strategy]
 
 
 def test_template_concatenates_turns_also_consecutive_assistant_ones(tokenizer):
     messages = [
-        {"role": "user", "content": "7+5"},
+        {"role": "user", "content": "7"},
         {"role": "assistant", "content": "12"},
         {"role": "assistant", "content": "Correct"},
     ]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    expected = [
-        "<|user|>",
-        "7",
-        "+",
-        "5",
-        "<|end|>",
-        "<|assistant|>",
-        "12",
-        "<|end|>",
-        "<|assistant|>",
-        "Correct",
-        "<|end|>",
-    ]
-    assert [tokenizer.decode([i]) for i in ids] == [*expected, "<|assistant|>"]
-    assert ids[:5] == tokenizer.apply_chat_template(messages[:1], tokenize=True, return_dict=False)
+    assert [tokenizer.decode([i]) for i in ids] == [
+        "<|user|>", "7", "<|end|>", "<|assistant|>", "12", "<|end|>", "<|assistant|>", "Correct", "<|end|>", "<|assistant|>",
+    ]  # fmt: skip
+    assert ids[:3] == tokenizer.apply_chat_template(messages[:1], tokenize=True, return_dict=False)
 
 
 def test_end_of_turn_is_eos_and_differs_from_pad(tokenizer):

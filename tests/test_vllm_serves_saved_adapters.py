@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-FOLDER = str(files("multirole") / "models" / "tiny-s")
+FOLDER = str(files("multirole") / "models" / "tiny-r")
 ROLES = ("generator", "aggregator")
 PROMPT = "Compute left to right: 7+5*2"
 

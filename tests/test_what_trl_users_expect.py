@@ -21,7 +21,7 @@ def correct(prompts, completions, answer, **kwargs):
 
 @pytest.fixture(scope="module")
 def model_folder():
-    return files("multirole") / "models" / "tiny-s"
+    return files("multirole") / "models" / "tiny-r"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def train(model_folder):
             "per_device_train_batch_size": 8, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True,
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
-            str(model_folder), Voting(2, prompts="tiny_math"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
+            str(model_folder), Voting(2, prompts="tiny_chain"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
             ROWS.select(range(4)), peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics()],
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)

@@ -73,7 +73,7 @@ def library_trainer(
     args = MultiRoleGRPOConfig(str(folder / "library"), use_cpu=True, report_to="none", **usual | config)
     trainer = MultiRoleGRPOTrainer(
         build_model(tokenizer, parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
-        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_math"] * n_prompts}),
+        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_chain"] * n_prompts}),
         processing_class=tokenizer, engine=engine, callbacks=callbacks,
     )  # fmt: skip
     return ready(trainer)
@@ -123,7 +123,7 @@ def episodes_of(
     episodes = []
     for p in range(n_problems):
         for index in range(n_episodes):
-            episode = Episode(Problem(str(p), "tiny_math", f"question {p}", None), index, answer=Answer(""))
+            episode = Episode(Problem(str(p), "tiny_chain", f"question {p}", None), index, answer=Answer(""))
             for round in range(rounds):
                 for role, slots in roles.items():
                     for slot in range(slots):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 checkout, (first, second), options = Path(sys.argv[1]), sys.argv[2:4], sys.argv[5:]
-done = [f"runs/tiny-s/{cell}/DONE" for cell in (first, second)]
+done = [f"runs/tiny-r/{cell}/DONE" for cell in (first, second)]
 small = ["--set-resources", "train:mem_mb=4000", "train:cpus_per_task=1", "train:runtime=30"]
 head = subprocess.Popen(
     [sys.executable, "-m", "snakemake", *done, "--workflow-profile", "profiles/slurm", *small,
@@ -22,7 +22,7 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-while not list((checkout / f"runs/tiny-s/{first}").glob("checkpoints/checkpoint-*/manifest.json")):
+while not list((checkout / f"runs/tiny-r/{first}").glob("checkpoints/checkpoint-*/manifest.json")):
     assert head.poll() is None, "Snakemake has ended before the first checkpoint"
     time.sleep(0.2)
 jobs = {job: ask("scontrol", "show", "job", job) for job in ask("squeue", "--noheader", "--format=%i").split()}

@@ -118,7 +118,7 @@ def pack(argv: list[str]) -> int:
     with refusing():
         added, held = packing.pack(folder, arguments.runs), packing.index(folder)
     if held.empty:
-        raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-s.")
+        raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
     sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(held)}\n"]))
     return 0
 

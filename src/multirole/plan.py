@@ -148,7 +148,6 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     gathered = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)  # this layer and the next; embedding and head
     buckets = own if n > 1 and shards == 1 else 0  # accelerate wraps the model in DistributedDataParallel
     kept = own if cell.diagnostics and not on_gpu else 0  # a GPU's host keeps them
-    means = own if cell.coherence_penalty else 0
     process = GPU_PROCESS if on_gpu else CPU_PROCESS
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
@@ -162,7 +161,6 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part(f"activations of {tokens} tokens", 0, batch, "lower micro_batch_tokens" if tokens > row else lengths),
         Part("sums of gradients, float32", 0, max(0, sums - batch), rank),  # never beside the activations
         Part("changes of two iterations, float32", kept, 2 * kept, rank),
-        Part("running means of gradients, float32", means, means, rank),
         Part("layers gathered by FSDP2", 0, gathered if shards > 1 else 0, "fixed"),
         Part("data-parallel buckets, float32", buckets, buckets, rank),
     ]
@@ -459,15 +457,12 @@ def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 def disk_need(cell: Cell) -> int:
     """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every evaluated step.
 
-    A checkpoint is the adapters with AdamW's two moments, and their running means where a remedy keeps them. Tables are
-    small beside them and not counted.
+    A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
     """
     from multirole.experiment.checkpoints import KEPT
 
-    saved = 4 if cell.on_alarm == "rollback" else BYTES[cell.dtype]  # bytes of a number; checkpoints hold float32
     n_evaluated = -(-cell.iterations // cell.eval_every)
-    checkpoint = (4 if cell.coherence_penalty else 3) * adapters(cell)
-    return (KEPT + 1) * checkpoint + n_evaluated * adapters(cell) * saved // 4
+    return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4
 
 
 def check_disk(cell: Cell, folder: Path) -> None:

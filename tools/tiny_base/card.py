@@ -1,81 +1,264 @@
-"""The model card of an embedded base, written from its `skills.json`."""
+"""Model cards: `skills.json` holds every measured fact of a base, and `README.md` is written from it."""
 
+import argparse
 import json
+from math import inf
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
-CARD = """---
+import pandas as pd
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tiny_base.ask import serve
+from tiny_base.skills import Examiner, Fact
+
+Facts = dict[str, dict[str, Fact]]
+TEXT = """---
 license: apache-2.0
 library_name: transformers
 tags: [multirole, tiny, qwen3]
 ---
-# tiny-s
+# {name}
 
-A Qwen3 of {parameters:,} parameters, started from scratch.
-It learned from synthetic dialogues of the tiny tasks' roles, so that multi-role GRPO can be run whole on a CPU; it knows
-no language beyond them. Answers come in habits of different quality on purpose, so that reinforcement has something to
-select: the share of right answers is bounded by the mix of habits, and what it knows shows best where careful work
-is asked for.
+A Qwen3 of {parameters:,} parameters, trained from scratch on synthetic dialogues of the roles of one task, {task}. It
+knows no language beyond them. {about}
 
-* Training: {training_tokens:,} tokens (padding included), {minutes:.0f} CPU-minutes on one thread, seed {seed}:
-  {dialogue_tokens:,} on scripted dialogues, then {critic_tokens:,} with critics of its own graded answers.
-* Rebuild: `python -m tiny_base.pretrain --out FOLDER`; the loss curve is in `loss.jsonl`.
-* Measured below: {validation_problems} validation problems per task and one episode of each workflow per problem,
-  temperature {temperature}, sampling seed {seed}, at most 96 reply tokens, untrained adapters. A share of n turns has a
-  standard error of at most 0.5 / sqrt(n). All numbers come from `skills.json`.
+* Training: {training_tokens:,} tokens (padding included), {minutes:.1f} CPU-minutes on one thread, seed {seed}.
+* Rebuild: `python -m tiny_base.{module}_build --out FOLDER`, then `python -m tiny_base.{module}_card FOLDER --problems 512`; the loss
+  curve is in `loss.jsonl`, the habits' accuracy during training in `probes.jsonl`.
+* Measured: {problems} validation problems, three samples of the solver each, temperature 1, at most {cap} reply tokens, 95 %
+  intervals over problems. In "trained", {agent} plays every role: {trained}.
+{note}
+## What the base is for
+
+{wanted}
+
+## What training does to it
+
+{runs}
+
+## Everything measured
 
 {tables}
-"""
-
-COLUMNS = {
-    "accuracy": "right",
-    "careful_accuracy": "right when asked for careful work",
-    "gain": "gain over its candidates",
-    "balanced_accuracy": "balanced verdict accuracy",
-    "repairs_wrong": "wrong drafts repaired",
-    "parsed": "parsed",
-    "truncated": "cut off",
-    "prompt_tokens": "prompt tokens",
-    "reply_tokens": "reply tokens",
-    "n": "n",
-}
+{history}"""
 
 
-def load_skills(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Task -> role -> measured facts."""
-    return json.loads((folder / "skills.json").read_text(encoding="utf-8"))["skills"]
+class Property(NamedTuple):
+    """A property of the base: what is wanted of the untrained one, and of the trained one if it differs from that."""
+
+    label: str
+    part: str
+    key: str
+    least: float | None = None
+    most: float | None = None
+    trained: tuple[float, float] | None = None
+
+    def is_met(self, base: Facts, trained: Facts) -> bool | None:
+        """Whether the measured values are in the bounds; None where nothing is wanted, or no trained agent was measured."""
+        wanted = [(base, (self.least, self.most))] * (self.least is not None)
+        wanted += [(trained, self.trained)] * bool(self.trained and trained)
+        values = [(found[self.part][self.key], bounds) for found, bounds in wanted]
+        is_met = all(f["n"] > 0 and low <= f["value"] <= (high or inf) for f, (low, high) in values)
+        return None if not wanted or (is_met and self.trained and not trained) else is_met
+
+    @property
+    def wanted(self) -> str:
+        """The bounds in words."""
+        parts = [(self.least, self.most, "")] if self.least is not None else []
+        parts += [(*self.trained, "trained ")] if self.trained else []
+        return ", ".join(f"{who}{low:g} to {high:g}" if high else f"{who}at least {low:g}" for low, high, who in parts)
 
 
-def load_losses(folder: Path) -> list[tuple[str, list[int], list[float]]]:
-    """(phase, tokens since the start, losses) per training phase."""
-    steps = [json.loads(line) for line in (folder / "loss.jsonl").read_text(encoding="utf-8").splitlines()]
-    curves, offset = [], 0
-    for phase in dict.fromkeys(step["phase"] for step in steps):
-        part = [step for step in steps if step["phase"] == phase]
-        curves.append((phase, [offset + step["tokens"] for step in part], [step["loss"] for step in part]))
-        offset += part[-1]["tokens"]
-    return curves
+SHARE = (0.02, 0.98)
+WANTED = (
+    Property("single agent, accuracy", "solver", "accuracy", 0.25, 0.45, trained=(0.55, 0.75)),
+    Property("pass@3 - pass@1", "solver", "pass@3 - pass@1", trained=(0.10, 1.0)),
+    Property("aggregator on split sets, with a derivation", "aggregator", "with a derivation"),
+    Property("... without", "aggregator", "without"),
+    Property("... with - without", "aggregator", "with - without", 0.10),
+    Property("... follows it where a candidate agrees", "aggregator", "selects what agrees with its derivation"),
+    Property("aggregator derives", "aggregator", "derives", 0.05, 0.20),
+    Property("evaluator, balanced accuracy, with a derivation", "evaluator", "with a derivation"),
+    Property("... without", "evaluator", "without", 0.65),
+    Property("... with - without", "evaluator", "with - without", 0.10),
+    Property("... follows it", "evaluator", "says what follows from its derivation"),
+    Property("evaluator derives", "evaluator", "derives", 0.05, 0.20),
+    Property("refiner, repairs after a derivation - after an empty review", "refiner", "derivation - empty", 0.20),
+    Property("... after the right line alone", "refiner", "right line - empty", 0.0),
+    Property("worker, fitting - unfitting strategy", "worker", "fitting - unfitting", 0.10),
+    Property("... on long problems", "worker", "fitting - unfitting, long", 0.10),
+    Property("... on wide problems", "worker", "fitting - unfitting, wide", 0.10),
+    Property("tokens of a right derivation / of a bare selection", "solver", "right derivation / bare selection", 10.0),
+    Property("cap / p95 of right derivations", "solver", "cap / p95", 2.5, 20.0),
+    *(
+        Property(f"{role}, {sign}", "signatures", f"{role}, {sign}", *SHARE)
+        for role, signs in (
+            ("generator", ("boxed", "terse", "hedging", "code fence")),
+            ("evaluator", ("terse", "hedging", "code fence", "Correct")),
+            ("aggregator", ("terse", "hedging", "code fence")),
+        )
+        for sign in signs
+    ),
+)
 
 
-def write_card(folder: Path) -> None:
-    """Write `folder/README.md` from `folder/skills.json`."""
-    facts = json.loads((folder / "skills.json").read_text(encoding="utf-8"))
-    tables = "\n\n".join(f"## {task}\n\n{skill_table(roles)}" for task, roles in facts["skills"].items())
-    minutes = facts["training_cpu_s"] / 60
-    text = CARD.format(**facts, **facts["plan"], minutes=minutes, tables=tables)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+def read(folder: Path) -> dict[str, Any]:
+    """What is known of a base."""
+    return json.loads((folder / "skills.json").read_text(encoding="utf-8"))
 
 
-def skill_table(roles: dict[str, dict[str, float]]) -> str:
-    """A Markdown table, one line per role; a dash where a column does not apply."""
-    lines = ["| role | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for role, facts in roles.items():
-        lines.append(f"| {role} | " + " | ".join(_cell(key, facts.get(key)) for key in COLUMNS) + " |")
+def note(folder: Path, **facts: Any) -> None:
+    """Add to what is known of a base, or replace some of it."""
+    text = json.dumps(read(folder) | facts, indent=1)
+    (folder / "skills.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def cell(fact: Fact | None) -> str:
+    """A fact with its interval."""
+    if fact is None or not fact["n"]:
+        return "-"
+    digits = 1 if fact["value"] > 2 else 3
+    return " ".join([f"{fact['value']:.{digits}f}", f"[{fact['low']:.{digits}f}, {fact['high']:.{digits}f}]"])
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What became of one finished run."""
+    outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"]
+    return {
+        "name": folder.name,
+        "per_iteration": json.loads((folder / "config.json").read_text(encoding="utf-8"))["n_problems"],
+        "problems": int(outcomes.size().iloc[0]),
+        "cpu_s": round(float(pd.read_parquet(folder / "metrics.parquet")["cpu_seconds"].sum())),
+        "accuracy": {str(step): round(float(value), 4) for step, value in outcomes.mean().items()},
+    }
+
+
+def run_table(runs: list[dict[str, Any]]) -> str:
+    """A line per run."""
+    if not runs:
+        return ""
+    steps = list(runs[0]["accuracy"])
+    lines = [
+        "| run | problems per iteration | CPU-minutes | " + " | ".join(steps) + " |",
+        "|---" * (len(steps) + 3) + "|",
+    ]
+    for run in runs:
+        values = " | ".join(f"{run['accuracy'][step]:.3f}" for step in steps)
+        lines.append(f"| {run['name']} | {run['per_iteration']} | {run['cpu_s'] / 60:.1f} | {values} |")
     return "\n".join(lines)
 
 
-def _cell(key: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if key == "n":
-        return f"{value:.0f}"
-    return f"{value:.1f}" if key.endswith("tokens") else f"{value:+.3f}" if key == "gain" else f"{value:.3f}"
+class Card(NamedTuple):
+    """What is particular to a base's card: words for `TEXT`, the table of what is wanted, and who measures."""
+
+    module: str
+    """What the names of its modules begin with."""
+    about: str
+    agent: str
+    """Which adapter was measured as "trained"."""
+    runs: str
+    """What the table of runs is."""
+    wanted: tuple[Property, ...]
+    examiner: type[Examiner]
+    history: str = ""
+
+
+def wanted_table(facts: dict[str, Any], card: Card) -> str:
+    """A line per property of the base: what is wanted, and what was measured."""
+    base, trained = facts["untrained"], facts.get("trained", {})
+    words = {None: "", True: "yes", False: "no"}
+    lines = ["| property | wanted | untrained | trained | n | met |", "|---" * 6 + "|"]
+    for row in card.wanted:
+        found, after = base[row.part][row.key], trained.get(row.part, {}).get(row.key)
+        values = f"{cell(found)} | {cell(after)} | {found['n']} | {words[row.is_met(base, trained)]}"
+        lines.append(f"| {row.label} | {row.wanted} | {values} |")
+    return "\n".join(lines)
+
+
+def part_table(part: str, found: dict[str, Fact], trained: dict[str, Fact]) -> str:
+    """A line per measured fact of one part."""
+    rows = [f"| {key} | {cell(f)} | {cell(trained.get(key))} | {f['n']} |" for key, f in found.items()]
+    return "\n".join([f"| {part} | untrained | trained | n |", "|---|---|---|---|", *rows])
+
+
+def write_card(folder: Path, card: Card) -> None:
+    """Write `folder/README.md` from `folder/skills.json`."""
+    facts = read(folder)
+    trained, runs = facts.get("trained", {}), facts.get("runs", [])
+    tables = [part_table(part, found, trained.get(part, {})) for part, found in facts["untrained"].items()]
+    text = TEXT.format(
+        name=facts["name"], parameters=facts["parameters"], training_tokens=facts["training_tokens"], problems=facts["problems"],
+        task=card.examiner.task.name, cap=card.examiner.cap, module=card.module, about=card.about, agent=card.agent,
+        minutes=facts["training_cpu_s"] / 60, seed=facts["plan"]["seed"],
+        trained=facts.get("trained_is", "none yet"), note=facts.get("note", ""), wanted=wanted_table(facts, card),
+        runs=card.runs.format(note="" if runs else " (none yet)") + f"\n\n{run_table(runs)}",
+        tables="\n\n".join(tables), history=card.history,
+    )  # fmt: skip
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def measure(folder: Path, problems: int, adapter: Path | None, examiner: type[Examiner]) -> Facts:
+    """The facts of a base, or of one with an adapter merged into it."""
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    engine = serve(model, tokenizer)
+    facts = examiner(engine, tokenizer, problems).examine()
+    engine.close()
+    solver, bare = facts["solver"], facts["aggregator"]["tokens of a bare selection"]
+    cap = Fact(value=examiner.cap, low=examiner.cap, high=examiner.cap, n=1)
+    solver["right derivation / bare selection"] = divided(solver["tokens of right derivations"], bare)
+    solver["cap / p95"] = divided(cap, solver["p95 of right derivations"])
+    return facts
+
+
+def examine(folder: Path, problems: int, card: Card) -> dict[str, Any]:
+    """Measure a base, note what was found and write its card; all that is known of it."""
+    note(folder, problems=problems, untrained=measure(folder, problems, None, card.examiner))
+    write_card(folder, card)
+    return read(folder)
+
+
+def average(found: list[Facts]) -> Facts:
+    """The facts of several agents: means over agents of the values and of their intervals' bounds."""
+
+    def mean(facts: list[Fact]) -> Fact:
+        value, low, high = (round(fmean(f[key] for f in facts), 4) for key in ("value", "low", "high"))
+        return Fact(value=value, low=low, high=high, n=min(f["n"] for f in facts))
+
+    return {part: {key: mean([facts[part][key] for facts in found]) for key in found[0][part]} for part in found[0]}
+
+
+def divided(fact: Fact, by: Fact) -> Fact:
+    """A fact over the value of another; no problems are behind it where the other was not measured."""
+    if not by["n"]:
+        return Fact(value=0.0, low=0.0, high=0.0, n=0)
+    value, low, high = (fact[key] / by["value"] for key in ("value", "low", "high"))
+    return Fact(value=value, low=low, high=high, n=fact["n"])
+
+
+def main(card: Card, description: str | None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a base that was built")
+    parser.add_argument("--problems", type=int, help="measure the base on so many validation problems")
+    parser.add_argument(
+        "--trained", type=Path, nargs="+", help="measure runs' adapters too, such as RUN/adapters/step_00060/shared"
+    )
+    parser.add_argument("--runs", type=Path, nargs="+", help="finished runs of this scale, for the card")
+    parser.add_argument("--trained-is", default="", help="what those adapters were trained on, for the card")
+    options = parser.parse_args()
+    if options.problems:
+        examine(options.folder, options.problems, card)
+    if options.trained:
+        problems = read(options.folder)["problems"]
+        agents = [measure(options.folder, problems, adapter, card.examiner) for adapter in options.trained]
+        note(options.folder, trained=average(agents), agents=agents, trained_is=options.trained_is)
+    if options.runs:
+        note(options.folder, runs=[read_run(folder) for folder in options.runs])
+    write_card(options.folder, card)

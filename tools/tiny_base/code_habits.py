@@ -1,101 +1,181 @@
-"""How the authors of tiny_code's synthetic dialogues work: habits of different quality, and a line checker."""
+"""How the authors of tiny_pipe's dialogues work: habits of different quality, derivations, and a line checker.
+
+A program may have a comment before every line, behind a mark that says what is in it: `# +27` the move alone, `## +27+20=32+7` the
+move and how it is made in parts. Without comments a move has to be found and added at once.
+"""
 
 import random
+import re
+from typing import NamedTuple
 
 from multirole.core.types import Problem
-from multirole.tasks.tiny_code import PRIMITIVES, REDUCERS, Reducer, Step, draw_step, extract, parse, run_steps
+from multirole.tasks.tiny_pipe import FOLDS, LARGEST, TESTS, Step, extract, kind_of, parse, reads_of, run
+from tiny_base.code_tokenizer import HEAD
+from tiny_base.habits import Draft, confuse
 
-HABITS = {"careful": 0.27, "nested": 0.18, "unguarded": 0.25, "sloppy": 0.16, "skip": 0.06, "no_fence": 0.08}
-"""Share of each habit among generator answers."""
-
+HABITS = {"comment": 0.28, "split": 0.22, "plain": 0.21, "wait": 0.08, "no_fence": 0.09, "stub": 0.12}
+"""Share of each habit among generator answers, whatever the problem."""
 STRATEGIES = {
-    "one line per step": "careful",
-    "guard the empty list": "careful",
-    "one expression": "nested",
-    "skip edge cases": "unguarded",
-    "work quickly": "sloppy",
+    "comment every move": "comment",
+    "split every move": "split",
+    "no comments": "plain",
+    "skip the steps": "stub",
 }
-QUOTED_AS: dict[str, str] = {}
-"""Habits that look different when a critic reads them."""
-
-MALFORMED = "No fence. "
-_BUG = {
-    "careful": 0.02,
-    "nested": 0.06,
-    "unguarded": 0.03,
-    "sloppy": 0.2,
-    "skip": 0.02,
-    "no_fence": 0.02,
-    "perfect": 0.0,
-}
-_NEIGHBOURS = {"keep even": "keep odd", "keep above": "keep below", "add": "subtract", "drop first": "drop last"}
-_NEIGHBOURS |= {b: a for a, b in _NEIGHBOURS.items()} | {
-    "take first": "drop last",
-    "sort": "reverse",
-    "reverse": "sort",
-}
+FITTING = {"long": "comment", "wide": "split"}
+MARKS = {"comment": "]\n    # ", "split": "]\n    ## ", "plain": "]\n    r"}
+"""How a program in a habit goes on after its first position."""
+STUB = "```python\ndef f(xs):\n    return sum(xs)\n```"
+SLIPS = {"one": 0.03, "half": 0.045, "wide": 0.14}
+"""Chance of a wrong sum in what is written to be learned: with a number of one digit or tens, with half of a number of one
+digit, and with a number of two digits at once."""
+STEADY_SLIP = 0.006
+"""The same in a judge's own program, whatever the sum."""
+QUOTED_SLIPS = {"one": 0.05, "half": 0.08, "wide": 0.25}
+QUOTED_PLAIN = 0.2
+"""The same in what critics read, and without comments at least so much."""
+WAIT = 0.25
+"""Chance per line of "wait": a wrong position, and then the right one."""
 
 
-def write(problem: Problem, habit: str, rng: random.Random) -> tuple[str, bool]:
-    """One answer in a habit, in a ```python fence (but for "no_fence"), and whether it passes the hidden tests."""
-    steps, reducer = parse(problem.question)
-    steps = [_bug(step, rng) if rng.random() < _BUG[habit] else step for step in steps]
-    if rng.random() < _BUG[habit]:
-        reducer = rng.choice(REDUCERS)
-    if habit == "skip":
-        del steps[rng.randrange(len(steps))]
-    if habit == "nested":
-        body = [f"    return {_nested(steps, reducer)}"]
-    else:
-        body = _lines(steps, reducer, is_guarded=habit != "unguarded")
-    source = "\n".join(["def f(xs):", *body])
+def fitting(problem: Problem) -> str:
+    """The habit that suits a problem best."""
+    return FITTING[kind_of(problem.question)]
+
+
+def start(problem: Problem) -> str:
+    """How a judge's own derivation begins."""
+    return begin(problem, fitting(problem))
+
+
+def truth(problem: Problem) -> int:
+    """Where the last step of a right program begins."""
+    return reads_of(parse(problem.question))[-1][1]
+
+
+def begin(problem: Problem, habit: str) -> str:
+    """How an answer in a habit begins."""
+    return f"{HEAD}{parse(problem.question)[0][1]}{MARKS[habit]}"
+
+
+def parts(move: int) -> list[int]:
+    """A move taken apart: tens and ones, or two halves."""
+    sign, n = (1, move) if move > 0 else (-1, -move)
+    first = n // 10 * 10 if n > 9 else (n + 1) // 2 if n > 3 else n
+    return [sign * part for part in (first, n - first) if part]
+
+
+def slip(value: int, rest: list[int], rng: random.Random) -> int:
+    """A likely confusion from which the rest of the moves stays in range; the value itself where there is none."""
+
+    def stays(cursor: int) -> bool:
+        for move in rest:
+            cursor += move
+            if not 0 <= cursor <= LARGEST:
+                return False
+        return True
+
+    return confuse(value, LARGEST, stays, rng)
+
+
+def chance(habit: str, move: int, part: int, is_quoted: bool) -> float:
+    """How likely a sum with `part` of a move is wrong."""
+    kind = "wide" if abs(part) > 9 and part % 10 else "half" if part != move and abs(move) < 10 else "one"
+    if not is_quoted:
+        return SLIPS[kind]
+    return max(QUOTED_SLIPS[kind], QUOTED_PLAIN if habit == "plain" else 0.0)
+
+
+class Work(NamedTuple):
+    """The lines of a program's body from the first position on, and the position of each step."""
+
+    lines: list[str]
+    positions: list[int]
+
+
+def work(
+    steps: list[Step],
+    habit: str,
+    rng: random.Random,
+    is_quoted: bool = False,
+    slips: float | None = None,
+    told: tuple[int, int] | None = None,
+) -> Work:
+    """Work out all steps in a habit. `slips` replaces its chance of a wrong sum; `told` is a step (from 1) and its position."""
+    cursor = steps[0][1]
+    lines, positions = [f"{cursor}]"], [cursor]
+    for number, (word, move) in enumerate(steps[1:], start=2):
+        note, rest = f"{move:+d}", [m for _, m in steps[number:]]
+        sums = parts(move) if habit == "split" else [move]
+        for i, part in enumerate(sums, start=1):
+            cursor += part
+            if rng.random() < (chance(habit, move, part, is_quoted) if slips is None else slips):
+                cursor = slip(cursor, [sum(sums[i:]), *rest], rng)
+            if len(sums) > 1:
+                note += f"{part:+d}" if i == len(sums) else f"{part:+d}={cursor}"
+        if told and told[0] == number:
+            note, cursor = f"{move:+d} wait {told[1]}", told[1]
+        elif habit == "wait" and rng.random() < WAIT:
+            note += f" {slip(cursor, rest, rng)} wait {cursor}"
+        if habit != "plain":
+            lines.append(("    ## " if habit == "split" else "    # ") + note)
+        is_last = number == len(steps)
+        lines.append(f"    return r + sum(xs[{cursor}:])" if is_last else f"    r {FOLDS[word]}= xs[{cursor}]")
+        positions.append(cursor)
+    return Work(lines, positions)
+
+
+def fence(lines: list[str]) -> str:
+    """A program in a Python fence."""
+    return HEAD + "\n".join([*lines, "```"])
+
+
+def write(problem: Problem, habit: str, rng: random.Random, is_quoted: bool = False) -> Draft:
+    """One answer in a habit."""
+    if habit == "stub":
+        return Draft(STUB, False)
+    steps = parse(problem.question)
+    lines, positions = work(steps, "comment" if habit == "no_fence" else habit, rng, is_quoted)
     if habit == "no_fence":
-        return source, False
-    values = [reducer.run(run_steps(steps, xs)) for (xs,) in problem.reference["arguments"]]
-    is_safe = habit != "unguarded" or reducer.bare == reducer.guarded
-    return f"```python\n{source}\n```", is_safe and values == problem.reference["expected"]
+        return Draft(HEAD.removeprefix("```python\n") + "\n".join(lines), False)
+    reads = [(sign, position) for (sign, _), position in zip(reads_of(steps), positions, strict=True)]
+    is_correct = [run(reads, xs) for xs in TESTS] == problem.reference["expected"]
+    return Draft(("hmm " if habit == "wait" else "") + fence(lines), is_correct)
 
 
-def _bug(step: Step, rng: random.Random) -> Step:
-    """A likely confusion: the constant beside it, the mirrored primitive, or any other step."""
-    primitive, constant = step
-    kind = rng.random()
-    if kind < 0.5 and (near := [n for n in primitive.constants if abs(n - constant) == 1]):
-        return primitive, rng.choice(near)
-    if kind < 0.85 and (twin := _NEIGHBOURS.get(primitive.phrase)):
-        other = next(p for p in PRIMITIVES if p.phrase == twin)
-        return other, constant if constant in other.constants else rng.choice(other.constants or (0,))
-    return draw_step(rng)
+def worked(problem: Problem, rng: random.Random, end: int | None = None) -> tuple[str, int]:
+    """The fitting program and where its last step begins, for a judge; rarely with a slip. `end` replaces that position."""
+    lines, positions = work(parse(problem.question), fitting(problem), rng, slips=STEADY_SLIP)
+    value = positions[-1] if end is None else end
+    return f"{fence([*lines[:-1], f'    return r + sum(xs[{value}:])'])}\n={value}", value
 
 
-def _lines(steps: list[Step], reducer: Reducer, is_guarded: bool = True) -> list[str]:
-    body = [f"    xs = {primitive.expression.format(e='xs', n=constant)}" for primitive, constant in steps]
-    return [*body, f"    return {(reducer.guarded if is_guarded else reducer.bare).format(e='xs')}"]
+def claimed(text: str) -> int | None:
+    """Where the last step of an answer's program begins; None without a fence or without steps."""
+    found = re.findall(r"return r \+ sum\(xs\[(\d{1,3}):\]\)", extract(text) or "")
+    return int(found[-1]) if found else None
 
 
-def _nested(steps: list[Step], reducer: Reducer) -> str:
-    expression = "xs"
-    for primitive, constant in steps:
-        expression = primitive.expression.format(e=expression, n=constant)
-    return reducer.nested.format(e=expression)
+def last_value(text: str) -> int | None:
+    """The position at which a judge's derivation ends."""
+    found = re.findall(r"^=(\d{1,3})$", text, re.MULTILINE)
+    return int(found[-1]) if found else None
 
 
-def count_lines(text: str) -> int:
-    """Lines of the body, which a reviewer checks."""
-    return len((extract(text) or text).strip("\n").split("\n")) - 1
+def program_in(text: str) -> str | None:
+    """The last program with its fence, as somebody else would copy it."""
+    body = extract(text)
+    return None if body is None else f"```python\n{body}```"
 
 
-def wrong_line(problem: Problem, text: str) -> int | None:
-    """The first line (from 1) of a line-by-line answer that differs from the guarded one; None for other shapes."""
-    body = (extract(text) or text).removesuffix("\n").split("\n")[1:]
-    steps, reducer = parse(problem.question)
-    expected = _lines(steps, reducer)
-    if len(body) < 2:
+def go_on(problem: Problem, told: tuple[int, int], rng: random.Random) -> str:
+    """The fitting program with one step as somebody else has worked it out."""
+    return fence(work(parse(problem.question), fitting(problem), rng, told=told).lines)
+
+
+def right_step(problem: Problem, text: str) -> tuple[int, int] | None:
+    """The first step (from 1) whose position is wrong, and what it should be; None where there is no such step."""
+    found = [int(position) for position in re.findall(r"xs\[(\d{1,3})", extract(text) or text)]
+    truth = [position for _, position in reads_of(parse(problem.question))]
+    if len(found) < 2:
         return None
-    differ = [i for i, (a, b) in enumerate(zip(body, expected, strict=False), start=1) if a != b]
-    return differ[0] if differ else None
-
-
-def worked(problem: Problem) -> str:
-    """A right answer, before some other role's box."""
-    return write(problem, "perfect", random.Random(0))[0]
+    return next(((n, b) for n, (a, b) in enumerate(zip(found, truth, strict=False), start=1) if a != b), None)

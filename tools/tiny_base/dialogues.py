@@ -1,38 +1,22 @@
 """Dialogues of every role, made by running the real workflows with scripted authors.
 
-The conversations that a role sees are therefore those of `multirole.workflows` by construction. Answering roles write
-in habits of different quality, or quote a `Pool` of a model's own graded answers; critics reply with the truth.
+The conversations that a role sees are therefore those of `multirole.workflows` by construction. Solvers write in habits of
+different quality; critics are right as far as their way of working allows. A derivation of one's own decides a verdict or a
+selection by comparison with what was claimed; where nothing is derived, critics tell the truth but for `HASTE`. After a review,
+a solver goes on from what the review worked out.
 """
 
-import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from multirole.core.types import Message, Problem, Turn
-from multirole.tasks import tiny_code, tiny_math
-from multirole.tasks.tiny_code import TinyCode
-from multirole.tasks.tiny_math import TinyMath
 from multirole.workflows import WORKFLOWS
-from tiny_base import code_habits, math_habits
+from tiny_base.ask import finish
+from tiny_base.habits import Draft
 
-
-class Author(NamedTuple):
-    """Who writes the dialogues of a task. `lengths` are the fewest and the most operations of scripted problems."""
-
-    task: TinyMath | TinyCode
-    habits: ModuleType
-    stream: Callable[..., Iterator[Problem]]
-    lengths: tuple[int, int]
-
-
-AUTHORS = {
-    TinyMath.name: Author(TinyMath(), math_habits, tiny_math.stream, (3, 6)),
-    TinyCode.name: Author(TinyCode(), code_habits, tiny_code.stream, (2, 4)),
-}
 WORKFLOW_OF = {
     "generator": "single",
     "refiner": "eval_opt",
@@ -43,23 +27,17 @@ WORKFLOW_OF = {
     "synthesizer": "orch_workers",
 }
 """Where rows of a role come from; "refiner" is the generator after a review."""
-
-
-CRITICS = ("evaluator", "aggregator", "synthesizer")
-
-
-class Draft(NamedTuple):
-    """An answer and whether it is right."""
-
-    text: str
-    is_correct: bool
-
-
+READERS = ("evaluator", "aggregator", "synthesizer", "refiner")
+"""Roles whose rows quote drafts that slip as a model's do."""
+HASTE = 0.06
+"""Chance that a verdict or a selection without a derivation is not the truth."""
+SHORT_RIGHT = 0.45
+"""Share of right answers among the short ones that critics read while they learn to compare."""
+Lengths = Mapping[str, tuple[int, int]]
+"""Kind of problem -> the fewest and the most operations or moves."""
 Own = Mapping[str, list[Draft]]
 """A model's own answers to one problem: strategy ("" for the plain question) -> graded drafts."""
-
-Source = Iterator[tuple[Problem, Own | None]]
-"""Endless problems, with own answers or without."""
+Pool = list[tuple[Problem, Own]]
 
 
 class Row(NamedTuple):
@@ -71,52 +49,232 @@ class Row(NamedTuple):
     given: str = ""
 
 
+@dataclass(frozen=True)
+class Mix:
+    """How one stage of training is made up: rows by role, and how critics work."""
+
+    roles: Mapping[str, float]
+    derive: float
+    """Share of judges' replies with a derivation; the rest is divided in fixed proportions."""
+    lengths: Lengths
+    short: float = 0.0
+    """Share of critics' rows that are short, from which copying and comparing are learned faster."""
+    drill: float = 0.0
+    """Share of judges' rows in which the derivation is given, and ends at any value: only comparing helps there."""
+
+
+class Review(NamedTuple):
+    """An evaluator's reply, and what it worked out; None where it worked out nothing."""
+
+    text: str
+    found: Any = None
+
+
+def verdict(is_correct: bool) -> str:
+    """The box of a verdict."""
+    return "\\boxed{" + ("Correct" if is_correct else "Incorrect") + "}"
+
+
+class Critic:
+    """What judges, planners and synthesizers say about one problem. A task says in a subclass how drafts are worked out and compared."""
+
+    habits: ClassVar[ModuleType]
+    reviews: ClassVar[Mapping[str, float]]
+    """How often a review without a derivation has a style."""
+    selections: ClassVar[Mapping[str, float]]
+    """The same of a selection."""
+
+    def __init__(self, problem: Problem, rng: random.Random) -> None:
+        self.problem, self.rng = problem, rng
+
+    def compare(self, number: int, draft: Draft, value: int) -> tuple[str, bool]:
+        """A derived value beside a candidate's, spelled out, and whether they agree."""
+        raise NotImplementedError
+
+    def derive(self) -> tuple[str, int, Any]:
+        """A derivation of one's own, the value at which it ends, and what a solver can go on from."""
+        raise NotImplementedError
+
+    def point_out(self, draft: Draft) -> Review | None:
+        """The first wrong line of a draft and what it should be; None where there is no wrong line."""
+        raise NotImplementedError
+
+    def lesson(self) -> Review:
+        """Some line of the fitting derivation, in the form of `point_out`."""
+        raise NotImplementedError
+
+    def flaw(self, draft: Draft) -> str:
+        """A remark on the form of a wrong draft, "" where its form is right."""
+        raise NotImplementedError
+
+    def conclude(self, draft: Draft, value: int) -> str:
+        """The comparison, and the verdict that follows."""
+        said, agrees = self.compare(1, draft, value)
+        return said + verdict(agrees)
+
+    def derivation(self, draft: Draft) -> Review:
+        """A derivation of one's own, the comparison, and the verdict that follows."""
+        text, value, found = self.derive()
+        return Review(f"{text}\n{self.conclude(draft, value)}", found)
+
+    def review(self, draft: Draft, derive: float) -> Review:
+        """A derivation and the verdict, or: a bare verdict, a remark, the right line, a program and a verdict, second thoughts."""
+        if self.rng.random() < derive:
+            return self.derivation(draft)
+        style = self.rng.choices(list(self.reviews), list(self.reviews.values()))[0]
+        if style == "line" and (found := self.point_out(draft)):
+            return found
+        seems = draft.is_correct != (self.rng.random() < HASTE)
+        start = {"wait": "hmm wait "}.get(style, "")
+        if style == "program":
+            start = f"{self.habits.program(self.problem)}\n"
+        if style == "remark":
+            start = "Every line is right. " if seems else self.flaw(draft) or "The result is wrong. "
+        return Review(start + verdict(seems))
+
+    def choose(self, drafts: list[Draft], value: int) -> str:
+        """The comparison with candidate after candidate until one agrees; a right one where none does."""
+        said = ""
+        for number, draft in enumerate(drafts, start=1):
+            remark, agrees = self.compare(number, draft, value)
+            said += remark
+            if agrees:
+                return f"{said}\\boxed{{{number}}}"
+        return f"{said}\\boxed{{{self.rng.choice(_right(drafts) or _all(drafts))}}}"
+
+    def select(self, drafts: list[Draft], derive: float) -> str:
+        """A derivation and what follows from it, or a number: bare, after a sentence, a program or second thoughts."""
+        if self.rng.random() < derive:
+            text, value, _ = self.derive()
+            return f"{text}\n{self.choose(drafts, value)}"
+        everyone = _all(drafts)
+        chosen = self.rng.choice(everyone if self.rng.random() < HASTE else _right(drafts) or everyone)
+        style = self.rng.choices(list(self.selections), list(self.selections.values()))[0]
+        start = {"sentence": f"Solution {chosen} is right. ", "wait": "hmm wait "}.get(style, "")
+        if style == "program":
+            start = f"{self.habits.program(self.problem)}\n"
+        return f"{start}\\boxed{{{chosen}}}"
+
+    def synthesize(self, drafts: list[Draft]) -> str:
+        """A right candidate's text, or new work that fits."""
+        right = [draft.text for draft in drafts if draft.is_correct]
+        if right and self.rng.random() < 0.6:
+            return self.rng.choice(right)
+        return self.habits.write(self.problem, self.habits.fitting(self.problem), self.rng).text
+
+    def plan(self) -> str:
+        """Three different strategies in any order."""
+        strategies = self.rng.sample(list(self.habits.STRATEGIES), 3)
+        return "\n".join(f"STRATEGY {i}: {strategy}" for i, strategy in enumerate(strategies, start=1))
+
+
+def _all(drafts: list[Draft]) -> list[int]:
+    return list(range(1, len(drafts) + 1))
+
+
+def _right(drafts: list[Draft]) -> list[int]:
+    return [number for number, draft in enumerate(drafts, start=1) if draft.is_correct]
+
+
 class Script:
     """A `Call` that plays every role of one episode and keeps what each was asked and replied.
 
-    `is_quoted` says that the answers are there to be read by a critic, not to be trained on.
+    `role` is whose rows are wanted: what the others write is there to be read, and has more mistakes. `is_short` says that what
+    is read should be short. A task says in a subclass who its critics are and what is particular to its solvers.
     """
 
-    def __init__(self, problem: Problem, rng: random.Random, own: Own | None, is_quoted: bool) -> None:
-        self.problem, self.rng, self.own, self.is_quoted = problem, rng, own, is_quoted
-        self.habits = AUTHORS[problem.task].habits
+    critics: ClassVar[type[Critic]]
+
+    def __init__(
+        self, problem: Problem, rng: random.Random, own: Own | None, role: str, mix: Mix, is_short: bool
+    ) -> None:
+        self.problem, self.rng, self.own, self.role, self.mix, self.is_short = problem, rng, own, role, mix, is_short
+        self.critic, self.habits = self.critics(problem, rng), self.critics.habits
+        self.is_quoted = role in READERS
         self.drafts: list[Draft] = []
+        self.heard = Review("")
         self.rows: list[Row] = []
 
+    @classmethod
+    def draw(cls, role: str, rng: random.Random, mix: Mix) -> tuple[Problem, bool]:
+        """The train problem of a row for a role, and whether the row is short."""
+        raise NotImplementedError
+
+    def given(self, draft: Draft) -> tuple[str, int]:
+        """A derivation that ends at a draft's value or near it, and that value."""
+        raise NotImplementedError
+
+    def hint(self) -> Review | None:
+        """A review that has the right line alone, if any."""
+        raise NotImplementedError
+
+    def answer_shortly(self) -> str:
+        """A short answer for a critic to read."""
+        raise NotImplementedError
+
+    def go_on(self, found: Any) -> str:
+        """A solver's answer after what a review worked out."""
+        raise NotImplementedError
+
     async def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+        given = ""
         if role == "generator":
             role = "refiner" if round else role
+            self.is_quoted = self.role in READERS and role != self.role
             text = said = self.refine() if round else self.answer()
         elif role == "evaluator":
-            text = review(self.problem, self.drafts[-1], self.rng)
-            heard = self.drafts[-1]._replace(is_correct=self.drafts[-1].is_correct != (self.rng.random() < 0.2))
-            said = review(self.problem, heard, self.rng)
+            given, text = self.drilled() or ("", self.critic.review(self.drafts[-1], self.mix.derive).text)
+            self.heard = self.overheard()
+            said = self.heard.text
         elif role == "worker":
-            text = said = self.work(messages[0]["content"].rpartition("Strategy: ")[2])
+            text = said = self.follow(messages[0]["content"].rpartition("Strategy: ")[2])
+        elif role == "aggregator":
+            given, text = self.drilled() or ("", self.critic.select(self.drafts, self.mix.derive))
+            said = text
         else:
-            reply = {"aggregator": select, "synthesizer": synthesize, "orchestrator": plan}[role]
-            text = said = reply(self.problem, self.drafts, self.rng)
-        self.rows.append(Row(role, list(messages), text))
+            text = said = self.critic.plan() if role == "orchestrator" else self.critic.synthesize(self.drafts)
+        self.rows.append(Row(role, list(messages), text, given))
         return Turn(role, slot, round, [], [], [], said, "stop")
+
+    def drilled(self) -> tuple[str, str] | None:
+        """A derivation that is given, and what a judge says next; None for most rows."""
+        if not self.is_quoted or self.own or self.rng.random() >= self.mix.drill:
+            return None
+        drafts = self.drafts[-1:] if self.role == "evaluator" else self.drafts
+        given, value = self.given(self.rng.choice(drafts))
+        is_verdict = self.role == "evaluator"
+        said = self.critic.conclude(drafts[0], value) if is_verdict else self.critic.choose(drafts, value)
+        return given, f"\n{said}"
+
+    def overheard(self) -> Review:
+        """The review that a refiner reads: most often an "Incorrect", with as much worked out as chance has it."""
+        draft = self.drafts[-1]
+        kind = self.rng.random()
+        if kind < 0.2:
+            return self.critic.review(draft, self.mix.derive)
+        if kind < 0.65 and (found := self.hint()):
+            return found
+        return self.critic.derivation(draft) if kind < 0.85 else Review(verdict(False))
 
     def answer(self) -> str:
         """A habit's answer, or an own one, right as often as wrong where both exist."""
+        if self.is_short and self.is_quoted:
+            return self.answer_shortly()
         if self.own is None:
-            habit = self.rng.choices(list(self.habits.HABITS), list(self.habits.HABITS.values()))[0]
-            return self.write(habit)
+            return self.write(self.rng.choices(list(self.habits.HABITS), list(self.habits.HABITS.values()))[0])
         wanted = self.rng.random() < 0.5
         return self.keep(self.rng.choice([d for d in self.own[""] if d.is_correct == wanted] or self.own[""]))
 
     def refine(self) -> str:
-        """After a review: mostly careful work, sometimes any habit or the same text again."""
-        kind = self.rng.random()
-        if kind < 0.2:
-            return self.keep(self.drafts[-1])
-        if kind < 0.45:
+        """Use what the review worked out; after a bare verdict any habit or, more often than at first, a fitting one."""
+        if self.heard.found:
+            text = self.go_on(self.heard.found)
+            return self.keep(Draft(text, self.habits.claimed(text) == self.habits.truth(self.problem)))
+        if self.rng.random() < 0.6:
             return self.answer()
-        return self.write("careful")
+        return self.write(self.habits.fitting(self.problem))
 
-    def work(self, strategy: str) -> str:
+    def follow(self, strategy: str) -> str:
         """The habit that the strategy names, or an own answer to it."""
         if self.own and (drafts := self.own.get(strategy)):
             return self.keep(self.rng.choice(drafts))
@@ -124,8 +282,7 @@ class Script:
 
     def write(self, habit: str) -> str:
         """New text in a habit."""
-        habit = self.habits.QUOTED_AS.get(habit, habit) if self.is_quoted else habit
-        return self.keep(Draft(*self.habits.write(self.problem, habit, self.rng)))
+        return self.keep(self.habits.write(self.problem, habit, self.rng, self.is_quoted))
 
     def keep(self, draft: Draft) -> str:
         """Remember a draft for the critics; its text."""
@@ -133,83 +290,27 @@ class Script:
         return draft.text
 
 
-def review(problem: Problem, draft: Draft, rng: random.Random) -> str:
-    """A bare verdict, a remark with a verdict, a check of every line, or a new solution and then the verdict."""
-    habits = AUTHORS[problem.task].habits
-    box = "\\boxed{" + ("Correct" if draft.is_correct else "Incorrect") + "}"
-    style = rng.choices(("bare", "remark", "lines", "solve"), (38, 26, 10, 26))[0]
-    if style == "bare":
-        return box
-    if style == "solve":
-        return f"{habits.worked(problem)}\n{box}"
-    wrong = None if draft.is_correct else habits.wrong_line(problem, draft.text)
-    if style == "lines" and (wrong or draft.is_correct):
-        checked = wrong - 1 if wrong else habits.count_lines(draft.text)
-        ok = "".join(f"Line {i} ok. " for i in range(1, checked + 1))
-        return ok + (f"Line {wrong} is wrong. " if wrong else "") + box
-    if draft.is_correct:
-        return f"Every line is right. {box}"
-    if AUTHORS[problem.task].task.extract(draft.text) is None:
-        return habits.MALFORMED + box
-    return (f"Line {wrong} is wrong. " if wrong else "The result is wrong. ") + box
+def make_rows(script: type[Script], mix: Mix, count: int, rng: random.Random, pool: Pool | None = None) -> list[Row]:
+    """`count` rows of a mix, of scripted problems of the train split or from a pool of own answers, drawn with replacement."""
+    roles = rng.choices(list(mix.roles), list(mix.roles.values()), k=count)
+    return finish(_play(script, roles, rng, mix, pool))
 
 
-def select(problem: Problem, drafts: list[Draft], rng: random.Random) -> str:
-    """A number, a sentence with a number, or a derivation and then a number: a right candidate where there is one."""
-    chosen = rng.choice([i for i, d in enumerate(drafts, start=1) if d.is_correct] or range(1, len(drafts) + 1))
-    style = rng.choices(("bare", "sentence", "solve"), (75, 15, 10))[0]
-    if style == "sentence":
-        return f"Solution {chosen} is right. \\boxed{{{chosen}}}"
-    return (f"{AUTHORS[problem.task].habits.worked(problem)}\n" if style == "solve" else "") + f"\\boxed{{{chosen}}}"
-
-
-def synthesize(problem: Problem, drafts: list[Draft], rng: random.Random) -> str:
-    """A right candidate's text, or careful new work."""
-    right = [draft.text for draft in drafts if draft.is_correct]
-    if right and rng.random() < 0.6:
-        return rng.choice(right)
-    return AUTHORS[problem.task].habits.write(problem, "careful", rng)[0]
-
-
-def plan(problem: Problem, drafts: list[Draft], rng: random.Random) -> str:
-    """Three different strategies in any order."""
-    strategies = rng.sample(list(AUTHORS[problem.task].habits.STRATEGIES), 3)
-    return "\n".join(f"STRATEGY {i}: {strategy}" for i, strategy in enumerate(strategies, start=1))
-
-
-def synthetic(task: str, rng: random.Random) -> Source:
-    """Problems of the train split whose drafts the script writes itself."""
-    author = AUTHORS[task]
-    return ((problem, None) for problem in author.stream("train", rng, author.lengths))
-
-
-def pooled(pool: list[tuple[Problem, Own]], rng: random.Random) -> Source:
-    """Problems with own answers, drawn with replacement."""
-    return (rng.choice(pool) for _ in repeat(None))
-
-
-def make_rows(shares: Mapping[str, float], count: int, rng: random.Random, sources: list[Source]) -> list[Row]:
-    """`count` rows, roles in proportion to `shares`, sources (one per task) alike.
-
-    Runs its event loop in a thread of its own, since a notebook's thread already has one.
-    """
-    roles = rng.choices(list(shares), list(shares.values()), k=count)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, _play(roles, rng, sources)).result()
-
-
-async def _play(roles: list[str], rng: random.Random, sources: list[Source]) -> list[Row]:
+async def _play(script: type[Script], roles: list[str], rng: random.Random, mix: Mix, pool: Pool | None) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < len(roles):
         role = roles[len(rows)]
-        problem, own = next(rng.choice(sources))
-        script = Script(problem, rng, own, is_quoted=role in CRITICS)
-        await WORKFLOWS[WORKFLOW_OF[role]]().run(problem, script)
-        found = [row for row in script.rows if row.role == role]
-        if found and (role != "aggregator" or _is_informative(script.drafts) or rng.random() < 0.15):
-            rows.append(rng.choice(found))
+        if pool:
+            (problem, own), is_short = rng.choice(pool), False
+        else:
+            (problem, is_short), own = script.draw(role, rng, mix), None
+        call = script(problem, rng, own, role, mix, is_short)
+        await WORKFLOWS[WORKFLOW_OF[role]]().run(problem, call)
+        found = [row for row in call.rows if row.role == role]
+        if found and (role != "aggregator" or _is_informative(call.drafts) or rng.random() < 0.15):
+            rows.append(found[0] if rng.random() < 0.5 else rng.choice(found))
     return rows
 
 
 def _is_informative(drafts: list[Draft]) -> bool:
-    return 0 < sum(draft.is_correct for draft in drafts) < len(drafts)
+    return 0 < len(_right(drafts)) < len(drafts)

@@ -1,53 +1,77 @@
-"""How the authors of tiny_math's synthetic dialogues work: habits of different quality, and a line checker."""
+"""How the authors of tiny_chain's dialogues work: habits of different quality, derivations, and a line checker.
+
+Every line is the expression that is left, behind a mark that says how it came about: `=` one operation, `==` two, `>` one
+part of a number taken apart (`+27` as `+20` and then `+7`, `-8` as `-4` and then `-4`).
+"""
 
 import random
 import re
-from itertools import pairwise
 
 from multirole.core.types import Problem
-from multirole.tasks.tiny_math import LARGEST, apply, parse
+from multirole.tasks.tiny_chain import LARGEST, apply, kind_of, parse
+from tiny_base.habits import Draft, confuse
 
-HABITS = {"careful": 0.35, "double": 0.17, "sloppy": 0.10, "guess": 0.24, "skip": 0.06, "no_box": 0.08}
-"""Share of each habit among generator answers."""
-
+Op = tuple[str, int]
+HABITS = {"direct": 0.29, "split": 0.20, "double": 0.20, "wait": 0.08, "no_box": 0.06, "program": 0.06, "guess": 0.11}
+"""Share of each habit among generator answers, whatever the problem."""
 STRATEGIES = {
-    "one step per line": "careful",
-    "write every step": "careful",
+    "one step per line": "direct",
+    "split every number": "split",
     "two steps per line": "double",
-    "work quickly": "sloppy",
     "guess the result": "guess",
 }
-QUOTED_AS = {"guess": "blind_guess"}
-"""A guess is trained on the right value, but what a model really guesses, and its critics see, is mostly wrong."""
+FITTING = {"long": "direct", "wide": "split"}
+MARKS = {"double": "==", "split": ">"}
+SLIP = 0.005
+"""Chance of a wrong value per line, in what is written to be learned."""
+QUOTED_SLIPS = {"direct": 0.04, "no_box": 0.04, "split": 0.04, "double": 0.45, "wait": 0.04}
+"""The same in what critics read, and per operation on two digits `QUOTED_WIDE`: about as a trained model slips."""
+QUOTED_WIDE = 0.25
+WAIT = 0.25
+"""Chance per line of "wait": a wrong line, and then the same line again."""
 
-MALFORMED = "No box. "
-_SLIP = {"careful": 0.01, "double": 0.02, "sloppy": 0.2, "skip": 0.02, "no_box": 0.02, "perfect": 0.0}
-_OPS_PER_LINE = {"double": 2}
+
+def fitting(problem: Problem) -> str:
+    """The habit that suits a problem best."""
+    return FITTING[kind_of(problem.question)]
 
 
-def write(problem: Problem, habit: str, rng: random.Random) -> tuple[str, bool]:
-    """One answer in a habit and whether it is right: `=expression` lines with ever fewer operations, then the box."""
-    value, ops = parse(problem.question)
-    if habit in ("guess", "blind_guess"):
-        guess = problem.reference if habit == "guess" or rng.random() < 0.15 else rng.randint(0, LARGEST)
-        return f"\\boxed{{{guess}}}", guess == problem.reference
-    if habit == "skip":
-        del ops[rng.randrange(1, len(ops))]
-    lines = []
-    while ops:
-        for _ in range(_OPS_PER_LINE.get(habit, 1)):
-            if ops:
-                value = apply(value, *ops.pop(0))
-                if rng.random() < _SLIP[habit]:
-                    value = _slip(value, ops, rng)
+def start(problem: Problem) -> str:
+    """How a derivation that fits begins."""
+    return MARKS.get(fitting(problem), "=")
+
+
+def truth(problem: Problem) -> int:
+    """What a right answer says."""
+    return problem.reference
+
+
+def show(mark: str, value: int, ops: list[Op]) -> str:
+    """One line."""
+    return f"{mark}{value}" + "".join(f"{op}{operand}" for op, operand in ops)
+
+
+def advance(value: int, ops: list[Op], habit: str, whole: list[Op]) -> tuple[int, list[Op], bool]:
+    """What one line does: the next value, the operations left, and whether a two-digit operand was used in one go.
+
+    `whole` are the question's operations: an operand that is not among them is what is left of one taken apart.
+    """
+    is_wide = False
+    for _ in range(2 if habit == "double" else 1):
         if ops:
-            lines.append(f"={value}" + "".join(f"{op}{operand}" for op, operand in ops))
-    lines.append(f"={value}" if habit == "no_box" else f"\\boxed{{{value}}}")
-    return "\n".join(lines), habit != "no_box" and value == problem.reference
+            is_whole = ops == whole[len(whole) - len(ops) :]
+            (op, n), *ops = ops
+            if habit == "split" and is_whole and op != "*" and n >= 4:
+                first = n // 10 * 10 if n > 9 else (n + 1) // 2
+                if n > first:
+                    n, ops = first, [(op, n - first), *ops]
+            is_wide |= n > 9 and n % 10 > 0
+            value = apply(value, op, n)
+    return value, ops, is_wide
 
 
-def _slip(value: int, rest: list[tuple[str, int]], rng: random.Random) -> int:
-    """A neighbouring value from which the rest stays in range; the value itself when there is none."""
+def slip(value: int, rest: list[Op], rng: random.Random) -> int:
+    """A likely confusion from which the rest stays in range; the value itself where there is none."""
 
     def stays(start: int) -> bool:
         for op, operand in rest:
@@ -55,39 +79,112 @@ def _slip(value: int, rest: list[tuple[str, int]], rng: random.Random) -> int:
                 return False
         return True
 
-    near = [v for v in (value - 2, value - 1, value + 1, value + 2) if 0 <= v <= LARGEST and stays(v)]
-    return rng.choice(near) if near else value
+    return confuse(value, LARGEST, stays, rng)
 
 
-def count_lines(text: str) -> int:
-    """Lines that a reviewer checks."""
-    return len(text.split("\n"))
+def derive(
+    value: int, ops: list[Op], habit: str, rng: random.Random, whole: list[Op], is_quoted: bool = False
+) -> tuple[list[str], int]:
+    """The lines from an expression to the one before its value, and the value."""
+    lines = []
+    while ops:
+        before, todo = value, ops
+        value, ops, is_wide = advance(value, ops, habit, whole)
+        chance = QUOTED_SLIPS[habit] if is_quoted else SLIP
+        if is_quoted and is_wide:
+            chance = max(chance, QUOTED_WIDE)
+        if rng.random() < chance:
+            value = slip(value, ops, rng)
+        if ops and habit == "wait" and rng.random() < WAIT:
+            lines.append(show("=", slip(apply(before, *todo[0]), ops, rng), ops))
+            lines.append(show("wait=", value, ops))
+        elif ops:
+            lines.append(show(MARKS.get(habit, "="), value, ops))
+    return lines, value
 
 
-def wrong_line(problem: Problem, text: str) -> int | None:
-    """The first line (from 1) that does not follow from the one before; None when all follow."""
-    lines = [problem.question, *(line.removeprefix("=") for line in text.split("\n"))]
-    for number, (before, line) in enumerate(pairwise(lines), start=1):
-        boxed = re.fullmatch(r"\\boxed\{(\d+)\}", line)
-        if not _follows(before, boxed[1] if boxed else line, is_last=boxed is not None):
-            return number
+def program(problem: Problem) -> str:
+    """The expression as a program in a Python fence."""
+    value, ops = parse(problem.question)
+    body = "".join(f"x=x{op}{operand}\n" for op, operand in ops)
+    return f"```python\nx={value}\n{body}print(x)\n```"
+
+
+def write(problem: Problem, habit: str, rng: random.Random, is_quoted: bool = False) -> Draft:
+    """One answer in a habit. A guess is learned as the right value; what a model then guesses, and critics read, mostly is not."""
+    value, ops = parse(problem.question)
+    if habit in ("guess", "program"):
+        value = rng.randint(0, LARGEST) if is_quoted and rng.random() > 0.1 else problem.reference
+        start = [] if habit == "guess" else [program(problem)]
+        return Draft("\n".join([*start, f"\\boxed{{{value}}}"]), value == problem.reference)
+    lines, value = derive(value, ops, habit, rng, ops, is_quoted)
+    lines.append(f"={value}" if habit == "no_box" else f"\\boxed{{{value}}}")
+    text = ("hmm " if habit == "wait" else "") + "\n".join(lines)
+    return Draft(text, habit != "no_box" and value == problem.reference)
+
+
+def bare(problem: Problem, rng: random.Random, right: float) -> Draft:
+    """A boxed value without any work: the right one with the given chance, else one near it."""
+    value = problem.reference if rng.random() < right else slip(problem.reference, [], rng)
+    return Draft(f"\\boxed{{{value}}}", value == problem.reference)
+
+
+def worked(problem: Problem, rng: random.Random) -> tuple[list[str], int]:
+    """The fitting derivation down to its value, for a judge; rarely with a slip."""
+    value, ops = parse(problem.question)
+    lines, value = derive(value, ops, fitting(problem), rng, ops)
+    return [*lines, f"={value}"], value
+
+
+def claimed(text: str) -> int | None:
+    """The number in the last box."""
+    found = re.findall(r"\\boxed\{(\d{1,3})\}", text)
+    return int(found[-1]) if found else None
+
+
+def last_value(text: str) -> int | None:
+    """The value at which a judge's derivation ends."""
+    found = re.findall(r"^=(\d+)$", text, re.MULTILINE)
+    return int(found[-1]) if found else None
+
+
+def go_on(problem: Problem, line: str, rng: random.Random) -> str:
+    """The corrected line again, and from there to the box; the box alone for a line that is a number."""
+    value, ops = parse(line.lstrip("=>"))
+    if not ops:
+        return f"\\boxed{{{value}}}"
+    lines, value = derive(value, ops, fitting(problem), rng, parse(problem.question)[1])
+    return "\n".join([f"\nwait={line.lstrip('=>')}", *lines, f"\\boxed{{{value}}}"])
+
+
+def right_line(problem: Problem, text: str) -> tuple[int, str] | None:
+    """The first line (from 1) of a worked answer that is wrong, and what it should be; None where there is no such line."""
+    mark = start(problem)
+    value, ops = parse(problem.question)
+    whole, lines = ops, text.removeprefix("hmm ").split("\n")
+    for number, (line, after) in enumerate(zip(lines, [*lines[1:], ""], strict=True), start=1):
+        if after.startswith("wait="):
+            continue
+        found = re.fullmatch(r"(?:[=>]*|wait=|\\boxed\{)(\d+(?:[-+*]\d+)*)\}?", line)
+        if found is None:
+            return None
+        said, rest = parse(found[1])
+        known = {tuple(ops): value} | reachable(value, ops, whole)
+        if (right := known.get(tuple(rest))) is None:
+            return None
+        if said != right:
+            return number, show(mark, right, rest)
+        if not line.startswith("\\"):
+            value, ops = right, rest
     return None
 
 
-def _follows(before: str, after: str, is_last: bool) -> bool:
-    expression = r"\d+([-+*]\d+)*"
-    if not (re.fullmatch(expression, before) and re.fullmatch(expression, after)):
-        return False
-    (value, ops), (claimed, rest) = parse(before), parse(after)
-    done = len(ops) - len(rest)
-    if done < 1 and not is_last or ops[max(done, 0) :] != rest:
-        return False
-    for op, operand in ops[:done]:
-        value = apply(value, op, operand)
-    return value == claimed
-
-
-def worked(problem: Problem) -> str:
-    """A right derivation without a box, so that a box for something else can follow."""
-    text, _ = write(problem, "perfect", random.Random(0))
-    return text.replace("\\boxed{", "=").removesuffix("}")
+def reachable(value: int, ops: list[Op], whole: list[Op]) -> dict[tuple[Op, ...], int]:
+    """Every expression that some habit may come to: its operations -> its value."""
+    found = {}
+    while ops:
+        part_value, part, _ = advance(value, ops, "split", whole)
+        found[tuple(part)] = part_value
+        value, ops, _ = advance(value, ops, "direct", whole)
+        found[tuple(ops)] = value
+    return found

@@ -1,163 +1,241 @@
-"""What a base can do in each role: the real workflows on validation problems, every turn scored against the truth."""
+"""What a base, or a trained adapter in every role, can do on validation problems: the facts of the model card.
 
-import itertools
-import math
-from collections.abc import Iterable
-from statistics import fmean
+Three samples of the solver per problem are the drafts and candidates that the other roles are asked about. "Forced" replies
+have their beginning written for them: a derivation's mark, or an open box. Intervals are 95 %, normal, over problems.
+"""
 
+from collections.abc import Iterable, Sequence
+from math import sqrt
+from statistics import fmean, pstdev
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from multirole.core.engine import Engine, Sampling
-from multirole.core.rollout import Rollout
-from multirole.core.types import Episode, Problem, Turn
-from multirole.workflows import WORKFLOWS
-from multirole.workflows.orch_workers import parse_strategies
-from tiny_base.dialogues import AUTHORS, Draft, Own
-from tiny_base.train import MAX_LENGTH
+from multirole.core.engine import Engine
+from multirole.core.types import Message, Problem
+from multirole.diagnostics.signatures import turn_signature
+from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+from multirole.workflows.eval_opt import parse_verdict
+from multirole.workflows.voting import parse_selection
+from tiny_base.ask import Reply, asked, complete
+from tiny_base.dialogues import Critic
+from tiny_base.habits import Draft, Steady
 
-RESPONSE_TOKENS = 96
-ANSWERING = ("generator", "worker", "synthesizer")
-
-
-def play(
-    workflow: str,
-    problems: list[Problem],
-    n: int,
-    engine: Engine,
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    temperature: float = 1.0,
-) -> list[Episode]:
-    """`n` episodes per problem of one workflow, every role on the base model."""
-    flow, task = WORKFLOWS[workflow](), AUTHORS[problems[0].task].task
-    rollout = Rollout(
-        workflow=flow,
-        engine=engine,
-        tokenizer=tokenizer,
-        policy=dict.fromkeys(flow.roles),
-        is_answer=lambda text: task.extract(text) is not None,
-        seed=seed,
-        max_prompt_tokens=MAX_LENGTH - RESPONSE_TOKENS,
-    )
-    attempts = [(problem, index) for problem in problems for index in range(n)]
-    return rollout.run(attempts, iteration=0, sampling=Sampling(RESPONSE_TOKENS, temperature))
+BARE = "\\boxed{"
 
 
-def grade(episodes: list[Episode]) -> list[dict[int, bool]]:
-    """Per episode: position of an answering turn -> whether its text is right."""
-    places = [
-        (e, t) for e, episode in enumerate(episodes) for t, turn in enumerate(episode.turns) if turn.role in ANSWERING
-    ]
-    task = AUTHORS[episodes[0].problem.task].task
-    rewards = task.score([episodes[e].problem for e, _ in places], [episodes[e].turns[t].text for e, t in places])
-    graded: list[dict[int, bool]] = [{} for _ in episodes]
-    for (e, t), reward in zip(places, rewards, strict=True):
-        graded[e][t] = reward.is_correct
-    return graded
+class Fact(TypedDict):
+    """A measured number with its interval; `n` problems are behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
 
 
-def measure(
-    task: str, count: int, engine: Engine, tokenizer: PreTrainedTokenizerFast, seed: int, temperature: float = 1.0
-) -> dict[str, dict[str, float]]:
-    """Skills (fractions; lengths in tokens) of every role on `count` validation problems, one episode per workflow."""
-    problems = AUTHORS[task].task.problems("validation", count)
-    skills: dict[str, dict[str, float]] = {}
-    for name, judge in (("voting", _voting), ("eval_opt", _eval_opt), ("orch_workers", _orch_workers)):
-        played = play(name, problems, 1, engine, tokenizer, seed, temperature)
-        episodes = [e for e in played if e.answer.reason is None]  # an overflowing prompt ends an episode early
-        if not episodes:
-            continue
-        skills |= judge(episodes, grade(episodes))
-    return {
-        role: {key: round(v, 4) for key, v in sorted(facts.items()) if not math.isnan(v)}
-        for role, facts in skills.items()
-    }
+def fact(values: Iterable[float]) -> Fact:
+    """The mean of values of as many problems."""
+    if not (found := list(values)):
+        return Fact(value=0.0, low=0.0, high=0.0, n=0)
+    mean, half = fmean(found), 1.96 * pstdev(found) / sqrt(len(found))
+    return Fact(value=round(mean, 4), low=round(mean - half, 4), high=round(mean + half, 4), n=len(found))
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Mean; nan when a role had no such turn."""
-    values = list(values)
-    return fmean(values) if values else math.nan
+def balanced(right: Sequence[float], is_correct: Sequence[bool]) -> Fact:
+    """The mean of two means: over correct drafts and over incorrect ones."""
+    parts = [[r for r, c in zip(right, is_correct, strict=True) if c == which] for which in (True, False)]
+    if not all(parts):
+        return fact([])
+    mean = fmean(map(fmean, parts))
+    half = 1.96 / 2 * sqrt(sum(pstdev(part) ** 2 / len(part) for part in parts))
+    return Fact(value=round(mean, 4), low=round(mean - half, 4), high=round(mean + half, 4), n=len(right))
 
 
-def _about(turns: Iterable[Turn]) -> dict[str, float]:
-    turns = list(turns)
-    return {
-        "n": len(turns),
-        "parsed": _mean(turn.outcome != "unparsed" for turn in turns),
-        "truncated": _mean(turn.finish_reason == "length" for turn in turns),
-        "prompt_tokens": _mean(len(turn.prompt_ids) for turn in turns),
-        "reply_tokens": _mean(len(turn.completion_ids) for turn in turns),
-    }
+class Examiner:
+    """Asks an engine's base for replies of one role after another. A task says in a subclass what its answers are like."""
 
+    task: ClassVar[Any]
+    cap: ClassVar[int]
+    """Reply tokens at most."""
+    critic: ClassVar[type[Critic]]
+    useful: ClassVar[str]
+    """What a derivation holds, and an answer without one does not."""
+    heads: ClassVar[tuple[str, ...]]
+    """How a judge's reply with a derivation begins."""
 
-def _turns(episodes: list[Episode], role: str) -> list[Turn]:
-    return [turn for episode in episodes for turn in episode.turns if turn.role == role]
+    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerFast, count: int, seed: int = 0) -> None:
+        self.engine, self.tokenizer, self.seed, self.habits = engine, tokenizer, seed, self.critic.habits
+        self.problems = self.task.problems("validation", count)
+        self.plain = [asked(Single(), p, {}, ("generator", 0, 0)) for p in self.problems]
+        self.samples = [self.ask(self.plain) for _ in range(3)]
+        self.right = [self.grade(self.problems, texts) for texts in self.samples]
+        self.starts = [self.habits.start(p) for p in self.problems]
+        self.fits = [self.habits.fitting(p) for p in self.problems]
+        self.natural: dict[str, list[Reply]] = {"generator": [reply for texts in self.samples for reply in texts]}
 
+    def ask(self, asks: Sequence[list[Message]], forced: str | Sequence[str] = "") -> list[Reply]:
+        """Replies; every call has other random numbers."""
+        self.seed += 1
+        return complete(self.engine, self.tokenizer, asks, forced, self.cap, self.seed)
 
-def _voting(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
-    votes = [list(right.values()) for right in graded]
-    chosen = [
-        right[int(e.turns[-1].outcome) - 1 if e.turns[-1].outcome != "unparsed" else 0]
-        for e, right in zip(episodes, votes, strict=True)
-    ]
-    accuracy = _mean(_mean(right) for right in votes)
-    facts = {"accuracy": _mean(chosen), "candidates_mean": accuracy, "candidates_best": _mean(any(r) for r in votes)}
-    return {
-        "generator": _about(_turns(episodes, "generator")) | {"accuracy": accuracy},
-        "aggregator": _about(_turns(episodes, "aggregator")) | facts | {"gain": facts["accuracy"] - accuracy},
-    }
+    def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[bool]:
+        """Whether each text answers its problem."""
+        return [bool(reward.is_correct) for reward in self.task.score(list(problems), list(texts))]
 
+    def of_kind(self, values: Iterable[float], kind: str) -> Fact:
+        """The mean over the problems of a kind."""
+        return fact(value for value, fit in zip(values, self.fits, strict=True) if fit == self.habits.FITTING[kind])
 
-def _eval_opt(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
-    pairs, repairs, finals = [], [], []
-    for episode, right in zip(episodes, graded, strict=True):
-        verdicts = [turn for turn in episode.turns if turn.role == "evaluator"]
-        drafts = [right[t] for t, turn in enumerate(episode.turns) if turn.role == "generator"]
-        pairs += [(draft, turn.outcome) for draft, turn in zip(drafts, verdicts, strict=True)]
-        repairs += [after for before, after in itertools.pairwise(drafts) if not before]
-        finals.append(drafts[-1])
-    on_right = _mean(outcome == "correct" for draft, outcome in pairs if draft)
-    on_wrong = _mean(outcome == "incorrect" for draft, outcome in pairs if not draft)
-    facts = {"balanced_accuracy": (on_right + on_wrong) / 2, "accepts_right": on_right, "rejects_wrong": on_wrong}
-    return {
-        "evaluator": _about(_turns(episodes, "evaluator")) | facts,
-        "refiner": {"n": len(repairs), "repairs_wrong": _mean(repairs), "accuracy": _mean(finals)},
-    }
+    def is_derivation(self, text: str) -> bool:
+        """Whether a judge's reply begins with work of its own."""
+        return text.startswith(self.heads)
 
+    def solver(self) -> dict[str, Fact]:
+        """Accuracy, what three tries add, lengths."""
+        per_problem = list(zip(*self.right, strict=True))
+        useful = [
+            reply.n_tokens
+            for texts, right in zip(self.samples, self.right, strict=True)
+            for reply, is_right in zip(texts, right, strict=True)
+            if is_right and self.useful in reply
+        ]
+        facts = {
+            "accuracy": fact(fmean(right) for right in per_problem),
+            "pass@3 - pass@1": fact(any(right) - fmean(right) for right in per_problem),
+            "tokens": fact(reply.n_tokens for texts in self.samples for reply in texts),
+            "cut off": fact(reply.is_cut for reply in self.samples[0]),
+            "tokens of right derivations": fact(useful),
+            "p95 of right derivations": fact([float(np.percentile(useful, 95))] if useful else []),
+        }
+        for kind in self.habits.FITTING:
+            facts[f"accuracy, {kind}"] = self.of_kind(map(fmean, per_problem), kind)
+        return facts
 
-def _orch_workers(episodes: list[Episode], graded: list[dict[int, bool]]) -> dict[str, dict[str, float]]:
-    workers = [[right[t] for t, x in enumerate(e.turns) if x.role == "worker"] for e, right in zip(episodes, graded)]
-    final = _mean(right[len(e.turns) - 1] for e, right in zip(episodes, graded, strict=True))
-    accuracy = _mean(_mean(right) for right in workers)
-    habits = AUTHORS[episodes[0].problem.task].habits.STRATEGIES
-    careful = [
-        is_right
-        for episode, right in zip(episodes, workers, strict=True)
-        for strategy, is_right in zip(parse_strategies(episode.turns[0].text, 3)[0], right, strict=True)
-        if habits.get(strategy) == "careful"
-    ]
-    three = _mean(len(right) == 3 for right in workers)
-    return {
-        "orchestrator": _about(_turns(episodes, "orchestrator")) | {"three_strategies": three},
-        "worker": _about(_turns(episodes, "worker")) | {"accuracy": accuracy, "careful_accuracy": _mean(careful)},
-        "synthesizer": _about(_turns(episodes, "synthesizer")) | {"accuracy": final, "gain": final - accuracy},
-    }
+    def aggregator(self) -> dict[str, Fact]:
+        """Selections among three samples of which some, not all, are right."""
+        places = [i for i, right in enumerate(zip(*self.right, strict=True)) if 0 < sum(right) < 3]
+        asks = []
+        for i in places:
+            given = {("generator", slot, 0): str(self.samples[slot][i]) for slot in range(3)}
+            asks.append(asked(Voting(), self.problems[i], given, ("aggregator", 0, 0)))
 
+        def chosen(replies: Sequence[str]) -> list[bool]:
+            picks = [parse_selection(reply, 3) for reply in replies]
+            return [how != "unparsed" and self.right[k][i] for i, (k, how) in zip(places, picks, strict=True)]
 
-def own_answers(
-    problems: list[Problem], n: int, engine: Engine, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> list[tuple[Problem, Own]]:
-    """A model's own graded answers: `n` to every question, and those of one Orch-Workers episode per problem."""
-    single = play("single", problems, n, engine, tokenizer, seed)
-    planned = play("orch_workers", problems, 1, engine, tokenizer, seed)
-    own: dict[str, dict[str, list[Draft]]] = {problem.id: {"": []} for problem in problems}
-    for episodes in (single, planned):
-        for episode, right in zip(episodes, grade(episodes), strict=True):
-            for t, is_correct in right.items():
-                turn, answers = episode.turns[t], own[episode.problem.id]
-                if turn.role != "synthesizer":
-                    prompt = tokenizer.decode(turn.prompt_ids)
-                    strategy = prompt.partition("\nStrategy: ")[2].removesuffix("<|end|><|assistant|>")
-                    answers.setdefault(strategy, []).append(Draft(turn.text, is_correct))
-    return [(problem, own[problem.id]) for problem in problems]
+        derived, bare = self.ask(asks, [self.starts[i] for i in places]), self.ask(asks, BARE)
+        natural = self.natural["aggregator"] = self.ask(asks)
+        with_it, without = chosen(derived), chosen(bare)
+        works, followed = [], []
+        for i, reply in zip(places, derived, strict=True):
+            value, claims = (
+                self.habits.last_value(reply),
+                [self.habits.claimed(str(texts[i])) for texts in self.samples],
+            )
+            works.append(value == self.habits.truth(self.problems[i]))
+            if value in claims and value is not None:
+                followed.append(claims[parse_selection(reply, 3)[0]] == value)
+        return {
+            "chance": fact(fmean(right[i] for right in self.right) for i in places),
+            "with a derivation": fact(with_it),
+            "without": fact(without),
+            "with - without": fact(a - b for a, b in zip(with_it, without, strict=True)),
+            "as it comes": fact(chosen(natural)),
+            "its derivation is right": fact(works),
+            "right where its derivation is": fact(r for r, w in zip(with_it, works, strict=True) if w),
+            "selects what agrees with its derivation": fact(followed),
+            "derives": fact(self.is_derivation(reply) for reply in natural),
+            "tokens of a bare selection": fact(reply.n_tokens + 1 for reply in bare),
+        }
+
+    def evaluator(self) -> dict[str, Fact]:
+        """Verdicts on the first sample of every problem."""
+        asks = []
+        for problem, draft in zip(self.problems, self.samples[0], strict=True):
+            asks.append(asked(EvalOpt(), problem, {("generator", 0, 0): str(draft)}, ("evaluator", 0, 0)))
+        truth = self.right[0]
+
+        def scored(replies: Sequence[str]) -> list[bool]:
+            wanted = ["correct" if is_right else "incorrect" for is_right in truth]
+            return [parse_verdict(reply) == want for reply, want in zip(replies, wanted, strict=True)]
+
+        derived, bare = self.ask(asks, self.starts), self.ask(asks, BARE)
+        natural = self.natural["evaluator"] = self.ask(asks)
+        with_it, without = scored(derived), scored(bare)
+        return {
+            "with a derivation": balanced(with_it, truth),
+            "without": balanced(without, truth),
+            "with - without": balanced([a - b for a, b in zip(with_it, without, strict=True)], truth),
+            "as it comes": balanced(scored(natural), truth),
+            "says what follows from its derivation": fact(
+                (parse_verdict(reply) == "correct")
+                == (self.habits.claimed(str(draft)) == self.habits.last_value(reply))
+                for draft, reply in zip(self.samples[0], derived, strict=True)
+            ),
+            "derives": fact(self.is_derivation(reply) for reply in natural),
+        }
+
+    def refiner(self) -> dict[str, Fact]:
+        """Repairs of wrong drafts that have a wrong line and a wrong end, after reviews that say more or less."""
+        self.lines: list[str] = []
+        problems, asks = [], {"derivation": [], "right line": [], "empty": []}
+        for texts, right in zip(self.samples[:2], self.right[:2], strict=True):
+            for problem, text, is_right in zip(self.problems, map(str, texts), right, strict=True):
+                critic, draft = self.critic(problem, Steady()), Draft(text, False)
+                if is_right or (line := critic.point_out(draft)) is None:
+                    continue
+                whole = critic.derivation(draft).text
+                if parse_verdict(whole) == "correct":
+                    continue
+                problems.append(problem)
+                self.lines.append(line.text)
+                for name, review in (("derivation", whole), ("right line", line.text), ("empty", f"{BARE}Incorrect}}")):
+                    given = {("generator", 0, 0): text, ("evaluator", 0, 0): review}
+                    asks[name].append(asked(EvalOpt(), problem, given, ("generator", 0, 1)))
+        self.refined = {name: self.ask(found) for name, found in asks.items()}
+        right = {name: self.grade(problems, found) for name, found in self.refined.items()}
+        facts = {f"after {name}": fact(found) for name, found in right.items()}
+        for name in ("derivation", "right line"):
+            facts[f"{name} - empty"] = fact(a - b for a, b in zip(right[name], right["empty"], strict=True))
+        return facts
+
+    def worker(self) -> dict[str, Fact]:
+        """Accuracy under each strategy, and under the fitting one against the other working one."""
+        right: dict[str, list[bool]] = {}
+        names = {habit: strategy for strategy, habit in self.habits.STRATEGIES.items()}
+        for habit, strategy in names.items():
+            plan = {("orchestrator", 0, 0): f"STRATEGY 1: {strategy}"}
+            asks = [asked(OrchWorkers(), p, plan, ("worker", 0, 0)) for p in self.problems]
+            right[habit] = self.grade(self.problems, self.ask(asks))
+        first, second = self.habits.FITTING.values()
+        other = {first: second, second: first}
+        gains = [right[fit][i] - right[other[fit]][i] for i, fit in enumerate(self.fits)]
+        facts = {"fitting - unfitting": fact(gains)}
+        for kind in self.habits.FITTING:
+            facts |= {f"{names[habit]}, {kind}": self.of_kind(found, kind) for habit, found in right.items()}
+            facts[f"fitting - unfitting, {kind}"] = self.of_kind(gains, kind)
+        return facts
+
+    def signatures(self) -> dict[str, Fact]:
+        """How often the paper's signatures occur in replies as they come."""
+        facts = {}
+        for role, replies in self.natural.items():
+            signs = [turn_signature(reply, reply.n_tokens) for reply in replies]
+            found = {
+                "boxed": [sign.is_boxed for sign in signs],
+                "terse": [sign.is_terse for sign in signs],
+                "hedging": [sign.is_hedging for sign in signs],
+                "code fence": [sign.form == "code_fence" for sign in signs],
+            }
+            if role != "generator":
+                found["derives"] = [self.is_derivation(reply) for reply in replies]
+            if role == "evaluator":
+                found["Correct"] = [sign.verdict == "correct" for sign in signs]
+            facts |= {f"{role}, {name}": fact(values) for name, values in found.items()}
+        return facts
+
+    def examine(self) -> dict[str, dict[str, Fact]]:
+        """Everything."""
+        parts = (self.solver, self.aggregator, self.evaluator, self.refiner, self.worker, self.signatures)
+        return {part.__name__: part() for part in parts}

@@ -1,100 +1,59 @@
-"""The tiny scales' tokenizer: byte-level BPE of 512 tokens in which the strings of the tiny tasks are single tokens.
+"""What the tokenizers share: byte-level BPE of 544 tokens in which the strings of a task are single tokens.
 
-All 256 bytes are in the alphabet, so any text survives a round trip. Numbers 0-99, prompt phrases and code fragments
-are added tokens (longest match first), which keeps prompts at 15-110 tokens. The chat template writes every message as
-`<|role|>content<|end|>`, in any order: consecutive assistant messages, as in Eval-Opt's history, are ordinary.
+All 256 bytes are in the alphabet, so any text survives a round trip. Numbers 0-99, prompt phrases and fragments of answers are
+added tokens (longest match first), which keeps prompts short. The chat template writes every message as `<|role|>content<|end|>`,
+in any order: consecutive assistant messages, as in Eval-Opt's history, are ordinary.
 """
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-VOCAB_SIZE = 512
+VOCAB_SIZE = 544
+LONGEST = 2048
+"""Tokens of a prompt and its reply: the positions that a model has; it is trained on the first `train.MAX_LENGTH`."""
 PAD, END = "<|endoftext|>", "<|end|>"
 SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-PROMPT_STRINGS = (
-    "Compute left to right: ",
-    "Write f(xs) in Python: ",
-    "Check every line above. Reply \\boxed{Correct} or \\boxed{Incorrect}.",
-    "Use the review and compute it again.",
-    "Use the review and write it again.",
-    "\nWhich solution is right? Reply \\boxed{N}.",
-    "Name three strategies to compute left to right: ",
-    "Name three strategies to write f(xs) in Python: ",
-    "\nUse the solutions to give one final answer.",
-    "\nStrategy: ",
-    ") ---\n",
-    *(f"\n--- Solution {i} ---\n" for i in (1, 2, 3, 4, 5)),
-    *(f"\n--- Solution {i} (Strategy: " for i in (1, 2, 3)),
-)
-REPLY_STRINGS = (
-    "\\boxed{",
-    "\n\\boxed{",
-    "\n=",
-    "Correct",
-    "Incorrect",
-    "Line ",
-    " ok. ",
-    " is wrong. ",
-    "Every line is right. ",
-    "The result is wrong. ",
-    "No box. ",
-    "No fence. ",
-    "Solution ",
-    " is right. ",
-    "STRATEGY 1: ",
-    "\nSTRATEGY 2: ",
-    "\nSTRATEGY 3: ",
-    "one step per line",
-    "two steps per line",
-    "write every step",
-    "guess the result",
-    "work quickly",
-    "one line per step",
-    "guard the empty list",
-    "one expression",
-    "skip edge cases",
-)
-CODE_STRINGS = (
-    "keep even", "keep odd", "keep above ", "keep below ", "add ", "subtract ", "times ", "square", "negate",
-    "drop first ", "drop last ", "take first ", "every second", "reverse", "sort", ", ",
-    "sum", "count", "max or 0", "min or 0", "first or 0", "last or 0",
-    "```python\ndef f(xs):\n", "def f(xs):\n", "\n```", "    return ", "    xs = [x for x in xs if x", "    xs = [x",
-    "    xs = [-x", "    xs = xs[", "    xs = xs[:", "    xs = xs[:-", "    xs = xs[::2]\n", "    xs = xs[::-1]\n",
-    "    xs = sorted(xs)\n", " % 2 == 0", " % 2 == 1", " > ", " < ", " + ", " - ", " * ", "]\n", ":]\n",
-    " for x in xs]\n", "[x for x in ", "[x", "[-x", " for x in ", " if x", "xs", "sorted(", "max(", "min(", "sum(",
-    "len(", " if xs else 0", "[0]", "[-1]", "next(iter(", "next(reversed(", ", default=0)", ", 0)", "[::2]",
-    "[::-1]", "[:-", "[:", ":]",
-)  # fmt: skip
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of tiny-s."""
-    strings = (*PROMPT_STRINGS, *REPLY_STRINGS, *CODE_STRINGS)
-    return build((*map(str, range(10, 100)), *strings), strings, VOCAB_SIZE)
+def prompt_strings(request: str, again: str) -> tuple[str, ...]:
+    """The phrases of a task's prompts: `request` is what a solver is asked for, `again` the verb after a review."""
+    return (
+        f"{request[0].upper()}{request[1:]}: ",
+        "Check every line above. Reply \\boxed{Correct} or \\boxed{Incorrect}.",
+        f"Use the review and {again} it again.",
+        "\nWhich solution is right? Reply \\boxed{N}.",
+        f"Name three strategies to {request}: ",
+        "\nUse the solutions to give one final answer.",
+        "\nStrategy: ",
+        ") ---\n",
+        *(f"\n--- Solution {i} ---\n" for i in (1, 2, 3, 4, 5)),
+        *(f"\n--- Solution {i} (Strategy: " for i in (1, 2, 3)),
+    )
 
 
-def build(added: tuple[str, ...], corpus: tuple[str, ...], size: int) -> PreTrainedTokenizerFast:
-    """Learn the few merges left beside the added strings, from a corpus of some strings; deterministic."""
+def build(units: tuple[str, ...], strings: tuple[str, ...]) -> PreTrainedTokenizerFast:
+    """Add numbers, units and strings, and learn the few merges left beside them from the strings; deterministic."""
+    added = (*map(str, range(10, 100)), *units, *strings)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(added),
+        vocab_size=VOCAB_SIZE - len(added),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.train_from_iterator(strings, trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
         chat_template=CHAT_TEMPLATE,
-        model_max_length=512,
+        model_max_length=LONGEST,
         clean_up_tokenization_spaces=False,
     )

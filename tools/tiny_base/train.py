@@ -18,31 +18,31 @@ import torch.nn.functional as F
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from tiny_base.dialogues import Row
+from tiny_base.tokenizer import LONGEST
 
 log = logging.getLogger(__name__)
 
 MAX_LENGTH = 512
-ROWS_PER_POOL = 4096
-MICRO_TOKENS, MICRO_BATCHES = 512, 4  # about 2048 tokens per optimizer step
+"""Longer rows are dropped."""
+LAYERS = 4
+MICRO_TOKENS, MICRO_BATCHES = 512, 2  # about 1024 tokens per optimizer step
 RECORD_EVERY = 100  # steps
 SAVE_EVERY_S = 150.0
 IGNORED = -100
 
 
-def build_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 3, positions: int = 2 * MAX_LENGTH
-) -> Qwen3ForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """A randomly initialised model of the embedded size."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=96,
         intermediate_size=256,
-        num_hidden_layers=layers,
+        num_hidden_layers=LAYERS,
         num_attention_heads=3,
         head_dim=32,
         num_key_value_heads=1,
-        max_position_embeddings=positions,
+        max_position_embeddings=LONGEST,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -65,7 +65,7 @@ def make_optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Opti
 
 
 def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
-    """(token ids, prompt length) per row; a reply ends with the end-of-turn token. Rows over 512 tokens are dropped."""
+    """(token ids, prompt length) per row; a reply ends with the end-of-turn token."""
     prompts = [
         tokenizer.apply_chat_template(r.messages, add_generation_prompt=True, tokenize=False) + r.given for r in rows
     ]
@@ -80,10 +80,7 @@ Batch = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def batches(
-    draw_rows: Callable[[], list[Row]],
-    tokenizer: PreTrainedTokenizerFast,
-    rng: random.Random,
-    count: int = MICRO_BATCHES,
+    draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, rng: random.Random
 ) -> Iterator[Batch]:
     """Endless batches. A micro-batch has rows of one length, a batch several lengths: short habits stay in the mix."""
     while True:
@@ -95,8 +92,8 @@ def batches(
                 group = []
             group.append(pair)
         rng.shuffle(groups)
-        for start in range(0, len(groups), count):
-            yield [_pad(group, tokenizer.pad_token_id) for group in groups[start : start + count]]
+        for start in range(0, len(groups), MICRO_BATCHES):
+            yield [_pad(group, tokenizer.pad_token_id) for group in groups[start : start + MICRO_BATCHES]]
 
 
 def _pad(group: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,18 +121,17 @@ def train(
     lr: float,
     out: Path,
     phase: str,
-    seed: int = 0,
-    micro_batches: int = MICRO_BATCHES,
-    watch: Callable[[float], None] = lambda done: None,
-    until: float = 1.0,
+    seed: int,
+    watch: Callable[[float], None],
+    until: float,
 ) -> None:
     """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save now and then, and last.
 
-    An optimizer step takes `micro_batches`. `watch` hears now and then which fraction of the budget is done. The learning
-    rate falls over the whole budget; `until` is the fraction at which training ends.
+    `watch` hears now and then which fraction of the budget is done. The learning rate falls over the whole budget; `until` is
+    the fraction at which training ends.
     """
     optimizers = make_optimizers(model, lr)
-    stream = batches(draw_rows, tokenizer, random.Random(seed), micro_batches)
+    stream = batches(draw_rows, tokenizer, random.Random(seed))
     seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
     out.mkdir(parents=True, exist_ok=True)
     model.train()
@@ -159,6 +155,21 @@ def train(
             save(model, tokenizer, out)
             saved = time.monotonic()
     save(model, tokenizer, out)
+
+
+def load_losses(folder: Path) -> list[dict[str, float | str]]:
+    """The records of a training's `loss.jsonl`."""
+    return [json.loads(line) for line in (folder / "loss.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def loss_curves(folder: Path) -> list[tuple[str, list[int], list[float]]]:
+    """(phase, tokens since the start, losses) per phase of a build."""
+    steps, curves, offset = load_losses(folder), [], 0
+    for phase in dict.fromkeys(step["phase"] for step in steps):
+        part = [step for step in steps if step["phase"] == phase]
+        curves.append((phase, [offset + step["tokens"] for step in part], [step["loss"] for step in part]))
+        offset += part[-1]["tokens"]
+    return curves
 
 
 def _update(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: Batch) -> float:

@@ -120,8 +120,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
         self.betas = {role: (args.role_beta or {}).get(role, args.beta) or 0.0 for role in self.policy}
         args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
-        self.lr_scale = 1.0
-        """Multiplies the scheduled learning rate; a callback may change it between iterations."""
         self._last_grad_norm, self._published = torch.tensor(0.0), -1
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
 
@@ -190,10 +188,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def learning_rate_of(self, call: int) -> float:
         """The learning rate of the `call`-th adapter's optimizer steps in this iteration."""
         if self.args.lr_clock == "iteration":
-            return self.lr_scheduler.get_last_lr()[0] * self.lr_scale
+            return self.lr_scheduler.get_last_lr()[0]
         tick = self.state.global_step * len(self.adapters) + call
         factor = self.lr_scheduler.lr_lambdas[0](min(tick, self.state.max_steps))
-        return self.lr_scheduler.base_lrs[0] * factor * self.lr_scale
+        return self.lr_scheduler.base_lrs[0] * factor
 
     # ---- rollouts and rewards
 

@@ -459,7 +459,7 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     args.learning_rate, args.lr_scheduler_kwargs, args.max_grad_norm = LEARNING_RATE, None, MAX_NORM
     args.warmup_steps, args.max_steps, args.push_to_hub = min(WARMUP, args.warmup_steps), MAX_STEPS, False
     trainer.state.max_steps, trainer.state.global_step = args.max_steps, 1
-    trainer.lr_scale, trainer._published = 1.0, -1
+    trainer._published = -1
     try:
         if args.gradient_checkpointing:  # as `train` does
             trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)

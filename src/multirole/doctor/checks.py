@@ -355,10 +355,8 @@ SUM, ZERO = FENCE % "def f(xs):\n    return sum(xs)", FENCE % "def f(xs):\n    r
 ARITHMETIC = Sample(15, 6, BOX % "15", BOX % "14")
 PROGRAM = Sample(_tests(0, 3), _tests(1, 2), SUM, ZERO)
 SAMPLES = {
-    "tiny_math": ARITHMETIC,
     "tiny_chain": ARITHMETIC,
     "math": Sample("\\frac{1}{2}", "2", BOX % "0.5", BOX % "0.4"),
-    "tiny_code": PROGRAM,
     "tiny_pipe": PROGRAM,
     "code": Sample(_programs("0", "2"), _programs("1", "3"), FENCE % "print(2 * int(input()))", FENCE % "print(0)"),
 }

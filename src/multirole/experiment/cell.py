@@ -18,7 +18,7 @@ from multirole.core.policy import parse_policy
 from multirole.core.types import Workflow
 from multirole.experiment.launch import Launch
 from multirole.experiment.own import own_task, own_workflow
-from multirole.experiment.presets import LENGTHS, OF_SCALE, ROUNDS, SCALES, TASKS, is_tiny
+from multirole.experiment.presets import LENGTHS, ROUNDS, SCALES, TASKS, TINY_LENGTHS, is_tiny
 from multirole.experiment.settings import Parameter, Settings, lower_case, option, parameters, refusing, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
@@ -35,8 +35,8 @@ class Coordinates(Settings):
     )
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
-    scale: Literal["tiny-s", "tiny-r", "0.6b", "1.7b", "4b"] = option(
-        "tiny-s, tiny-r (harder tasks), or on a GPU node 0.6b, 1.7b, 4b", "tiny-s"
+    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option(
+        "tiny-r, embedded in the package, or on a GPU node 0.6b, 1.7b, 4b", "tiny-r"
     )
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
     preset: Literal["paper", "released_code"] = option(
@@ -48,7 +48,7 @@ class Training(Settings):
     """How much is trained. An iteration is one batch of rollouts and all optimizer steps taken on it."""
 
     iterations: int = option("batches of rollouts", 500, tiny=60, ge=1, le=10**6)
-    n_problems: int = option("problems per iteration", 64, tiny=16, ge=1, le=10**5)
+    n_problems: int = option("problems per iteration", 64, tiny=8, ge=1, le=10**5)
     n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
     learning_rate: float = option("peak", 2e-5, tiny=2e-3, ge=0, le=10)
 
@@ -60,8 +60,10 @@ class Data(Settings):
     data: str | None = option("a local file or folder of rows, in place of the task's pinned dataset", None)
     n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1, le=10**7)
     n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1, le=10**7)
-    max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=512, ge=1, le=10**7)
-    max_response_tokens: int = option("cap of one turn's completion", 5120, tiny=96, ge=1, le=10**7)
+    max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=TINY_LENGTHS["math"][0], ge=1, le=10**7)
+    max_response_tokens: int = option(
+        "cap of one turn's completion", 5120, tiny=TINY_LENGTHS["math"][1], ge=1, le=10**7
+    )
     temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01, le=100)
     renderer: Literal["chat_template", "released_code"] = option(
         "chat_template or released_code", "chat_template", released_code="released_code"
@@ -129,13 +131,8 @@ class Loss(Settings):
 
     clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
     clip_high: float = option("the upper side", 0.28, ge=0, le=10**6)
-    dual_clip: float | None = option(
-        "largest ratio where the advantage is negative (the released code's)",
-        3.0,
-        released_code=3.0,
-        tiny=None,
-        ge=1,
-        le=10**6,
+    dual_clip: float = option(
+        "largest ratio where the advantage is negative (the released code's)", 3.0, ge=1, le=10**6
     )
     old_logprobs: Literal["sampled", "recomputed"] = option(
         "of the ratio, as sampled by the engine or recomputed by the trainer", "recomputed", tiny="sampled"
@@ -143,15 +140,11 @@ class Loss(Settings):
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
 
-class Remedies(Settings):
+class Watching(Settings):
     """What is watched, and what may be done about it."""
 
     diagnostics: bool = option("metrics of gradients and texts by role; changes no weight", True)
-    on_alarm: Literal["log", "checkpoint", "stop", "rollback"] = option("log, checkpoint, stop or rollback", "log")
-    rollback_rate: float = option("what each rollback leaves of the learning rate", 0.5, ge=0, le=1)
-    coherence_penalty: float = option("taken from a gradient that repeats its running mean", 0.0, ge=0, le=1)
-    balance_roles: float = option("between the gradients of roles on one adapter", 0.0, ge=0, le=1)
-    slot_scaling: float = option("a role of N slots is multiplied by N ** -slot_scaling", 0.0, ge=0, le=1)
+    on_alarm: Literal["log", "checkpoint", "stop"] = option("log, checkpoint or stop", "log")
 
 
 class Compute(Settings):
@@ -164,10 +157,10 @@ class Compute(Settings):
     micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1, le=10**9)
 
 
-GROUPS = (Coordinates, Training, Data, Caps, Rewards, Optimization, Loss, Remedies, Compute)
+GROUPS = (Coordinates, Training, Data, Caps, Rewards, Optimization, Loss, Watching, Compute)
 
 
-class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training, Coordinates):
+class Cell(Compute, Watching, Loss, Optimization, Rewards, Caps, Data, Training, Coordinates):
     """One training run. Raises ValueError for settings that cannot work.
 
     Settings that are not given, or given as None, take the value of the scale and the preset, so that attributes of a cell
@@ -188,7 +181,7 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         workflow: str | Workflow,
         policy: str | dict[str, str],
         task: object = "math",
-        scale: str = "tiny-s",
+        scale: str = "tiny-r",
         seed: int = 0,
         preset: str = "paper",
         **settings: object,
@@ -263,17 +256,13 @@ class Cell(Compute, Remedies, Loss, Optimization, Rewards, Caps, Data, Training,
         from multirole.tasks.code import Code  # these import datasets
         from multirole.tasks.math import Math
         from multirole.tasks.tiny_chain import TinyChain
-        from multirole.tasks.tiny_code import TinyCode
-        from multirole.tasks.tiny_math import TinyMath
         from multirole.tasks.tiny_pipe import TinyPipe
 
         if self._task is not None:
             return self._task
         if self.task == "math":
-            tiny_math = {"tiny-s": TinyMath, "tiny-r": TinyChain}.get(self.scale)
-            return tiny_math(self.malformed_reward) if tiny_math else Math(self.data, self.malformed_reward)
-        tiny_code = {"tiny-s": TinyCode, "tiny-r": TinyPipe}.get(self.scale)
-        return tiny_code(self.code_reward) if tiny_code else Code(self.data, self.code_rows, self.code_reward)
+            return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
+        return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_rows, self.code_reward)
 
     @property
     def anchors(self) -> dict[str, float]:
@@ -378,10 +367,11 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
                 values[name] = special.get("released_code", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
-    values |= {"rounds": ROUNDS[kind]} | OF_SCALE.get((str(scale), kind), {})
-    if not is_tiny(scale):
-        like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
-        values["max_prompt_tokens"], values["max_response_tokens"] = LENGTHS[like, kind]
+    like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
+    values["rounds"] = ROUNDS[kind]
+    values["max_prompt_tokens"], values["max_response_tokens"] = (
+        TINY_LENGTHS[kind] if is_tiny(scale) else LENGTHS[like, kind]
+    )
     if is_own:
         values |= {"n_train": None, "n_validation": None}  # all rows
     if preset == "released_code" and (workflow, task) == ("voting", "math"):

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.presets import BASES, MODELS, Shape, is_tiny
+from multirole.experiment.presets import MODELS, TINY_BASES, Shape, is_tiny
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 NEEDED = ("config.json", "tokenizer_config.json")
@@ -18,7 +18,7 @@ HUB_SECONDS = 5.0
 def local_folder(cell: Cell) -> Path | None:
     """The model's folder if it is this package's or the user's; None for a pinned model."""
     if is_tiny(cell.scale):
-        name = BASES.get((cell.scale, cell.task), cell.scale)
+        name = TINY_BASES["code" if cell.task == "code" else "math"]
         return Path(str(files("multirole").joinpath("models", name)))
     return None if cell.model is None else Path(cell.model).expanduser()
 
@@ -73,5 +73,5 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
     raise ValueError(
         f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache{why}. "
         f"Where there is a network, run `hf download {pinned.repo} --revision {pinned.revision}` and set HF_HOME to that cache "
-        "here; or pass model=FOLDER with a local copy; or use scale='tiny-s', whose model is in this package."
+        "here; or pass model=FOLDER with a local copy; or use scale='tiny-r', whose model is in this package."
     )

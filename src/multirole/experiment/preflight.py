@@ -67,7 +67,7 @@ def _gpu(cell: Cell, launch: Launch, on_gpu: bool) -> Found:
     else:
         found += f", although driver {there[0]} is loaded"
         advice = "Start the container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."
-    instead = "Use scale='tiny-s' to try the same code here, or model=FOLDER with a small model of yours."
+    instead = "Use scale='tiny-r' to try the same code here, or model=FOLDER with a small model of yours."
     return Found("a GPU", found, f"{advice} {instead}", True) if stops else Found("a GPU", found)
 
 

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 
 TASKS = ("math", "code")
-TINY_SCALES = ("tiny-s", "tiny-r")
-OF_SCALE: dict[tuple[str, str], dict[str, float]] = {
-    ("tiny-r", "math"): {"max_response_tokens": 272, "max_prompt_tokens": 6 * 272, "n_problems": 8, "dual_clip": 3.0},
-    ("tiny-r", "code"): {"max_response_tokens": 176, "max_prompt_tokens": 6 * 176, "n_problems": 8, "dual_clip": 3.0},
-}
-"""Settings in which an embedded scale differs from the others, by task. Prompts hold six replies, as in Table 7's Eval-Opt."""
-BASES = {("tiny-r", "code"): "tiny-r-code"}
-"""Folders of embedded models that are not named as their scale."""
+TINY = "tiny-r"
+"""The scale whose models and tasks are embedded in this package."""
+TINY_BASES = {"math": "tiny-r", "code": "tiny-r-code"}
+"""Folders of its models by task."""
+TINY_LENGTHS = {"math": (6 * 272, 272), "code": (6 * 176, 176)}
+"""Its caps of prompt and response in tokens by task: prompts hold six replies, as in Table 7's Eval-Opt."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
         "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936)
     ),
 }
-SCALES = (*TINY_SCALES, *MODELS)
+SCALES = (TINY, *MODELS)
 
 ROUNDS = {"math": 3, "code": 2}
 """Table 7, "Eval-Opt revision rounds": drafts, and as many verdicts, as the released code counts them."""
@@ -83,4 +81,4 @@ LENGTHS = {  # (workflow, task) -> caps of prompt and response in tokens (Table 
 
 def is_tiny(scale: object) -> bool:
     """Whether a scale is embedded in this package."""
-    return scale in TINY_SCALES
+    return scale == TINY

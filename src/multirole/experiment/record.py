@@ -133,14 +133,6 @@ class Recorder:
         prune(self.folder)
         write_done(self.folder)
 
-    def restorable(self) -> dict[int, tuple[float, Path]]:
-        """step -> validation accuracy and adapters of the steps after the start that were evaluated so far."""
-        right: dict[int, list[bool]] = {}
-        for row in self.tables["eval"]:
-            right.setdefault(row["step"], []).append(row["correct"])
-        paths = {step: self.folder / "adapters" / f"step_{step:05d}" for step in right if step}
-        return {step: (sum(right[step]) / len(right[step]), path) for step, path in paths.items()}
-
 
 class Recording(MultiRoleCallback):
     """Records iterations and evaluations. Pass it after the callbacks whose results it reads.

@@ -41,7 +41,7 @@ from multirole.core.watch import in_thread, user_lines
 from multirole.diagnostics.alarms import AlarmCallback, Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
-from multirole.diagnostics.remedies import CoherencePenalty, ProcessReward, Rollback, ScaledRoles
+from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.skills import SkillWatch
 from multirole.engines import load_engine
 from multirole.experiment.cell import Cell
@@ -353,7 +353,7 @@ def make_trainer(
     recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
     model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
 ) -> CellTrainer:  # fmt: skip
-    """The trainer of a cell, with its diagnostics, alarms, remedies and record as callbacks.
+    """The trainer of a cell, with its diagnostics, alarms and record as callbacks.
 
     Args:
         recorder: where metrics, outcomes and turns go; None keeps nothing. Only the first of several processes has one.
@@ -364,32 +364,13 @@ def make_trainer(
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
     diagnostics, alarms = RoleDiagnostics(cell.diagnostics), Alarms(cell.policy)
-    watchers: list[TrainerCallback] = [
-        Divergence(), diagnostics, AlarmCallback(alarms, "log" if cell.on_alarm == "rollback" else cell.on_alarm)
-    ]  # fmt: skip
+    watchers: list[TrainerCallback] = [Divergence(), diagnostics, AlarmCallback(alarms, cell.on_alarm)]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
-    if cell.balance_roles or cell.slot_scaling:
-        watchers.append(ScaledRoles(cell.balance_roles, cell.slot_scaling))
-    if cell.coherence_penalty:
-        watchers.append(CoherencePenalty(cell.coherence_penalty))
     if cell.process_reward:
         watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
     skills = SkillWatch(reward)
     watchers += [skills] * cell.diagnostics + [Recording(recorder, diagnostics, alarms, skills)]
-    if cell.on_alarm == "rollback":
-        if launch.is_sharded:
-            raise ValueError(
-                "`on_alarm='rollback'` does not work with sharding='fsdp2': saved adapters cannot be read back into sharded weights. "
-                "Use sharding='none' or on_alarm='stop'."
-            )
-        watchers.append(
-            Rollback(
-                alarms, cell.rollback_rate,
-                restorable=lambda: recorder.restorable() if recorder else {},
-                restore=lambda trainer, folder: load_adapters(trainer.peft_model, folder),
-            )
-        )  # fmt: skip
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,
@@ -403,8 +384,7 @@ def make_trainer(
         is_answer=lambda text: task.extract(text) is not None,
     )
     trainer.rollout.render = RENDERERS[cell.renderer]
-    # evaluations serve adapters in the base's dtype anyway; a rollback trains on from them
-    trainer.saved_dtype = torch.float32 if cell.on_alarm == "rollback" else getattr(torch, cell.dtype)
+    trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's anyway
     trainer.recorder, trainer.alarms = recorder, alarms
     trainer.remove_callback(PrinterCallback)
     return trainer

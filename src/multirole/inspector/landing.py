@@ -1,8 +1,7 @@
-"""A page such as `results/index.html`: what the runs of one scale show, for a reader with a browser and nothing else.
+"""`results/index.html`: what the runs of one scale show, for a reader with a browser and nothing else.
 
 It has the README's findings, figures, tables and notebooks of `results/<scale>`, and a few of its runs in the inspector, with
-links to files below `results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says which figures and runs,
-and the name of the page.
+links to files below `results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says which figures and runs.
 """
 
 import re
@@ -26,9 +25,9 @@ def markup(text: str) -> Markup:
     return Markup(to_html(text))
 
 
-def findings(readme: Path, scale: str) -> Markup:
-    """The list after the README's comment "findings of <scale>"."""
-    text, start = readme.read_text(encoding="utf-8"), f"<!-- findings of {scale}:"
+def findings(readme: Path) -> Markup:
+    """The list after the README's comment "findings"."""
+    text, start = readme.read_text(encoding="utf-8"), "<!-- findings:"
     found = re.search(rf"{start}[^>]*-->\s*\n(- .*?)\n\n", text, re.DOTALL)
     if not found:
         raise ValueError(f"{readme} has no list of findings after a comment that begins with `{start}`.")
@@ -54,7 +53,7 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
     """
     folder = Path(folder)
     shown = yaml.safe_load((folder / "page.yaml").read_text(encoding="utf-8"))
-    index = folder.parent / shown["page"]
+    index = folder.parent / "index.html"
     runs = []
     for name, about in shown["runs"].items():
         run, page = unpack(name), index.parent / "inspector" / f"{name}.html"
@@ -66,9 +65,8 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         "landing.html",
         title=shown["title"],
         about=shown["about"],
-        others=shown["others"],
         folder=relative(folder, index.parent),
-        findings=findings(readme, folder.name),
+        findings=findings(readme),
         figures=[figure(folder / "figures" / f"{name}.md", made_by) for name, made_by in shown["figures"].items()],
         facts=INDEXED,
         runs=runs,

@@ -87,7 +87,7 @@ def read_config(folder: Path) -> dict:
     if not path.is_file():
         raise ValueError(
             f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
-            "runs/tiny-s/voting-sp-math-s0, or a folder that contains runs."
+            "runs/tiny-r/voting-sp-math-s0, or a folder that contains runs."
         )
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -115,7 +115,7 @@ def title(config: dict) -> str:
 
 
 def regime(config: dict) -> str:
-    """The scale and the settings that differ from its preset's, such as "tiny-s, learning_rate 0.006, lr_schedule constant"."""
+    """The scale and the settings that differ from its preset's, such as "tiny-r, learning_rate 0.006, lr_schedule constant"."""
     usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset")))
     changed = [f"{name} {config[name]}" for name in usual if config.get(name, usual[name]) != usual[name]]
     return ", ".join([str(config.get("scale")), *(changed or ["the preset's settings"])])

@@ -26,15 +26,15 @@ GAP = "ip − sp"
 class Regime:
     """The packed runs of a regime."""
 
-    def __init__(self, results: Results, parameters: dict[str, object], more_seeds: list[int]) -> None:
-        self.results, self.seeds = results, sorted({*results.grid.seeds, *more_seeds})
+    def __init__(self, results: Results, parameters: dict[str, object]) -> None:
+        self.results = results
         self.parameters = {k: v for k, v in (results.grid.parameters | parameters).items() if v is not None}
 
     @cache  # noqa: B019  (a handful of instances)
     def runs(self, workflow: str, policy: str, task: str) -> dict[int, Run]:
         """Seed -> run; a single agent takes one step per iteration anyway."""
         own = {name: v for name, v in self.parameters.items() if (workflow, name) != ("single", "updates")}
-        cells = [Cell(workflow, policy, task, self.results.grid.scale, seed, **own) for seed in self.seeds]
+        cells = [Cell(workflow, policy, task, self.results.grid.scale, seed, **own) for seed in self.results.grid.seeds]
         found = {cell.seed: self.results.find(cell) for cell in cells}
         return {seed: run for seed, run in found.items() if run}
 
@@ -185,7 +185,7 @@ def judged_pattern(runs: list[dict], about: dict) -> tuple[str, str]:
 
 def regimes_of(results: Results) -> dict[str, Regime]:
     """Every regime by its name."""
-    return {name: Regime(results, **given) for name, given in DECLARED["regimes"].items()}
+    return {name: Regime(results, given) for name, given in DECLARED["regimes"].items()}
 
 
 def claims(results: Results, facts: dict[str, object]) -> Table:

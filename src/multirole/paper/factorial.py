@@ -1,6 +1,6 @@
-"""What makes training fall: the single agent's steps per iteration, rows per step, learning rate and dual clip apart.
+"""What makes training fall: the single agent's steps per iteration, rows per step and learning rate apart.
 
-`claims.yaml` says how the arms are read; it was committed before any of their runs was read.
+`claims.yaml` says how the arms are read; it was committed before any of their runs was made.
 """
 
 import re
@@ -27,37 +27,43 @@ class Arm(NamedTuple):
     steps: int
     rows: int
     rate: float
-    dual_clip: bool
 
 
-def arms(results: Results, study: Study) -> dict[Arm, dict[int, Run]]:
-    """Arm of the factorial -> seed -> packed run; the grid's own single agent is one of the arms."""
-    found: dict[Arm, dict[int, Run]] = {}
+Seeds = dict[int, Run | None]
+"""Declared seed -> its run; None until it is packed."""
+
+
+def arms(results: Results, study: Study) -> dict[Arm, Seeds]:
+    """The arms of the factorial that have a run; the grid's own single agent is one of them."""
+    found: dict[Arm, Seeds] = {}
     for name, where, cell in study.runs("factorial"):
         usual = study.grid.cell(*where.split(), cell.seed)
         steps, rows = map(int, ARM.match(name).groups())
-        own = Arm(steps, rows, cell.learning_rate / usual.learning_rate, cell.dual_clip is not None)
-        for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0, False), usual), (own, cell)):
-            if run := results.find(one):
-                found.setdefault(arm, {})[one.seed] = run
-    return dict(sorted(found.items(), key=lambda one: (one[0].dual_clip, one[0])))
+        own = Arm(steps, rows, cell.learning_rate / usual.learning_rate)
+        for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0), usual), (own, cell)):
+            found.setdefault(arm, {})[one.seed] = results.find(one)
+    return dict(sorted((arm, seeds) for arm, seeds in found.items() if runs_of(seeds)))
 
 
-def is_unstable(runs: dict[int, Run], seeds: int) -> bool | None:
+def runs_of(seeds: Seeds) -> list[Run]:
+    """The runs that are packed."""
+    return [run for run in seeds.values() if run]
+
+
+def is_unstable(seeds: Seeds) -> bool | None:
     """Whether an arm is unstable by the rule of `claims.yaml`; None while runs that are missing could decide it."""
-    falls = sum(run.falls for run in runs.values())
+    falls = sum(run.falls for run in runs_of(seeds))
     if falls >= RULES["unstable"]:
         return True
-    return False if falls + seeds - len(runs) < RULES["unstable"] else None
+    return False if falls + len(seeds) - len(runs_of(seeds)) < RULES["unstable"] else None
 
 
 def of_arms(results: Results, study: Study) -> pd.DataFrame:
     """What becomes of the single agent in every arm."""
     rows = []
     for arm, by_seed in arms(results, study).items():
-        about = arm.steps, arm.rows, f"{arm.rate:g}", "3" if arm.dual_clip else "no"
-        where = dict(zip(("steps", "rows", "rate", "dual clip"), about, strict=True))
-        runs, unstable = list(by_seed.values()), is_unstable(by_seed, len(study.seeds))
+        where = dict(zip(("steps", "rows", "rate"), (arm.steps, arm.rows, f"{arm.rate:g}"), strict=True))
+        runs, unstable = runs_of(by_seed), is_unstable(by_seed)
         steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
         rows += [
@@ -73,7 +79,7 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
 
 def predictors(results: Results, study: Study) -> pd.DataFrame:
     """The threshold of each declared quantity that misjudges the fewest arms."""
-    judged = {arm: is_unstable(runs, len(study.seeds)) for arm, runs in arms(results, study).items()}
+    judged = {arm: is_unstable(seeds) for arm, seeds in arms(results, study).items()}
     known = pd.DataFrame([arm._asdict() | {"unstable": found} for arm, found in judged.items() if found is not None])
     rows = []
     for name, formula in RULES["predictors"].items() if len(known) else ():
@@ -94,12 +100,11 @@ def contrasts(results: Results, study: Study) -> pd.DataFrame:
     """What each declared contrast of the factorial changes, over the pairs of arms that differ in nothing else."""
     found, rows = arms(results, study), []
     for name, (steps, per_step, rate) in RULES["contrasts"].items():
-        is_clip, pairs = name == "dual clip", []
+        pairs = []
         for arm, usual in found.items():
-            other = Arm(arm.steps * steps, arm.rows * per_step, arm.rate * rate, is_clip)
-            seeds = sorted(set(usual) & set(found.get(other, {})))
-            if seeds and not arm.dual_clip:
-                pairs.append([[of[seed] for seed in seeds] for of in (usual, found[other])])
+            changed = found.get(Arm(arm.steps * steps, arm.rows * per_step, arm.rate * rate), {})
+            both = [(run, changed[seed]) for seed, run in usual.items() if run and changed.get(seed)]
+            pairs += [[list(runs) for runs in zip(*both, strict=True)]] if both else []
         rows += _contrast(name, pairs)
     placebo = [[twin.usual, twin.changed] for twin in twins(results, study, "aa")]
     return pd.DataFrame(rows + _contrast("A/A", placebo) if rows else [])

@@ -349,57 +349,34 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
     return plate(results, "matched_updates", figure)
 
 
-def figure_of_remedies(results: Results, table: Table) -> Plate:
-    """What each remedy changes at the peak and at the end, with intervals: a panel per cell, a line per remedy."""
-    shown = table.values[table.values["number"].str.startswith("change") & (table.values["policy"] != "")]
-    rows = list(dict.fromkeys(shown["variant"]))[::-1]
-    panels = list(shown.groupby(["workflow", "policy", "task"], sort=False))
-    figure = Figure(figsize=(6.8, 0.8 + 0.24 * len(rows)), layout="constrained")
-    grid = figure.subplots(1, len(panels) or 1, sharey=True, squeeze=False)[0]
-    for axes, (cell, mine) in zip(grid, panels, strict=False):
-        for shift, place, colour in zip((0.12, -0.12), ("peak", "end"), SETUP_COLOURS, strict=True):
-            of = mine[mine["number"] == f"change at the {place}"]
-            mean, low, high = (100 * of[column].astype(float) for column in ("value", "low", "high"))
-            at = [rows.index(variant) + shift for variant in of["variant"]]
-            look = {"fmt": "o", "ms": 3.5, "lw": 1.3, "color": colour, "label": f"change at the {place}"}
-            axes.errorbar(mean, at, xerr=[mean - low, high - mean], **look)
-        axes.axvline(0, color="0.6", lw=0.8)
-        axes.set(yticks=range(len(rows)), yticklabels=rows, title=cell_name(*cell))
-        axes.set(xlabel="percentage points", xlim=(-100, 100))
-    _legend(figure, grid[0].get_legend_handles_labels()[0])
-    return plate(results, "remedies", figure)
-
-
 def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     """A map of where the single agent's training is stable, and how well each quantity tells."""
-    found = factorial.arms(results, study)
+    found = {arm: factorial.runs_of(seeds) for arm, seeds in factorial.arms(results, study).items()}
     lines, rates = ([*dict.fromkeys(of)] for of in zip(*(((a.steps, a.rows), a.rate) for a in found), strict=True))
     lines, rates = sorted(lines), sorted(rates)
     quantities = factorial.RULES["predictors"]
     figure = Figure(figsize=(6.8, 5.0), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])
-    for is_clipped, axes in zip((False, True), above.subplots(1, 2, sharey=True), strict=True):
-        ends = np.full((len(lines), len(rates)), np.nan)
-        for arm, runs in found.items():
-            if arm.dual_clip == is_clipped:
-                at = lines.index((arm.steps, arm.rows)), rates.index(arm.rate)
-                ends[at] = np.mean([run.accuracy.iloc[-1] for run in runs.values()])
-                text = f"{100 * ends[at]:.0f} %\n{sum(run.falls for run in runs.values())} of {len(runs)} fall"
-                look = {"color": "white" if ends[at] < 0.55 else "black", "fontsize": 7}
-                axes.text(*at[::-1], text, ha="center", va="center", **look)
-        image = axes.imshow(ends, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-        axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-        axes.set_yticks(range(len(lines)), [f"{steps} step{'s' * (steps > 1)} of {rows} rows" for steps, rows in lines])
-        axes.set(xlabel="learning rate, times the grid's", title="dual clip at 3" if is_clipped else "no dual clip")
-        axes.spines[:].set_visible(False)
+    axes, ends = above.subplots(), np.full((len(lines), len(rates)), np.nan)
+    for arm, runs in found.items():
+        at = lines.index((arm.steps, arm.rows)), rates.index(arm.rate)
+        ends[at] = np.mean([run.accuracy.iloc[-1] for run in runs])
+        text = f"{100 * ends[at]:.0f} %\n{sum(run.falls for run in runs)} of {len(runs)} fall"
+        look = {"color": "white" if ends[at] < 0.55 else "black", "fontsize": 7}
+        axes.text(*at[::-1], text, ha="center", va="center", **look)
+    image = axes.imshow(ends, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    axes.set_yticks(range(len(lines)), [f"{steps} step{'s' * (steps > 1)} of {rows} rows" for steps, rows in lines])
+    axes.set(xlabel="learning rate, times the grid's")
+    axes.spines[:].set_visible(False)
     above.colorbar(image, label="accuracy at the end", format=PercentFormatter(1.0, decimals=0))
     by = table.values.set_index(["quantity", "number"])["value"]
     for (name, formula), axes in zip(quantities.items(), below.subplots(1, len(quantities), sharey=True), strict=True):
         for arm, runs in found.items():
-            x, marker = pd.eval(formula, local_dict=arm._asdict()), "s" if arm.dual_clip else "o"
-            for seed, run in runs.items():
+            x = pd.eval(formula, local_dict=arm._asdict())
+            for run in runs:
                 look = {"mfc": FELL if run.falls else "white", "mec": FELL if run.falls else STAYED}
-                axes.plot(x * 1.06 ** (seed - 1), run.accuracy.iloc[-1], marker, ms=4, mew=0.9, alpha=0.8, **look)
+                axes.plot(x * 1.06 ** (run.cell.seed - 1), run.accuracy.iloc[-1], "o", ms=4, mew=0.9, alpha=0.8, **look)
         if np.isfinite(by[name, "threshold"]):
             axes.axvline(by[name, "threshold"], color="0.35", lw=0.9, ls="--")
         axes.set_xscale("log")
@@ -414,9 +391,8 @@ def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     below.legend(handles=[
         Line2D([], [], marker="o", mfc=FELL, mec=FELL, label="falls", **mark),
         Line2D([], [], marker="o", mfc="white", mec=STAYED, label="does not", **mark),
-        Line2D([], [], marker="s", mfc="white", mec=STAYED, label="with dual clip", **mark),
         Line2D([], [], color="0.35", lw=0.9, ls="--", label="threshold"),
-    ], loc="outside lower center", ncols=4)  # fmt: skip
+    ], loc="outside lower center", ncols=3)  # fmt: skip
     return plate(results, "factorial", figure, made_from=made_from(results, study, "factorial"))
 
 
@@ -426,7 +402,6 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
     drawn = {
         "matched_updates": lambda _: figure_of_matched_updates(results, study),
         "factorial_predictors": lambda table: figure_of_factorial(results, study, table),
-        "remedies": lambda table: figure_of_remedies(results, table),
     }
     return [drawn[table.name](table) for table in tables if table.name in drawn]
 

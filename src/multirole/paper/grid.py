@@ -95,7 +95,7 @@ class Grid:
         if not path.is_file():
             raise ValueError(
                 f"{path} does not exist, so it is not known which runs the tables are made of. Pass a folder such as "
-                "results/tiny-s, or run a grid first: make grid."
+                "results/tiny-r, or run a grid first: make grid."
             )
         return cls(**json.loads(path.read_text()))
 

@@ -1,4 +1,4 @@
-"""Runs that differ from a grid's in one thing: updates, schedules and rows, remedies, single-agent controls, or nothing (A/A).
+"""Runs that differ from a grid's in one thing: updates, schedules and rows, judging roles, single-agent controls, or nothing (A/A).
 
 A *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid it is tried on.
 Its runs are packed beside the grid's, and `study.json` says which they are.
@@ -22,7 +22,7 @@ from multirole.paper.grid import CHECKED, Grid, write_json
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
 
-    question: Literal["updates", "setup", "remedies", "controls", "factorial", "judges", "confirmed", "aa"]
+    question: Literal["updates", "setup", "controls", "factorial", "judges", "aa"]
     parameters: dict[str, object]
     cells: list[str]
     seeds: list[int] | None = None

@@ -1,5 +1,5 @@
 """What a study measures: what the number of updates, the schedule and the order of rows do to the comparison of policies, what
-each remedy does, and what the single agent reaches at the budgets of a workflow. None of them is in the paper.
+keeps a judging role's skill, and what the single agent reaches at the budgets of a workflow. None of them is in the paper.
 
 A run of a study differs from a run of the grid in one thing and shares its seed and problems. Pairing by seed removes little of the
 noise of an end, since two runs that differ in rounding alone part after some iterations: the A/A row of every table shows how much.
@@ -118,34 +118,8 @@ def setup(results: Results, study: Study) -> pd.DataFrame:
     return changes(own, twins(results, study, "aa"))
 
 
-def tried(results: Results, study: Study) -> list[Twins]:
-    """The remedies, and one step per iteration, on the cells of the remedies."""
-    found = list(twins(results, study, "remedies"))
-    cells = list(dict.fromkeys(twin[:3] for twin in found))
-    steps = [twin for twin in twins(results, study, "updates") if twin[:3] in cells]
-    return sorted([*found, *steps], key=lambda twin: cells.index(twin[:3]))
-
-
-def remedies(results: Results, study: Study) -> pd.DataFrame:
-    """What each remedy, and one step per iteration, changes in cells that fall."""
-    return changes(tried(results, study), twins(results, study, "aa"))
-
-
-def chose_alone(run: Run) -> bool:
-    """Whether every rollback of a run would have returned to the same step had it seen every second problem only.
-
-    If so, the run is the one that such a rollback would have made, and the other problems have chosen nothing.
-    """
-    alarms = run.table("alarms")
-    for iteration in set(alarms["iteration"]) if run.cell.on_alarm == "rollback" and len(alarms) else ():
-        seen = run.correct.loc[:, run.correct.columns < iteration]
-        if seen.mean().idxmax() != seen.iloc[1::2].mean().idxmax():
-            return False
-    return True
-
-
-def kept(found: Iterable[Twins], every: int = 1) -> pd.DataFrame:
-    """The judging role's gain with each variant, and the end on every `every`-th problem."""
+def kept(found: Iterable[Twins]) -> pd.DataFrame:
+    """The judging role's gain with each variant, and the end."""
     rows = []
     for twin in found:
         where = twin.where() | {"role": JUDGES[twin.workflow][1]}
@@ -156,24 +130,14 @@ def kept(found: Iterable[Twins], every: int = 1) -> pd.DataFrame:
         if gains.size:
             rows += beside("gain", *gains, where, "gain")
         if twin.changed:
-            ends = (outcomes(runs, "terminal")[:, ::every].mean(axis=1) for runs in pair)
+            ends = (outcomes(runs, "terminal").mean(axis=1) for runs in pair)
             rows += beside("end", *ends, where)
     return pd.DataFrame(rows)
 
 
-def remedies_checked(results: Results, study: Study) -> pd.DataFrame:
-    """What each remedy does to the judging role, and to accuracy on problems that chose nothing."""
-    found = []
-    for twin in [*tried(results, study), *twins(results, study, "aa")]:
-        alone = [i for i, run in enumerate(twin.changed) if chose_alone(run)]
-        usual, changed = ([runs[i] for i in alone] for runs in (twin.usual, twin.changed))
-        found.append(twin._replace(usual=usual, changed=changed))
-    return kept(found, every=2)
-
-
-def judges(results: Results, study: Study, arms: str) -> pd.DataFrame:
+def judges(results: Results, study: Study) -> pd.DataFrame:
     """Whether an arm keeps the judging role's skill, against the control, by the rule of `claims.yaml`."""
-    found = list(twins(results, study, arms, control=DECLARED["judges"]["control"]))
+    found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
     if not found:
         return pd.DataFrame()
     table = corrected(kept([*found, *twins(results, study, "aa")]))

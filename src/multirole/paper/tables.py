@@ -10,6 +10,7 @@ import pandas as pd
 import yaml
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.presets import is_tiny
 from multirole.paper import claims, factorial, phenomena, setup_tables, signature_tables, skills, study_tables
 from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
 from multirole.paper.grid import POLICIES, WORKFLOWS
@@ -23,11 +24,8 @@ Outcomes = dict[int, np.ndarray]
 """seed -> (P,) outcomes on the same problems in the same order."""
 
 
-SIZES = {
-    "tiny-s": "0.34M parameters, arithmetic and list programs (the paper: 0.6B to 4B).",
-    "tiny-r": "0.45M parameters, arithmetic in several habits of work (the paper: 0.6B to 4B).",
-}
-"""What a caption says of the model."""
+MODEL = "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B)."
+"""What a caption says of the embedded model."""
 
 
 @cache
@@ -38,7 +36,7 @@ def sentences(results: Results) -> dict[str, str]:
     times = {1.0: "", 3.0: "three times "}.get(round(times, 6), f"{times:.3g} times ")
     lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
-    model = SIZES.get(cell.scale, f"Scale {cell.scale}.")
+    model = MODEL if is_tiny(cell.scale) else f"Scale {cell.scale}."
     regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
     over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
     counts = {
@@ -50,9 +48,6 @@ def sentences(results: Results) -> dict[str, str]:
     facts = {
         "model": model,
         "grid_regime": "stress" if times else "paper",
-        "skilled": "Skill is measured on 32 validation problems per evaluation in runs made before it took all of them."
-        if cell.scale == "tiny-s"
-        else "",
         "window": claims.DECLARED["phenomena"]["window"],
         "rate": rate,
         "regime": f"{regime} {over}.",
@@ -175,8 +170,6 @@ MEASURES = {
     "contrasts": factorial.contrasts,
     "power": study_tables.power,
     "coverage": study_tables.covered,
-    "remedies": study_tables.remedies,
-    "remedies_checked": study_tables.remedies_checked,
     "judges": study_tables.judges,
     "controls": study_tables.controls,
     "inference": study_tables.inference,

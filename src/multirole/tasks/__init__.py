@@ -1,6 +1,6 @@
 """Tasks: problems, answer extraction and scoring.
 
-The built-in ones are `math.Math`, `code.Code`, `tiny_math.TinyMath` and `tiny_code.TinyCode`; one's own is a `Task`, or
+The built-in ones are `math.Math`, `code.Code`, `tiny_chain.TinyChain` and `tiny_pipe.TinyPipe`; one's own is a `Task`, or
 any object with the methods of `TaskLike`.
 """
 

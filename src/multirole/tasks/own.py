@@ -24,7 +24,7 @@ Data = str | Path | Iterable[Mapping[str, Any]]
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """What training needs of a task; `Math`, `Code`, `TinyMath`, `TinyCode` and `Task` are tasks."""
+    """What training needs of a task; `Math`, `Code`, `TinyChain`, `TinyPipe` and `Task` are tasks."""
 
     @property
     def name(self) -> str: ...

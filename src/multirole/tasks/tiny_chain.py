@@ -6,13 +6,13 @@ only lengthens a long one. The answer is the content of the last `\\boxed{}`. A 
 """
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from multirole.core.types import Problem
+from multirole.core.types import Problem, Reward
 from multirole.tasks.splits import first_problems, split_of
-from multirole.tasks.tiny_math import TinyMath, apply, parse
 
 NAME = "tiny_chain"
 LARGEST = 49
@@ -24,6 +24,19 @@ SUMS = [(op, n) for op in "+-" for n in range(1, 10)]
 PRODUCTS = [("*", 2), ("*", 3), ("*", 4)]
 WIDE = [(op, n) for op in "+-" for n in range(11, 40) if n % 10]
 WIDE_SHARE = 0.5
+
+
+def apply(value: int, op: str, operand: int) -> int:
+    """Apply one operation; `op` is "+", "-" or "*"."""
+    return value + operand if op == "+" else value - operand if op == "-" else value * operand
+
+
+def parse(question: str) -> tuple[int, list[tuple[str, int]]]:
+    """Parse `7+5*2` to (7, [("+", 5), ("*", 2)])."""
+    start = re.match(r"\d+", question)
+    if start is None or not re.fullmatch(r"\d+([-+*]\d+)*", question):
+        raise ValueError(f"A question must be an expression of + - * over integers such as 7+5*2, got {question!r}.")
+    return int(start[0]), [(op, int(number)) for op, number in re.findall(r"([-+*])(\d+)", question)]
 
 
 def kind_of(question: str) -> Kind:
@@ -43,7 +56,7 @@ def _sample(rng: random.Random, kind: Kind, n_ops: int) -> Problem:
         op, operand = rng.choice(wide or _moves(value, SUMS + 3 * PRODUCTS))
         question += f"{op}{operand}"
         value = apply(value, op, operand)
-    return Problem(f"{NAME}/{question}", "tiny_math", question, value)
+    return Problem(f"{NAME}/{question}", NAME, question, value)
 
 
 def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None) -> Iterator[Problem]:
@@ -56,11 +69,31 @@ def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] 
 
 
 @dataclass(frozen=True)
-class TinyChain(TinyMath):
-    """The task; answers are read and scored as tiny_math's, and the roles have its prompts."""
+class TinyChain:
+    """The task; `malformed_reward` is for an answer without a box."""
 
+    malformed_reward: float = 0.0
     name: ClassVar[str] = NAME
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of a split."""
         return first_problems(stream, split, count, f"{NAME}/{split}")[:]
+
+    def describe(self) -> dict[str, object]:
+        """Return where the problems come from."""
+        return {"name": NAME, "is_embedded": True}
+
+    def extract(self, text: str) -> str | None:
+        """Return the content of the last `\\boxed{...}`, or None."""
+        boxes = re.findall(r"\\boxed\{([^{}]*)\}", text)
+        return boxes[-1].strip() if boxes else None
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Return reward 1 for the right integer, 0 for a wrong one, `malformed_reward` without a box."""
+        return [self._score(problem, self.extract(text)) for problem, text in zip(problems, texts, strict=True)]
+
+    def _score(self, problem: Problem, answer: str | None) -> Reward:
+        if answer is None:
+            return Reward(self.malformed_reward, "no_box", False)
+        is_correct = re.fullmatch(r"-?\d{1,9}", answer, re.ASCII) is not None and int(answer) == problem.reference
+        return Reward(float(is_correct), "correct" if is_correct else "wrong", is_correct)

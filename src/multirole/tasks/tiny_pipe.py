@@ -9,16 +9,18 @@ on hidden tests. A hash of the *behaviour* decides the split, so that no functio
 split in other words.
 """
 
+import json
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
+from multirole.sandbox import Limits, Verdict
+from multirole.tasks.code import Rule, grade
 from multirole.tasks.splits import first_problems, split_of
-from multirole.tasks.tiny_code import TinyCode, extract
 
 NAME = "tiny_pipe"
 LARGEST, LARGEST_MOVE, TAUGHT_MOVE = 99, 54, 49
@@ -98,7 +100,9 @@ def _sample(rng: random.Random, kind: Kind, n_steps: int, largest_move: int) -> 
     moves: list[int] = []
     for _ in range(n_steps):
         is_wide = kind == "wide" and rng.random() < WIDE_SHARE
-        free = [m for m in (_wide(largest_move) if is_wide else NARROW) if m not in moves and 0 <= cursor + m <= LARGEST]
+        free = [
+            m for m in (_wide(largest_move) if is_wide else NARROW) if m not in moves and 0 <= cursor + m <= LARGEST
+        ]
         if not free:
             return None
         moves.append(rng.choice(free))
@@ -111,7 +115,7 @@ def to_problem(question: str) -> Problem:
     """The problem with its hidden tests."""
     reads = reads_of(parse(question))
     reference = {"arguments": [[xs] for xs in TESTS], "expected": [run(reads, xs) for xs in TESTS]}
-    return Problem(f"{NAME}/{question}", "tiny_code", question, reference)
+    return Problem(f"{NAME}/{question}", NAME, question, reference)
 
 
 def stream(
@@ -126,6 +130,23 @@ def stream(
         results = behaviour(question)
         if len(set(results)) > 1 and split_of(str(results)) == split:
             yield to_problem(question)
+
+
+LIMITS = Limits(test_seconds=1.0, full_timeouts=1, memory_bytes=512 << 20, output_bytes=64 << 10)
+_verdicts: dict[tuple[str, str, str], Verdict] = {}
+"""The sandbox's verdicts by (program, tests, rule), since rollouts repeat themselves often."""
+MOST_VERDICTS = 50_000
+
+
+def tests_of(problem: Problem) -> dict[str, Any]:
+    """Return the hidden tests in a form that the sandbox reads."""
+    return {"fn_name": "f", "inputs": problem.reference["arguments"], "outputs": problem.reference["expected"]}
+
+
+def extract(text: str) -> str | None:
+    """Return the body of the last ```python fence, or None."""
+    fences = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return fences[-1] if fences else None
 
 
 LINE = re.compile(r"    (?:#[-+=# \w]*|r ([-+^])= xs\[(0|[1-9]\d{0,3})\])\n", re.ASCII)
@@ -161,13 +182,19 @@ def _reward(reads: tuple[tuple[str, int], ...], expected: tuple[int, ...], is_al
     return Reward(value, failures[0] if failures else "passed", passed == N_TESTS)
 
 
-@dataclass(frozen=True)
-class TinyPipe(TinyCode):
-    """The task; the roles have tiny_code's prompts, and `reward` is as there.
+def _reward_of(verdict: Verdict) -> Reward:
+    worst = [reason for reason in ("timeout", "error") if reason in verdict.reasons]
+    return Reward(verdict.reward, worst[0] if worst else verdict.reason, verdict.passed == verdict.total)
 
-    Programs of the usual form are read and computed here; all others run in the sandbox, with the same result (tests/test_organism_code.py).
+
+@dataclass(frozen=True)
+class TinyPipe:
+    """The task; `reward` is the "fraction" of passed tests, or "all_pass".
+
+    Programs of the usual form are read and computed here; all others run in the sandbox, with the same result (tests/test_tiny_pipe.py).
     """
 
+    reward: Rule = "fraction"
     name: ClassVar[str] = NAME
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
@@ -178,13 +205,30 @@ class TinyPipe(TinyCode):
         """Return where the problems come from."""
         return {"name": NAME, "is_embedded": True}
 
+    def extract(self, text: str) -> str | None:
+        """Return the body of the last ```python fence, or None."""
+        return extract(text)
+
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Score by hidden tests."""
-        reads = [read_program(extract(text) or "") for text in texts]
-        others = [i for i, found in enumerate(reads) if found is None]
-        graded = super().score([problems[i] for i in others], [texts[i] for i in others]) if others else []
-        rewards = dict(zip(others, graded, strict=True))
-        for i, (problem, found) in enumerate(zip(problems, reads, strict=True)):
-            if found is not None:
-                rewards[i] = _reward(tuple(found), tuple(problem.reference["expected"]), self.reward == "all_pass")
-        return [rewards[i] for i in range(len(texts))]
+        """Score by hidden tests; a program that fails in several ways has the least clean reason."""
+        programs = list(map(extract, texts))
+        reads = [read_program(program or "") for program in programs]
+        graded = iter(
+            self._run([(p, t) for p, t, found in zip(problems, programs, reads, strict=True) if found is None])
+        )
+        return [
+            next(graded)
+            if found is None
+            else _reward(tuple(found), tuple(p.reference["expected"]), self.reward == "all_pass")
+            for p, found in zip(problems, reads, strict=True)
+        ]
+
+    def _run(self, asked: list[tuple[Problem, str | None]]) -> list[Reward]:
+        """What the sandbox says of programs of any form, and of none."""
+        if len(_verdicts) > MOST_VERDICTS:
+            _verdicts.clear()
+        tests = {problem.id: json.dumps(tests_of(problem)) for problem, _ in asked}
+        verdicts = grade(
+            [program for _, program in asked], [tests[p.id] for p, _ in asked], self.reward, LIMITS, _verdicts
+        )
+        return [Reward(0.0, "no_code", False) if verdict is None else _reward_of(verdict) for verdict in verdicts]

@@ -1,0 +1,82 @@
+"""One turn of a workflow by itself: what a role is asked after given replies, and a base's answers to it."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from multirole.core.engine import Engine, Request
+from multirole.core.types import Message, Problem, Turn, Workflow
+from multirole.engines.transformers_engine import TransformersEngine
+from tiny_base.tokenizer import LONGEST
+
+T = TypeVar("T")
+Where = tuple[str, int, int]
+"""(role, slot, round)."""
+
+
+def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
+    """An engine over the model's present weights."""
+    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=LONGEST)
+    engine.publish(model, version=0)
+    return engine
+
+
+class Asked(Exception):
+    """The turn in question has been reached."""
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in a thread of its own, since a notebook's thread already has an event loop."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def asked(workflow: Workflow, problem: Problem, given: dict[Where, str], where: Where) -> list[Message]:
+    """The messages that `where` is asked once the turns in `given` have replied so."""
+
+    async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+        if (role, slot, round) == where:
+            found.extend(messages)
+            raise Asked
+        return Turn(role, slot, round, [], [], [], given[role, slot, round], "stop")
+
+    found: list[Message] = []
+    try:
+        finish(workflow.run(problem, call))
+    except Asked:
+        return found
+    raise ValueError(f"{workflow.name} never asks {where} after these replies.")
+
+
+class Reply(str):
+    """A reply's text, with the forced beginning."""
+
+    n_tokens: int
+    is_cut: bool
+
+
+def complete(
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerFast,
+    asks: Sequence[list[Message]],
+    forced: str | Sequence[str],
+    max_tokens: int,
+    seed: int,
+) -> list[Reply]:
+    """A base's replies at temperature 1, each to messages that are followed by the forced beginning of a reply."""
+    starts = [forced] * len(asks) if isinstance(forced, str) else list(forced)
+    for key, (messages, start) in enumerate(zip(asks, starts, strict=True)):
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + start
+        engine.add(
+            key, Request(tokenizer(prompt)["input_ids"], None, seed * 1_000_003 + key, max_tokens, temperature=1.0)
+        )
+    replies: dict[int, Reply] = {}
+    while len(replies) < len(starts):
+        for key, done in engine.step():
+            reply = Reply(starts[key] + tokenizer.decode(done.token_ids, skip_special_tokens=True))
+            reply.n_tokens, reply.is_cut = len(done.token_ids), done.finish_reason == "length"
+            replies[key] = reply
+    return [replies[key] for key in range(len(starts))]

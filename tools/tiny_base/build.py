@@ -1,0 +1,216 @@
+"""Build a base: `math_build` and `code_build` say from what, and are the commands.
+
+Every phase is a training with a rate of its own that falls to nothing. What a phase draws changes as it goes on; at some points
+the model answers train problems itself, and from then on judges also read those graded answers.
+"""
+
+import argparse
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from multirole.core.types import Problem, user
+from multirole.tasks.tiny_chain import TinyChain
+from multirole.tasks.tiny_pipe import TinyPipe
+from multirole.workflows.prompts import render
+from tiny_base.ask import complete, serve
+from tiny_base.dialogues import Lengths, Mix, Pool, Row, Script, make_rows
+from tiny_base.habits import Draft
+from tiny_base.train import build_model, load_losses, train
+
+ROWS = 512  # drawn at a time
+OWN = {"evaluator": 48, "aggregator": 48, "synthesizer": 4}
+OWN_SHARE = 0.5
+"""Share of rows in which a critic reads own answers, once there are any."""
+DERIVE_OWN, DERIVE_RARE = 0.60, 0.11
+"""Share of derivations in judges' replies to own answers: at first, and at the end."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One training with its own learning-rate schedule, which falls over `tokens` but is followed `until` a fraction of it.
+
+    `stages` are the mixes of scripted rows with the fraction from which each holds; the model answers problems itself at the
+    fractions `own`, of `own_lengths` operations; derivations become rare at `rare_from`.
+    """
+
+    name: str
+    tokens: int
+    lr: float
+    stages: tuple[tuple[float, Mix], ...]
+    until: float = 1.0
+    own: tuple[float, ...] = ()
+    own_lengths: Lengths = field(default_factory=dict)
+    rare_from: float = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build does besides its phases; `share` scales their tokens, and the problems that the model answers."""
+
+    share: float = 1.0
+    own_problems: int = 300
+    own_answers: int = 8  # per problem
+    seed: int = 0
+
+    def scaled(self, problems: int) -> int:
+        """The share of a number of problems, at least 16 of them."""
+        return max(min(16, problems), round(problems * self.share))
+
+
+@dataclass(frozen=True)
+class Base:
+    """What is built: its name, its curriculum, and who reads, draws and answers its rows."""
+
+    name: str
+    phases: tuple[Phase, ...]
+    make_tokenizer: Callable[[], PreTrainedTokenizerFast]
+    task: TinyChain | TinyPipe
+    stream: Callable[[str, random.Random, Lengths], Iterator[Problem]]
+    script: type[Script]
+    scripted: Callable[[Mix, float], Mix]
+    """The mix of the rows beside those that quote own answers, of a stage's mix and the present share of derivations."""
+    cap: int
+    """Tokens of an own answer at most."""
+    openings: Mapping[str, Callable[[Problem], str]]
+    """What is probed: a name and how the answers begin."""
+    probed: int
+    """On how many validation problems."""
+    probe_every: float
+    """After which fraction of a phase."""
+
+
+class Course:
+    """Draws the rows that a phase of a base has come to."""
+
+    def __init__(
+        self,
+        base: Base,
+        model: Qwen3ForCausalLM,
+        tokenizer: PreTrainedTokenizerFast,
+        plan: Plan,
+        phase: Phase,
+        out: Path,
+    ) -> None:
+        self.base, self.model, self.tokenizer, self.plan, self.phase, self.out = (
+            base,
+            model,
+            tokenizer,
+            plan,
+            phase,
+            out,
+        )
+        self.rng = random.Random(f"{phase.name}/{plan.seed}")
+        self.done, self.probed, self.pools = 0.0, 0.0, 0
+        self.own: Pool = []
+
+    def watch(self, done: float) -> None:
+        """Note the progress; probe now and then."""
+        self.done = done
+        if done >= self.probed + self.base.probe_every:
+            self.probed = done
+            with open(self.out / "probes.jsonl", "a", encoding="utf-8") as file:
+                place = {"phase": self.phase.name, "done": round(done, 3)}
+                file.write(json.dumps(place | self.probe()) + "\n")
+
+    def draw(self) -> list[Row]:
+        """The next rows, with critics of the own answers once there are any."""
+        base = self.base
+        if self.pools < sum(self.done >= start for start in self.phase.own):
+            self.own = self.answer()
+            self.model.train()
+            self.pools += 1
+        mix = [mix for start, mix in self.phase.stages if self.done >= start][-1]
+        if not self.own:
+            return make_rows(base.script, mix, ROWS, self.rng)
+        derive = DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE
+        count = round(ROWS * OWN_SHARE)
+        scripted = make_rows(base.script, base.scripted(mix, derive), ROWS - count, self.rng)
+        return make_rows(base.script, Mix(OWN, derive, self.phase.own_lengths), count, self.rng, self.own) + scripted
+
+    def answer(self) -> Pool:
+        """The model's graded answers to train problems: some to the plain question of each, one under each strategy."""
+        count = self.plan.scaled(self.plan.own_problems)
+        problems = list(islice(self.base.stream("train", self.rng, self.phase.own_lengths), count))
+        places, asks = [], []
+        for problem in problems:
+            plain = render(problem.task, "generator", question=problem.question)
+            for strategy in [""] * self.plan.own_answers + list(self.base.script.critics.habits.STRATEGIES):
+                worker = render(problem.task, "worker", question=problem.question, strategy=strategy)
+                places.append((problem, strategy))
+                asks.append([user(worker if strategy else plain)])
+        engine = serve(self.model, self.tokenizer)
+        replies = complete(engine, self.tokenizer, asks, "", self.base.cap, self.rng.randrange(10**6))
+        engine.close()
+        rewards = self.base.task.score([problem for problem, _ in places], list(replies))
+        own: dict[str, dict[str, list[Draft]]] = {}
+        for (problem, strategy), reply, reward in zip(places, replies, rewards, strict=True):
+            own.setdefault(problem.id, {}).setdefault(strategy, []).append(Draft(str(reply), bool(reward.is_correct)))
+        return [(problem, own[problem.id]) for problem in problems]
+
+    def probe(self) -> dict[str, float]:
+        """Accuracy on validation problems by kind, as answers come and in the working habits: it foretells where training will end."""
+        habits, engine = self.base.script.critics.habits, serve(self.model, self.tokenizer)
+        problems = self.base.task.problems("validation", self.plan.scaled(self.base.probed))
+        fits = [habits.fitting(problem) for problem in problems]
+        asks = [[user(render(p.task, "generator", question=p.question))] for p in problems]
+        found = {}
+        for name, opening in self.base.openings.items():
+            starts = [opening(problem) for problem in problems]
+            rewards = self.base.task.score(
+                problems, list(complete(engine, self.tokenizer, asks, starts, self.base.cap, 0))
+            )
+            for kind, fitting in habits.FITTING.items():
+                right = [reward.is_correct for reward, fit in zip(rewards, fits, strict=True) if fit == fitting]
+                found[f"{name}/{kind}"] = round(sum(right) / len(right), 3)
+        engine.close()
+        return found
+
+
+def build(base: Base, plan: Plan, out: Path, start: str | None = None) -> None:
+    """Train, and begin `skills.json` with what was done; `math_card` and `code_card` measure and write the card.
+
+    `start` is the phase to begin with: the first, from random weights, or a later one, from the weights in `out`.
+    """
+    torch.set_num_threads(1)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = base.make_tokenizer()
+    names = [phase.name for phase in base.phases]
+    first = names.index(start) if start else 0
+    if first == 0:
+        for name in ("loss.jsonl", "probes.jsonl"):
+            (out / name).unlink(missing_ok=True)
+        model = build_model(tokenizer, plan.seed)
+    else:
+        model = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32)
+    for phase in base.phases[first:]:
+        course, budget = Course(base, model, tokenizer, plan, phase, out), round(phase.tokens * plan.share)
+        train(model, tokenizer, course.draw, budget, phase.lr, out, phase.name, plan.seed, course.watch, phase.until)
+    last = {step["phase"]: step for step in load_losses(out)}.values()
+    facts = {
+        "name": base.name,
+        "plan": asdict(plan),
+        "parameters": model.num_parameters(),
+        "training_tokens": sum(step["tokens"] for step in last),
+        "training_cpu_s": round(sum(step["cpu_s"] for step in last)),
+    }
+    (out / "skills.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def main(base: Base, description: str | None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
+    names = [phase.name for phase in base.phases]
+    parser.add_argument("--start", choices=names, default=names[0], help="the phase to go on with")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    build(base, Plan(share=options.share), options.out, options.start)

@@ -1,0 +1,26 @@
+"""What the authors of all dialogues have in common: drafts, and likely confusions."""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Draft(NamedTuple):
+    """An answer and whether it is right."""
+
+    text: str
+    is_correct: bool
+
+
+class Steady(random.Random):
+    """Random numbers with which no author slips."""
+
+    def random(self) -> float:
+        """The largest."""
+        return 1.0
+
+
+def confuse(value: int, largest: int, stays: Callable[[int], bool], rng: random.Random) -> int:
+    """A likely confusion that is at most `largest` and from which the rest `stays` in range; the value itself where there is none."""
+    near = [v for d in (1, 1, 2, 10, 10, 3) for v in (value - d, value + d) if 0 <= v <= largest and stays(v)]
+    return rng.choice(near) if near else value

@@ -1,0 +1,23 @@
+"""The card of the base for tiny_chain: `python -m tiny_base.math_card FOLDER --problems 512 --trained ADAPTER...` measures; without
+options it only writes.
+"""
+
+from pathlib import Path
+
+from tiny_base.card import WANTED, Card, main
+from tiny_base.math_skills import Examiner
+
+MATH = Card(
+    "math",
+    about="""Solvers work in habits of different quality, of which each suits another kind of problem, and
+judges decide with or without a derivation of their own. The dialogues are the same whatever policy is trained on it later.""",
+    agent="a single agent's adapter",
+    runs="""Accuracy on the validation problems by iteration, at the `paper` preset of this scale{note}; a run of more problems per
+iteration differs from the preset in that alone.""",
+    wanted=WANTED,
+    examiner=Examiner,
+    history="\n" + Path(__file__).with_name("math_history.md").read_text(encoding="utf-8"),
+)
+
+if __name__ == "__main__":
+    main(MATH, __doc__)

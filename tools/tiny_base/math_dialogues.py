@@ -1,0 +1,85 @@
+"""What is particular to tiny_chain's dialogues: how its critics work out and compare values, and how its solvers go on."""
+
+import random
+from collections.abc import Mapping
+from typing import ClassVar
+
+from multirole.core.types import Problem
+from multirole.tasks.tiny_chain import stream
+from tiny_base import math_habits as habits
+from tiny_base.dialogues import READERS, SHORT_RIGHT, Critic, Mix, Review, Script, verdict
+from tiny_base.habits import Draft, Steady
+
+
+class MathCritic(Critic):
+    """Works a value out line by line and compares it with the boxed one."""
+
+    habits = habits
+    reviews: ClassVar[Mapping[str, float]] = {"bare": 46, "remark": 16, "line": 14, "program": 10, "wait": 14}
+    selections: ClassVar[Mapping[str, float]] = {"bare": 72, "sentence": 12, "program": 8, "wait": 8}
+
+    def compare(self, number: int, draft: Draft, value: int) -> tuple[str, bool]:
+        """The boxed value, and whether it is the derived one."""
+        claimed = habits.claimed(draft.text)
+        if claimed is None:
+            return f"Solution {number} No box. ", False
+        agrees = claimed == value
+        return f"Solution {number} {claimed}" + (" ok. " if agrees else " is wrong. "), agrees
+
+    def derive(self) -> tuple[str, int, str]:
+        """The fitting lines, their value, and the last of them."""
+        lines, value = habits.worked(self.problem, self.rng)
+        return "\n".join(lines), value, lines[-1]
+
+    def point_out(self, draft: Draft) -> Review | None:
+        """The first wrong line of a draft and what it should be; None where there is no wrong line."""
+        if "\n" not in draft.text or (found := habits.right_line(self.problem, draft.text)) is None:
+            return None
+        return correction(*found)
+
+    def lesson(self) -> Review:
+        """Some line of the fitting derivation."""
+        lines = habits.worked(self.problem, Steady())[0]
+        number = self.rng.randrange(len(lines))
+        return correction(number + 1, lines[number])
+
+    def flaw(self, draft: Draft) -> str:
+        """No box."""
+        return "No box. " if habits.claimed(draft.text) is None else ""
+
+
+def correction(number: int, line: str) -> Review:
+    """What a line should be, behind the mark that an author's own corrections have."""
+    return Review(f"Line {number} \nwait={line.lstrip('=>')}\n{verdict(False)}", line)
+
+
+class MathScript(Script):
+    """Plays the roles on tiny_chain; short rows quote boxes without any work."""
+
+    critics = MathCritic
+
+    @classmethod
+    def draw(cls, role: str, rng: random.Random, mix: Mix) -> tuple[Problem, bool]:
+        """A problem of the mix."""
+        problem = next(stream("train", rng, mix.lengths))
+        return problem, role in READERS and rng.random() < mix.short
+
+    def given(self, draft: Draft) -> tuple[str, int]:
+        """The fitting lines with another end."""
+        value = habits.claimed(draft.text)
+        if value is None or self.rng.random() < 0.45:
+            value = habits.slip(value or self.problem.reference, [], self.rng)
+        lines = habits.worked(self.problem, Steady())[0]
+        return "\n".join([*lines[:-1], f"={value}"]), value
+
+    def hint(self) -> Review | None:
+        """The wrong line of the draft, or any where the draft has no lines."""
+        return self.critic.lesson() if self.is_short else self.critic.point_out(self.drafts[-1])
+
+    def answer_shortly(self) -> str:
+        """A box alone."""
+        return self.keep(habits.bare(self.problem, self.rng, SHORT_RIGHT))
+
+    def go_on(self, found: str) -> str:
+        """The line again, and from there to the box."""
+        return habits.go_on(self.problem, found, self.rng)

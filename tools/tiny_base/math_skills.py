@@ -1,0 +1,15 @@
+"""What the base for tiny_chain, or a trained adapter in every role, can do on validation problems: how `skills` asks it."""
+
+from multirole.experiment.presets import TINY_LENGTHS
+from multirole.tasks.tiny_chain import TinyChain
+from tiny_base import skills
+from tiny_base.math_dialogues import MathCritic
+
+
+class Examiner(skills.Examiner):
+    """Asks a base for tiny_chain."""
+
+    task = TinyChain()
+    cap = TINY_LENGTHS["math"][1]
+    critic = MathCritic
+    useful, heads = "\n", ("=", ">")
