@@ -136,10 +136,10 @@ def eval_row(step: int, e: Episode) -> dict[str, object]:
 
 
 def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
-    """Rows of one iteration: metrics, roles, ledger, steps, cosines, alarms."""
+    """Rows of one iteration: metrics, roles, ledger, steps, cosines."""
     rng = rng_of("iteration", coordinates(cell), cell.seed, iteration)
     roles, is_ip = cell.make_workflow().roles, "shared" not in cell.policy.values()
-    tables: dict[str, list[dict]] = {name: [] for name in ("metrics", "roles", "ledger", "steps", "cosines", "alarms")}
+    tables: dict[str, list[dict]] = {name: [] for name in ("metrics", "roles", "ledger", "steps", "cosines")}
     n_episodes = N_PROBLEMS * N_EPISODES
     lost = drift(cell, iteration)
     for role, slots in roles.items():
@@ -192,11 +192,6 @@ def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
         tables["cosines"] = [
             {"iteration": iteration, "adapter": "shared", "role": a, "other": b, "cosine": rng.uniform(-0.2, 0.2)}
             for i, a in enumerate(names) for b in names[i + 1 :]
-        ]  # fmt: skip
-    if coordinates(cell) == COLLAPSING and iteration == 12:
-        tables["alarms"] = [
-            {"iteration": 12, "alarm": "gradient_amplification", "role": "generator", "adapter": "generator",
-             "value": 0.5, "threshold": 0.1, "message": "made up"}
         ]  # fmt: skip
     tokens = sum(row["tokens"] for row in tables["roles"])
     right = round(n_episodes * accuracy(cell, iteration)) / n_episodes

@@ -9,7 +9,8 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from multirole.core.hooks import Iteration
-from multirole.diagnostics.alarms import ADVICE, REARM, RULES, SMOOTH, AlarmCallback, Alarms, change_of
+from multirole.diagnostics.alarm_callback import AlarmCallback
+from multirole.diagnostics.alarms import ADVICE, REARM, RULES, SMOOTH, Alarms, change_of
 
 POLICY = {"worker": "shared", "judge": "judge"}
 HEALTHY = {

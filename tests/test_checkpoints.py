@@ -147,7 +147,7 @@ def test_what_came_after_the_checkpoint_goes(folder):
     whole = everything(folder)
     iterate(recorder, 4, is_saved=False)
     write_table(folder / "metrics.parquet", recorder.tables["metrics"])
-    write_table(folder / "alarms.parquet", [{"iteration": 4}])
+    write_table(folder / "skills.parquet", [{"step": 4}])
     (folder / "adapters" / "step_00004").mkdir()
     (folder / "ledger.parquet.tmp").write_text("half")
     (staging(folder) / "checkpoint-4").mkdir(parents=True)

@@ -131,7 +131,7 @@ def test_packed_runs_stay_when_their_folders_go(folder):
     write_done(folder / SP.id)
     pack.pack(folder)
     assert set(pack.index(folder)["run"]) == {IP.id, f"own/{IP.id}", SP.id}
-    assert set(pack.read(folder, "cosines")["run"]) == {SP.id} and set(pack.read(folder, "alarms")["run"]) == {IP.id}
+    assert set(pack.read(folder, "cosines")["run"]) == {SP.id}
 
 
 def test_a_folder_that_does_not_match_its_done_is_refused_by_name(folder):

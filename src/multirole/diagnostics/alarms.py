@@ -5,29 +5,20 @@ Every rule compares a metric's *level*, the median of its last `SMOOTH` iteratio
 forecast: on an earlier base and on seeds that had set no threshold, nothing announced falls better than learning rate x optimizer steps
 does, which is known before training (`benchmarks/alarms.py` measures it). Rules that did not beat such baselines were removed.
 
-Not covered: trouble within the first `BASELINE` iterations, which becomes the baseline, and a role that is bad from the start.
+`alarm_callback` lets them ring in a training; readers of a run take them from its `roles` table. Not covered: trouble within the first
+`BASELINE` iterations, which becomes the baseline, and a role that is bad from the start.
 """
 
-import logging
 import math
 import statistics
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
-
-from multirole.core.hooks import Iteration, MultiRoleCallback
 from multirole.diagnostics.falls import FALL
-
-if TYPE_CHECKING:
-    from multirole.core.trainer import MultiRoleGRPOTrainer
-
-logger = logging.getLogger(__name__)
 
 BASELINE, SMOOTH = 5, 3  # iterations
 REARM = 3  # iterations
-ACTIONS = ("log", "checkpoint", "stop")
 WORKFLOW = "workflow"
 """The role of an alarm that is about all of them."""
 
@@ -144,27 +135,3 @@ class Alarms:
         """Update with rows of `roles.parquet` in order of iteration: a resumed run's alarms from its own record."""
         for iteration, group in groupby(rows, key=lambda row: row["iteration"]):
             self.update(iteration, {row["role"]: row for row in group})
-
-
-class AlarmCallback(MultiRoleCallback):
-    """Updates the alarms after each iteration and acts once on every new one: "log" warns, "checkpoint" also saves, "stop" also
-    ends the training.
-
-    Pass it after `RoleDiagnostics`, whose metrics it reads, and on every process: the action must be the same on all.
-    """
-
-    def __init__(self, alarms: Alarms, action: str = "log") -> None:
-        if action not in ACTIONS:
-            raise ValueError(f"`action` must be one of {list(ACTIONS)}, got {action!r}.")
-        self.alarms, self.action = alarms, action
-
-    def on_iteration_end(self, trainer: "MultiRoleGRPOTrainer", iteration: Iteration) -> None:
-        new = self.alarms.update(iteration.number, iteration.roles)
-        for alarm in new if trainer.is_world_process_zero() else []:
-            logger.warning("iteration %(iteration)d, %(alarm)s: %(message)s", alarm)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Iteration `state.global_step` has just ended."""
-        if self.action != "log" and any(alarm["iteration"] == state.global_step for alarm in self.alarms.new):
-            control.should_save = True
-            control.should_training_stop |= self.action == "stop"

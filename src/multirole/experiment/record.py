@@ -7,7 +7,6 @@
     ledger.parquet                      one row per optimizer step
     steps.parquet                       optimizer step x role
     cosines.parquet                     iteration x adapter x pair of roles that share it
-    alarms.parquet                      one row per alarm, if there was any
     eval.parquet                        evaluation step x problem
     skills.parquet                      evaluation step x role x measure
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
@@ -34,7 +33,6 @@ from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.measures import accuracy, mean_reward
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Turn
-from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.skills import SkillWatch
 from multirole.experiment.checkpoints import RECORD, prune, publish, staging, step_of
@@ -42,7 +40,7 @@ from multirole.experiment.folders import outcome_of, write_done
 from multirole.experiment.storage import remove, write_table, write_text, writing
 
 N_INSPECTED = 32
-TABLES = ("metrics", "roles", "episodes", "ledger", "steps", "cosines", "alarms", "eval", "skills")
+TABLES = ("metrics", "roles", "episodes", "ledger", "steps", "cosines", "eval", "skills")
 
 
 def outcome_row(step: int, episode: Episode) -> dict[str, object]:
@@ -140,17 +138,15 @@ class Recording(MultiRoleCallback):
     `recorder` is None on all but the first of several processes.
     """
 
-    def __init__(
-        self, recorder: Recorder | None, diagnostics: RoleDiagnostics, alarms: Alarms, skills: SkillWatch
-    ) -> None:  # fmt: skip
-        self.recorder, self.diagnostics, self.alarms, self.skills = recorder, diagnostics, alarms, skills
+    def __init__(self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch) -> None:
+        self.recorder, self.diagnostics, self.skills = recorder, diagnostics, skills
         self.grading_seconds, self.cpu = 0.0, time.process_time()
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.grading_seconds = sandbox.take_stats().seconds
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """Add its summary, roles, optimizer steps, cosines between roles, and new alarms."""
+        """Add its summary, roles, optimizer steps, and cosines between roles."""
         if self.recorder is None:
             return
         episodes, number, seconds = iteration.episodes, iteration.number, iteration.seconds
@@ -192,7 +188,6 @@ class Recording(MultiRoleCallback):
             }
             for e in episodes
         ]  # fmt: skip
-        tables["alarms"] += self.alarms.new
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]

@@ -38,7 +38,8 @@ from multirole.core.rollout import PromptOverflow, Rollout
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Message, Problem, Reward, Turn, Workflow
 from multirole.core.watch import in_thread, user_lines
-from multirole.diagnostics.alarms import AlarmCallback, Alarms
+from multirole.diagnostics.alarm_callback import AlarmCallback
+from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.process_reward import ProcessReward
@@ -370,7 +371,7 @@ def make_trainer(
     if cell.process_reward:
         watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
     skills = SkillWatch(reward)
-    watchers += [skills] * cell.diagnostics + [Recording(recorder, diagnostics, alarms, skills)]
+    watchers += [skills] * cell.diagnostics + [Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.falls import first_fall, wilson
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import policy_name, preset_values
@@ -154,10 +155,11 @@ def skills(folder: str | Path) -> list[dict]:
 
 
 def load_alarms(folder: str | Path) -> pd.DataFrame:
-    """The alarms in the order of their iterations."""
+    """The alarms in the order of their iterations, from the recorded metrics by the present rules."""
+    alarms = Alarms(read_config(Path(folder))["policy"])
+    alarms.replay(load(folder, "roles").to_dict("records"))
     columns = ["iteration", "alarm", "role", "adapter", "value", "threshold", "message"]
-    table = load(folder, "alarms").reindex(columns=columns)
-    return table.sort_values("iteration", kind="stable")
+    return pd.DataFrame(alarms.log, columns=columns)
 
 
 def facts(folder: str | Path) -> pd.DataFrame:

@@ -34,6 +34,8 @@ LEVEL = 17
 """Of zstd; slow to write, as fast to read as any other."""
 LEFT_OUT = {"eval": {"answer"}}
 """Table -> columns that are not packed: these are a quarter of all bytes, and nothing here reads them."""
+DERIVED = ("alarms",)
+"""Tables that older runs have and that are read off `roles` now; they are neither packed nor unpacked."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None) -> list[str]:
@@ -91,6 +93,8 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     target = Path(to) / ("evaluations" if row["kind"] == "evaluation" else "") / run
     tables: dict[str, pa.Table] = {}
     for name, columns in json.loads(row["columns"]).items():
+        if name in DERIVED:
+            continue
         columns = [column for column in columns if column not in LEFT_OUT.get(name, ())]
         packed = pq.read_table(Path(folder) / f"{name}.parquet", columns=columns, filters=[("run", "==", run)])
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
@@ -117,6 +121,8 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
     is_evaluation, found = folder.parent.parent.name == "evaluations", {}
     for path in sorted([*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
+        if stem in DERIVED:
+            continue
         found.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)
     return found
 
