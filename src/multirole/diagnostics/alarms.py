@@ -43,6 +43,12 @@ RULES = (
 every committed run of arithmetic that does not fall, `format_loss` asks for a tenth of the replies. Another scale may need others."""
 READ = tuple(dict.fromkeys(rule.metric for rule in RULES))
 """The metrics that the rules read."""
+SAID = {
+    "below best": "{:.2g} times its noise below its best",
+    "level": "a level of {:.2g}",
+    "share lost": "{:.0%} lost",
+    "rise": "a rise of {:.2g}",
+}
 ADVICE = {
     "reward_fall": "Go back to an earlier checkpoint with a lower learning_rate, or take one step per iteration (updates='one').",
     "policy_drift": "A token's log-probability moved that far within one batch of rollouts: lower learning_rate, or take fewer steps.",
@@ -128,7 +134,7 @@ class Alarms:
                 words = f"{metric} of the {who} went from {baseline:.3g} to {level:.3g}"
                 yield {
                     "alarm": rule.alarm, "role": who, "adapter": adapter, "value": change, "threshold": rule.threshold,
-                    "message": f"{words} ({rule.change} {change:.2g}). {ADVICE[rule.alarm]}",
+                    "message": f"{words} ({SAID[rule.change].format(change)}). {ADVICE[rule.alarm]}",
                 }  # fmt: skip
 
     def replay(self, rows: Iterable[dict]) -> None:
