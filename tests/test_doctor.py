@@ -22,7 +22,7 @@ from multirole.tasks.tiny_chain import TinyChain
 from multirole.workflows import WORKFLOWS, Voting
 
 SMALL = {
-    "n_problems": 2, "n_episodes": 2, "max_response_tokens": 24, "n_train": 16, "n_validation": 2, "warmup_iterations": 2,
+    "n_problems": 2, "n_episodes": 2, "max_response_tokens": 64, "n_train": 16, "n_validation": 2, "warmup_iterations": 2,
     "iterations": 3, "eval_every": 3, "save_every": 3,
 }  # fmt: skip
 

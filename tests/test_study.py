@@ -138,6 +138,14 @@ def test_the_arms_of_the_factorial_by_hand(arm_results):
     assert values["four steps for one at four times the rate", "change at the end"] == pytest.approx(-0.75)
 
 
+def test_without_an_arm_of_its_own_there_is_no_factorial(arm_results, monkeypatch):
+    study, find = Study.of(arm_results.grid, FACTORIAL), Results.find
+    usual = {arm_results.grid.cell("single", "sp", "math", seed).id for seed in range(3)}
+    monkeypatch.setattr(Results, "find", lambda self, cell: find(self, cell) if cell.id in usual else None)
+    assert arms(arm_results, study) == {}
+    assert all(measure(arm_results, study).empty for measure in (of_arms, predictors, contrasts))
+
+
 def test_the_factorial_is_drawn_of_the_arms_that_are_there(arm_results):
     study = Study.of(arm_results.grid, FACTORIAL)
     values = of_arms(arm_results, study).set_index(["steps", "rows", "rate", "number"])["value"]

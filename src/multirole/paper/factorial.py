@@ -34,7 +34,7 @@ Seeds = dict[int, Run | None]
 
 
 def arms(results: Results, study: Study) -> dict[Arm, Seeds]:
-    """The arms of the factorial that have a run; the grid's own single agent is one of them."""
+    """The arms of the factorial that have a run; the grid's own single agent is one of them, if there is another."""
     found: dict[Arm, Seeds] = {}
     for name, where, cell in study.runs("factorial"):
         usual = study.grid.cell(*where.split(), cell.seed)
@@ -42,7 +42,8 @@ def arms(results: Results, study: Study) -> dict[Arm, Seeds]:
         own = Arm(steps, rows, cell.learning_rate / usual.learning_rate)
         for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0), usual), (own, cell)):
             found.setdefault(arm, {})[one.seed] = results.find(one)
-    return dict(sorted((arm, seeds) for arm, seeds in found.items() if runs_of(seeds)))
+    there = sorted((arm, seeds) for arm, seeds in found.items() if runs_of(seeds))
+    return dict(there) if len(there) > 1 else {}
 
 
 def runs_of(seeds: Seeds) -> list[Run]:
@@ -88,7 +89,7 @@ def predictors(results: Results, study: Study) -> pd.DataFrame:
         errors = [int(((quantity >= limit) != known["unstable"]).sum()) for limit in limits]
         limit, where = limits[int(np.argmin(errors))], {"quantity": name}
         rows += [
-            number("threshold", limit, "ratio" if limit < np.inf else "missing", **where),
+            number("threshold", *((limit, "ratio") if limit < np.inf else (np.nan, "missing")), **where),
             number("arms misjudged", min(errors), "count", **where),
             number("unstable arms", known["unstable"].sum(), "count", **where),
             number("arms", len(known), "count", **where),
