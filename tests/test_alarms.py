@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,8 @@ from transformers import TrainerControl, TrainerState
 from multirole.core.hooks import Iteration
 from multirole.diagnostics.alarm_callback import AlarmCallback
 from multirole.diagnostics.alarms import ADVICE, REARM, RULES, SMOOTH, Alarms, change_of
+from multirole.diagnostics.falls import first_fall
+from multirole.paper import pack
 
 POLICY = {"worker": "shared", "judge": "judge"}
 HEALTHY = {
@@ -123,3 +126,17 @@ def test_the_callback_acts_once_on_every_new_alarm(action, saves, stops, caplog)
     assert acted == [(12, saves, stops)] and "iteration 12, one_verdict" in caplog.text
     with pytest.raises(ValueError, match="`action` must be one of"):
         AlarmCallback(Alarms(POLICY), "shout")
+
+
+def test_reward_fall_is_silent_where_no_committed_run_of_arithmetic_falls():
+    folder = Path(__file__).parents[1] / "results" / "tiny-r"
+    roles = pack.read(folder, "roles", columns=["run", "iteration", "role", "reward"])
+    outcomes = pack.read(folder, "eval", columns=["run", "step", "correct"])
+    accuracy = outcomes.groupby(["run", "step"], observed=True)["correct"].mean()
+    rule = [rule for rule in RULES if rule.alarm == "reward_fall"]
+    rang = set()
+    for run, rows in roles[roles["run"].str.contains("-math-")].groupby("run", observed=True):
+        alarms = Alarms(dict.fromkeys(rows["role"].unique(), "shared"), rule)
+        alarms.replay(rows.sort_values("iteration", kind="stable").to_dict("records"))
+        rang |= {run} if alarms.log else set()
+    assert all(first_fall(accuracy[run]) for run in rang)

@@ -70,23 +70,33 @@ def points(table: str, *columns: str, **where: str) -> list[float]:
     return [round(100 * row[column], 1) for column in columns or ("value", "low", "high")]
 
 
+def seeds(table: str, **where: str) -> str:
+    """How many seeds the rows of a table have, as the README says it."""
+    rows = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv")
+    found = rows[(rows[list(where)] == list(where.values())).all(axis=1)]["seeds"].dropna().astype(int)
+    return f"{found.min()} seeds" if found.min() == found.max() else f"{found.min()} to {found.max()} seeds"
+
+
 def test_the_findings_are_the_numbers_of_the_tables():
-    def table_1(number: str, workflow: str = "voting") -> float:
-        return points("table_1", "value", workflow=workflow, number=number)[0]
+    def table_1(task: str, number: str, workflow: str = "voting") -> float:
+        return points("table_1", "value", task=task, workflow=workflow, number=number)[0]
+
+    def peaks(task: str) -> list[float]:
+        cells = [(workflow, policy) for workflow in ("eval_opt", "voting", "orch_workers") for policy in ("IP", "SP")]
+        return [table_1(task, policy, workflow) for workflow, policy in cells]
 
     def phenomenon(name: str, policy: str) -> list[float]:
-        return points("phenomena", phenomenon=name, number=f"change, {policy}")
+        return points("phenomena", task="math", phenomenon=name, number=f"change, {policy}")
 
-    assert finding("One trained agent peaks at N %") == [table_1("SA-RL")]
-    peaks = [
-        table_1(policy, workflow) for workflow in ("eval_opt", "voting", "orch_workers") for policy in ("IP", "SP")
-    ]
-    assert finding("Eval-Opt at N and N, Voting at N and N, Orch-Workers at N and N") == peaks
+    assert finding("On arithmetic one trained agent peaks at N %") == [table_1("math", "SA-RL")]
+    assert finding("Eval-Opt at N and N, Voting at N and N, Orch-Workers at N and N") == peaks("math")
+    programs = finding("On programs, .* the agent peaks at N and they at N and N, N and N, N and N")
+    assert programs == [table_1("code", "SA-RL"), *peaks("code")]
     claims = (ROOT / "results" / "tiny-r" / "tables" / "claims.md").read_text(encoding="utf-8")
-    gap = re.search(rf"IP peaks above SP .* \*\*equivalent\*\*: {NUMBER} \[{NUMBER}, {NUMBER}\], 6 seeds", claims)
-    assert finding(r"over the three is N \[N, N\] \(6 seeds\): equivalent") == [
-        float(one.replace("−", "-")) for one in gap.groups()
-    ]
+    interval = rf"{NUMBER} \[{NUMBER}, {NUMBER}\]"
+    gap = re.search(rf"IP peaks above SP .* \*\*(\w+)\*\*: {interval}, (\d+ \w+)", claims)
+    said = re.search(rf"over the six cells is {interval} \((\d+ \w+)\): (\w+)", re.sub(r"\s+", " ", README))
+    assert said.groups() == (*gap.groups()[1:], gap[1])
     verbose, solving = "the aggregator grows verbose", "the evaluator re-solves at length"
     change = r"N % \[N, N\]"
     talk = finding(rf"Its replies grow by {change} under SP and by {change} under IP")
@@ -98,11 +108,20 @@ def test_the_findings_are_the_numbers_of_the_tables():
     assert selections == phenomenon(worth, "SP") + phenomenon(worth, "IP")
     found = finding("Voting peaks N and N points lower .*, Eval-Opt N and N higher, Orch-Workers N and N")
     apart = [
-        points("inference", "value", run=f"{name}-{policy}, peak", number="minus the nearest vote")[0]
+        points("inference", "value", task="math", run=f"{name}-{policy}, peak", number="minus the nearest vote")[0]
         for name in ("Voting", "Eval-Opt", "Orch-Workers")
         for policy in ("IP", "SP")
     ]
     assert found == [-apart[0], -apart[1], *apart[2:]]
+
+
+def test_the_seeds_that_it_names_are_those_of_the_tables():
+    said = re.sub(r"\s+", " ", README)
+    assert f"({seeds('table_1', task='math')}; every gain is decided)" in said
+    assert f"({seeds('table_1', task='code')}" in said
+    voting = seeds("phenomena", task="math", workflow="voting", number="SP − IP")
+    assert f"(arithmetic, {voting}; the difference is decided, Holm)" in said and f"({voting}; undecided once" in said
+    assert f"the preset's learning rate; {seeds('phenomena', task='math', number='SP − IP')}, 95 % t intervals" in said
 
 
 def test_what_is_called_decided_is_so_after_correction():
@@ -111,8 +130,10 @@ def test_what_is_called_decided_is_so_after_correction():
         return rows[(rows[list(where)] == list(where.values())).all(axis=1)]["p_holm"].max()
 
     for number in ("IP − SA-RL", "SP − SA-RL"):
-        assert p_holm("table_1", number=number) < 0.05
-    assert p_holm("inference", number="minus the nearest vote") < 0.05
-    for name in ("the aggregator grows verbose", "the aggregator's selections"):
-        assert p_holm("phenomena", phenomenon=name, number="SP − IP") < 0.05
-    assert p_holm("phenomena", phenomenon="the evaluator re-solves at length", number="SP − IP") > 0.05
+        assert p_holm("table_1", task="math", number=number) < 0.05
+    assert p_holm("inference", task="math", number="minus the nearest vote") < 0.05
+    for workflow, number in (("eval_opt", "IP − SA-RL"), ("eval_opt", "SP − SA-RL"), ("orch_workers", "IP − SA-RL")):
+        assert p_holm("table_1", task="code", workflow=workflow, number=number) < 0.05
+    assert p_holm("phenomena", task="math", phenomenon="the aggregator grows verbose", number="SP − IP") < 0.05
+    for name in ("the evaluator re-solves at length", "the aggregator's selections"):
+        assert p_holm("phenomena", task="math", phenomenon=name, number="SP − IP") > 0.05

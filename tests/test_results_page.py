@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from multirole.paper.statistics import MARGIN, RULES
+from multirole.paper.statistics import MARGIN, RULES, corrected
 
 ROOT = Path(__file__).parents[1]
 SCALE = ROOT / "results" / "tiny-r"
@@ -54,3 +54,14 @@ def test_what_the_page_of_results_says_are_the_verdicts():
     }
     found = {(row.claim, row.policy): row.verdict for row in table.itertuples()}
     assert len(said) >= 12 and said == {key: found[key] for key in said}
+
+
+def test_what_the_page_of_results_says_of_the_aggregators_worth():
+    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
+    said = re.search(rf"SP − IP ({NUMBER}) points \[({NUMBER}), ({NUMBER})\],.*? \(p (0\.\d+)\)", page)
+    lines = corrected(pd.read_csv(SCALE / "tables" / "phenomena.csv"))
+    (line,) = lines.query(
+        "task == 'math' and phenomenon == \"the aggregator's selections\" and number == 'SP − IP'"
+    ).to_dict("records")
+    assert [float(one) for one in said.groups()[:3]] == [round(100 * line[of], 1) for of in ("value", "low", "high")]
+    assert float(said[4]) == round(line["p_holm"], 3) > 0.05
