@@ -42,7 +42,7 @@ APART = 2.0
 """The B factors of an adapter get the first of these standard deviations that moves log-probs by so much on average."""
 NUDGE = 0.3
 """Part of that deviation by which they move before the last update."""
-LEARNING_RATE, MAX_NORM, WARMUP, MAX_STEPS, BETA = 2e-2, 0.05, 2, 40, 0.1
+LEARNING_RATE, MAX_NORM, WARMUP, MAX_STEPS, BETA = 5e-3, 0.05, 2, 40, 0.1
 """The peak rate is large, so that an optimizer step changes log-probs by far more than rounding does, and the norm is one
 that gradients exceed. The first of the iterations is the second of a schedule with this warm-up."""
 
