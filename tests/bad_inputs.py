@@ -281,7 +281,7 @@ MODELS = {
     "template that refuses users": _model(text("chat_template.jinja", "{{ raise_exception('no users') }}"), "no users"),
     "template that drops the user": _model(text("chat_template.jinja", "Hello."), "leaves out message 1 of a conversation of 3"),
     "no end of sequence": _model(edit("tokenizer_config.json", eos_token=None), "without an end-of-sequence token"),
-    "tokenizer of another model": _model(edit("config.json", vocab_size=100), "ids up to 511, but", "ids up to 99"),
+    "tokenizer of another model": _model(edit("config.json", vocab_size=100), "ids up to 543, but", "ids up to 99"),
     "turn marks unknown": _model(nothing, "renderer='released_code' writes", renderer="released_code"),
     "encoder and decoder": _model(
         edit("config.json", model_type="t5", architectures=["T5ForConditionalGeneration"]), "'t5' model", "not a causal"
