@@ -99,14 +99,8 @@ class Course:
         phase: Phase,
         out: Path,
     ) -> None:
-        self.base, self.model, self.tokenizer, self.plan, self.phase, self.out = (
-            base,
-            model,
-            tokenizer,
-            plan,
-            phase,
-            out,
-        )
+        self.base, self.model, self.tokenizer = base, model, tokenizer
+        self.plan, self.phase, self.out = plan, phase, out
         self.rng = random.Random(f"{phase.name}/{plan.seed}")
         self.done, self.probed, self.pools = 0.0, 0.0, 0
         self.own: Pool = []

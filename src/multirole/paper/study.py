@@ -26,7 +26,7 @@ class Variant:
     parameters: dict[str, object]
     cells: list[str]
     seeds: list[int] | None = None
-    """Its own, where they are not the study's: fresh ones, which have no twin in the grid."""
+    """Its own, where they are not the study's."""
 
 
 @dataclass(frozen=True, config=CHECKED)
