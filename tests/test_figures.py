@@ -17,7 +17,9 @@ from multirole.core.types import Problem, Turn
 from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_NAMES, cell_name, colours_of
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
-from multirole.paper.figures import figure_2, figures
+from multirole.paper import figures as drawing
+from multirole.paper.claims import regimes_of
+from multirole.paper.figures import figure_2, figure_of_regimes, figures
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, amplitudes, base, matched, over_first, smoothed, typical
 from multirole.paper.results import Key, Results
@@ -130,6 +132,19 @@ def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates)
         skills = pd.concat(runs).query("measure == 'judges'")
         gains = (skills["skill"] - skills["trivial"]).groupby(skills["step"]).mean()
         assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == pytest.approx(gains)
+
+
+def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
+    assert not [name for name in plates if name.startswith("regimes")], (
+        "the fixture has one regime, which Figure 4 shows"
+    )
+    paper, empty = (regimes_of(finished)[name] for name in ("paper", "stress"))
+    monkeypatch.setattr(drawing, "regimes_of", lambda _: {"paper": paper, "stress": empty, "again": paper})
+    axes = figure_of_regimes(finished, "math").figure.axes
+    assert [one.get_ylabel() for one in axes[::4]] == ["paper", "again"]
+    for policy, line in zip(POLICIES, axes[4 + 2].lines[3::4], strict=True):  # Voting: three seeds and their mean
+        curves = [finished.run(Key("voting", policy, "math", seed)).accuracy for seed in (0, 1, 2)]
+        assert line.get_ydata() == pytest.approx(sum(curves) / 3) and line.get_color() == POLICY_COLOURS[policy]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
