@@ -238,11 +238,17 @@ def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
     table = pd.read_csv(ROOT / "results/tiny-r/tables/inference.csv").pivot_table("value", "run", "number", sort=False)
     is_vote = table.index.str.match("Single agent, (once|vote)")
     votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
-    assert len(workflows) == 6 and table.loc[is_vote, "minus the nearest vote"].isna().all()
+    counted = {
+        "minus the nearest vote": "sampled tokens per problem",
+        "minus the nearest vote, prompts counted": "with prompts",
+    }
+    assert len(workflows) == 6 and table.loc[is_vote, list(counted)].isna().all(axis=None)
     for name, row in workflows.iterrows():
-        apart = (votes["completion tokens per problem"] - row["completion tokens per problem"]).abs()
-        expected = row["accuracy"] - votes.loc[apart.idxmin(), "accuracy"]
-        assert row["minus the nearest vote"] == pytest.approx(expected, abs=1e-5), name
+        assert row["with prompts"] > 2 * row["sampled tokens per problem"], "a judge reads what others wrote"
+        for column, tokens in counted.items():
+            apart = (votes[tokens] - row[tokens]).abs()
+            expected = row["accuracy"] - votes.loc[apart.idxmin(), "accuracy"]
+            assert row[column] == pytest.approx(expected, abs=1e-5), (name, column)
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):

@@ -23,7 +23,10 @@ def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
 
 
 def phenomena(results: Results) -> pd.DataFrame:
-    """Every line's start, its change under each policy, and the difference of these changes, paired by seed."""
+    """Every line's start, its change under each policy, and the difference of these changes, paired by seed.
+
+    All columns are of the seeds that have a number under both policies, or under one where the other has none.
+    """
     rows = []
     for task in results.grid.tasks:
         for name, about in LINES.items():
@@ -34,16 +37,19 @@ def phenomena(results: Results) -> pd.DataFrame:
                 found[policy] = {seed: of for seed, of in numbers.items() if not np.isnan(of).any()}
             if not any(found.values()):
                 continue
+            both = [seed for seed in found["sp"] if seed in found["ip"]]
+            if both:
+                found = {policy: {seed: of[seed] for seed in both} for policy, of in found.items()}
             measure = about.get("metric", "gain over the trivial role")
             where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measure}
             unit = {"length_mean": "tokens"}.get(measure, "gain" if "gain" in about else "rate")
             starts = [start for of in found.values() for start, _ in of.values()]
             rows.append(number("start", float(np.mean(starts)), unit, **where))
+            rows.append(number("seeds", max(map(len, found.values())), "count", **where))
             changes = {
                 f"change, {policy.upper()}": [change for _, change in of.values()] for policy, of in found.items()
             }
-            both = [seed for seed in found["sp"] if seed in found["ip"]]
-            rows.append(number("seeds", len(both), "count", **where))
             changes["SP − IP"] = [found["sp"][seed][1] - found["ip"][seed][1] for seed in both]
-            rows += [number(label, t_interval(of), "difference", **where) for label, of in changes.items() if of]
+            unit = "difference" if "gain" in about else "change"
+            rows += [number(label, t_interval(of), unit, **where) for label, of in changes.items() if of]
     return pd.DataFrame(rows)

@@ -1,5 +1,8 @@
 """Role skill (`diagnostics.skills`) over training, and every workflow beside its trivial twin."""
 
+from collections.abc import Callable, Sequence
+from itertools import product
+
 import numpy as np
 import pandas as pd
 
@@ -16,7 +19,15 @@ JUDGES = {
     "orch_workers": ("synthesizer", "merges"),
 }
 """A workflow's judging role, and the measure of `diagnostics.skills` that says what it adds."""
-TWINS = {"eval_opt": "first draft", "voting": "candidate 1", "orch_workers": "worker 1"}
+TWINS: dict[str, dict[str, Callable[[Sequence[bool]], bool]]] = {
+    "eval_opt": {"first draft": lambda slots: slots[0]},
+    "voting": {
+        "candidate 1": lambda slots: slots[0],
+        "most candidates right": lambda slots: 2 * sum(slots) > len(slots),
+    },
+    "orch_workers": {"worker 1": lambda slots: slots[0]},
+}
+"""workflow -> name of a twin -> whether it is right, by whether each slot of the solver's first turn is."""
 
 
 def gain_of(run: Run, measure: str) -> pd.Series:
@@ -65,21 +76,22 @@ def skills(results: Results) -> pd.DataFrame:
 
 
 def trivial_twins(results: Results) -> pd.DataFrame:
-    """Each workflow beside its trivial twin, the solver's first turn alone, at the peak and the end of the grid's runs."""
+    """Each workflow beside its trivial twins, made of the solver's first turn alone, at the peak and the end of the grid's runs."""
     own, rows = results.evaluated("own"), []
     if own.empty:
         return pd.DataFrame()
-    own = own.assign(twin=own["slots_correct"].map(lambda slots: bool(len(slots)) and bool(slots[0])))
-    means = own.groupby(["task", "workflow", "policy", "seed", "step"])[["correct", "twin"]].mean()
-    for task in results.grid.tasks:
-        for workflow, policy in [(w, p) for w in WORKFLOWS for p in POLICIES]:
+    for workflow, twin, is_right in [(name, *one) for name in WORKFLOWS for one in TWINS[name].items()]:
+        mine = own[own["workflow"] == workflow]
+        mine = mine.assign(twin=mine["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots))))
+        means = mine.groupby(["task", "workflow", "policy", "seed", "step"])[["correct", "twin"]].mean()
+        for task, policy in product(results.grid.tasks, POLICIES):
             runs = results.runs_of(workflow, policy, task)
             for place, at in (("peak", "best"), ("end", "terminal")):
                 rows_at = [(task, workflow, policy, seed, run.steps[at]) for seed, run in runs.items()]
                 found = means.loc[[row for row in rows_at if row in means.index]]  # not all may be evaluated yet
                 if found.empty:
                     continue
-                where = {"task": task, "workflow": workflow, "policy": policy, "twin": TWINS[workflow]}
+                where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
                 rows += [
                     number(f"{place}", t_interval(found["correct"]), "accuracy", **where),
                     number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where),

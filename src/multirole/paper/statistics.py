@@ -55,9 +55,12 @@ def over_seeds(outcomes: np.ndarray) -> Interval:
 
 
 def difference(after: np.ndarray, before: np.ndarray) -> Interval:
-    """Interval of mean(after) - mean(before), (S, P) each, paired by seed."""
-    n = min(len(after), len(before))  # a grid that is not finished: the seeds that both have
-    return t_interval(after[:n].mean(axis=1) - before[:n].mean(axis=1))
+    """Interval of mean(after) - mean(before), (S, P) each of the same seeds in the same order; ValueError for other shapes."""
+    if after.shape != before.shape:
+        raise ValueError(
+            f"Outcomes of shapes {after.shape} and {before.shape} cannot be paired. Give those of the same seeds."
+        )
+    return t_interval(after.mean(axis=1) - before.mean(axis=1))
 
 
 ALL = "all cells"
@@ -65,15 +68,16 @@ ALL = "all cells"
 
 
 def corrected(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `p_holm` and `p_match_holm` to rows of numbers: Holm's correction over the differences of the table.
+    """Add `p_holm` and `p_match_holm` to rows of numbers: Holm's correction over the differences and changes of the table.
 
-    Lines that pool cells are a family of their own.
+    Lines that pool cells are a family of their own. Only differences of accuracies can be equivalent: `MARGIN` is in points.
     """
     table = table.assign(p_holm=np.nan, p_match_holm=np.nan)
     is_pooled = table.get("workflow", pd.Series("", table.index)) == ALL
-    for name in ("p", "p_match") if "p" in table else ():
+    units = {"p": ("difference", "change"), "p_match": ("difference",)}
+    for name, tested in units.items() if "p" in table else ():
         for members in (is_pooled, ~is_pooled):
-            family = members & (table["unit"] == "difference") & table[name].notna()
+            family = members & table["unit"].isin(tested) & table[name].notna()
             if family.any():
                 table.loc[family, f"{name}_holm"] = multipletests(table.loc[family, name], ALPHA, "holm")[1]
     return table

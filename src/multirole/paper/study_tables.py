@@ -101,8 +101,8 @@ def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     for twin in found:
         single = results.runs_of("single", "sp", twin.task)
         where = twin.where()
-        if single:
-            apart = difference(outcomes(twin.changed, "best"), outcomes(single.values(), "best"))
+        if both := [run for run in twin.changed if run.cell.seed in single]:
+            apart = difference(outcomes(both, "best"), outcomes([single[run.cell.seed] for run in both], "best"))
             rows.append(number("peak − SA-RL", apart, "difference", **where))
             means.append(rows[-1]["value"])
     if len(means) >= LEAST_CELLS:
@@ -158,11 +158,11 @@ def power(results: Results, study: Study) -> pd.DataFrame:
     for x, place in SHOWN.items():
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            runs = {one: results.runs_of(workflow, one, task).values() for one in POLICIES}
-            ends = outcomes(runs[policy], x).mean(axis=1)
+            runs = {one: results.runs_of(workflow, one, task) for one in POLICIES}
+            ends = outcomes(runs[policy].values(), x).mean(axis=1)
             within += [ends - ends.mean()] if len(ends) > 1 else []
-            if policy == "ip" and runs["sp"]:
-                gap = difference(outcomes(runs["ip"], x), outcomes(runs["sp"], x))
+            if policy == "ip" and (both := [seed for seed in runs["ip"] if seed in runs["sp"]]):
+                gap = difference(*(outcomes([runs[one][seed] for seed in both], x) for one in ("ip", "sp")))
                 compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
         if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
             freedom = sum(len(one) - 1 for one in within)
@@ -239,40 +239,49 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
 
 
 def inference(results: Results, study: Study) -> pd.DataFrame:
-    """Votes and best of k of the single agent at its peak, and the peak of each workflow, by completion tokens per problem.
+    """Votes and best of k of the single agent at its peak, and the peak of each workflow, by tokens per problem.
 
-    A workflow is compared with the vote that takes the nearest number of tokens, paired by seed.
+    A workflow is compared, paired by seed, with the vote of the nearest number of sampled tokens, and with that of the nearest number
+    of all tokens, prompts included.
     """
     rows, own, drawn = [], results.evaluated("own"), {}
+    counted = {"vote": ["completion_tokens"], "vote, prompts counted": ["prompt_tokens", "completion_tokens"]}
     for draw in study.draws():
         if (table := results.drawn(draw)) is not None:
             table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
             drawn.setdefault(draw.cell.task, {})[draw.cell.seed] = table
     for task, draws in drawn.items():
-        found, votes = [], {}
+        found, votes = [], []
         for k in range(1, study.rollouts + 1):
             firsts = [table[table["rollout"] < k] for table in draws.values()]
-            spent = np.mean([one.groupby("problem")["completion_tokens"].sum().mean() for one in firsts])
-            votes[spent] = {seed: vote(table, k) for seed, table in draws.items()}
+            spent = {
+                name: np.mean([one[columns].sum(axis=1).groupby(one["problem"]).sum().mean() for one in firsts])
+                for name, columns in counted.items()
+            }
+            of_seeds = {seed: vote(table, k) for seed, table in draws.items()}
+            votes.append((spent, of_seeds))
             best = np.stack([one.groupby("problem")["correct"].any().astype(float) for one in firsts])
             name = f"Single agent, vote of {k}" if k > 1 else "Single agent, once"
-            found.append((name, spent, np.stack(list(votes[spent].values())), None))
-            found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best, None)] if k > 1 else []
+            found.append((name, spent, np.stack(list(of_seeds.values())), {}))
+            found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best, {})] if k > 1 else []
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
             runs = results.runs_of(workflow, policy, task)
             at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
             rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
-            if not (counts := [one["completion_tokens"].mean() for one in rows_at if len(one)]):
+            if not any(map(len, rows_at)):  # not all may be evaluated yet
                 continue
-            spent = np.mean(counts)
-            matched = votes[min(votes, key=lambda tokens: abs(tokens - spent))]
-            both = [seed for seed in runs if seed in matched]
-            apart = [np.stack(of) for of in ([runs[s].at("best") for s in both], [matched[s] for s in both]) if both]
-            right = outcomes(runs.values(), "best")
-            found.append((f"{cell_name(workflow, policy)}, peak", spent, right, difference(*apart) if both else None))
-        for name, tokens, right, apart in sorted(found, key=lambda one: one[1]):
+            spent, apart = {}, {}
+            for name, columns in counted.items():
+                spent[name] = np.mean([one[columns].sum(axis=1).mean() for one in rows_at if len(one)])
+                _, nearest = min(votes, key=lambda one: abs(one[0][name] - spent[name]))
+                if both := [seed for seed in runs if seed in nearest]:
+                    pair = [runs[seed].at("best") for seed in both], [nearest[seed] for seed in both]
+                    apart[f"minus the nearest {name}"] = difference(*map(np.stack, pair))
+            found.append((f"{cell_name(workflow, policy)}, peak", spent, outcomes(runs.values(), "best"), apart))
+        for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
             where = {"task": task, "run": name}
-            rows.append(number("completion tokens per problem", tokens, "count", **where))
+            rows.append(number("sampled tokens per problem", tokens["vote"], "count", **where))
+            rows.append(number("with prompts", tokens["vote, prompts counted"], "count", **where))
             rows.append(number("accuracy", over_seeds(right), "accuracy", **where))
-            rows += [number("minus the nearest vote", apart, "difference", **where)] if apart else []
+            rows += [number(label, interval, "difference", **where) for label, interval in apart.items()]
     return pd.DataFrame(rows)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from multirole.diagnostics.names import TASK_NAMES
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import is_tiny
 from multirole.paper import claims, factorial, phenomena, setup_tables, signature_tables, skills, study_tables
@@ -38,7 +39,10 @@ def sentences(results: Results) -> dict[str, str]:
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
     model = MODEL if is_tiny(cell.scale) else f"Scale {cell.scale}."
     regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
-    over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
+    there = {task: sorted({key.seed for key in results.runs if key.task == task}) for task in results.grid.tasks}
+    over = "; ".join(f"{named_seeds(of)} of {TASK_NAMES[task]}" for task, of in there.items() if of)
+    if all(of == seeds for of in there.values()) or not over:
+        over = named_seeds(seeds)
     counts = {
         "runs": (results.grid.cells(), results.runs),
         "evaluations": (results.grid.evaluations(), results.evaluations),
@@ -65,6 +69,11 @@ def sentences(results: Results) -> dict[str, str]:
     for name, sentence in DECLARED["sentences"].items():
         facts[name] = sentence.format(**facts)
     return facts
+
+
+def named_seeds(seeds: list[int]) -> str:
+    """Write seeds for a caption."""
+    return f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
 
 
 def of_runs(results: Results, workflow: str, policy: str, task: str, at: str = "best") -> Outcomes:

@@ -18,6 +18,7 @@ NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
 FORMS = {  # unit -> (factor, format)
     "accuracy": (100, ",.1f"),
     "difference": (100, "+,.1f"),
+    "change": (100, "+,.1f"),
     "gain": (100, "+,.1f"),
     "rate": (100, ",.1f"),
     "tokens": (1, ",.1f"),
@@ -27,8 +28,8 @@ FORMS = {  # unit -> (factor, format)
     "hours": (1 / 3600, "significant"),
     "ratio": (1, "significant"),
 }
-"""Of a number's unit: accuracies and rates are fractions that are shown in percent, differences of them in points, and durations,
-held in seconds, in hours."""
+"""Of a number's unit: accuracies and rates are fractions that are shown in percent, differences of accuracies in points, and durations,
+held in seconds, in hours. A change is of anything else: of a rate in points, of a length in percent."""
 LATEX = str.maketrans({"−": "$-$", "χ": "$\\chi$", "²": "$^2$", "×": "$\\times$", "–": "--"})
 STYLE = {
     "figure.dpi": 100,
@@ -101,7 +102,7 @@ def cell_text(row: pd.Series | dict) -> str:
     if np.isnan(row["value"]):
         return MISSING if row["unit"] == "missing" else "undefined"
     text, low, high = (formatted(row.get(name, np.nan), row["unit"]) for name in ("value", "low", "high"))
-    if "nan" in low or (low == high and row["unit"] not in ("accuracy", "difference")):
+    if "nan" in low or (low == high and row["unit"] not in ("accuracy", "difference", "change")):
         return text
     mark = "*" * (row.get("p_holm", np.nan) < ALPHA) + " ≈" * (row.get("p_match_holm", np.nan) < ALPHA)
     return f"{text} [{low}, {high}]{mark}"
