@@ -56,11 +56,11 @@ def environment(python: str) -> dict[str, str]:
 
 
 def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
-    """What the project asks for: its dependencies, one extra, what runs a grid, and those dev tools that the lock pins."""
+    """What the project asks for: its dependencies, one extra, notebooks, what runs a grid, and those dev tools that the lock pins."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     dev = [line for line in extras["dev"] if canonicalize_name(Requirement(line).name) in locked]
-    return [*project["dependencies"], *extras[extra], *extras["grid"], *dev]
+    return [*project["dependencies"], *extras[extra], *extras["study"], *extras["grid"], *dev]
 
 
 def walk(

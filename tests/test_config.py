@@ -4,14 +4,18 @@ import re
 from dataclasses import fields
 
 import pytest
-from trl import GRPOConfig
+from trl import GRPOConfig, TrlParser
 
 from multirole.core.config import REFUSED, MultiRoleGRPOConfig
 
 OTHER = {  # a value of each refused option that is not the one allowed
     "num_iterations": 2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
     "cache_implementation": "static", "use_transformers_continuous_batching": True, "use_transformers_paged": True,
-    "vllm_mode": "server", "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "mask_truncated_completions": True,
+    "vllm_mode": "server", "transformers_continuous_batching_config": {"x": 1}, "vllm_enable_sleep_mode": True, "vllm_max_model_length": 99,
+    "vllm_model_impl": "transformers", "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5,
+    "vllm_importance_sampling_clip_max": 2.0,
+    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "mask_truncated_completions": True,
     "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "deepspeed": "ds.json",
     "load_best_model_at_end": True, "torch_compile": True,
 }  # fmt: skip
@@ -49,6 +53,8 @@ def test_each_refused_option_says_why(name):
         ({"max_turns": 0}, "`max_turns` must be a positive integer, got 0"),
         ({"updates": "tokens"}, "`updates='tokens'` needs `step_tokens`"),
         ({"step_tokens": 100}, "nothing else uses it"),
+        ({"beta": -0.5}, "`beta` must not be negative, got -0.5"),
+        ({"role_beta": {"judge": -1.0}}, "`judge` must not be negative"),
         (
             {"advantage_group": "role", "scale_rewards": "batch"},
             "`scale_rewards='batch'` with `advantage_group='role'`",
@@ -71,7 +77,7 @@ def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():
         ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 2}, 16),
     ):
         args = config(**given)
-        assert args.n_episodes == args.generation_batch_size == args.per_device_train_batch_size == n_episodes
+        assert args.generation_batch_size == args.per_device_train_batch_size == n_episodes
         assert args.gradient_accumulation_steps == args.steps_per_generation == 1
         assert args.n_problems == n_episodes // given.get("num_generations", 8)
 
@@ -83,6 +89,23 @@ def test_several_optimizer_steps_per_batch_are_not_trls():
         config(per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=4)
     with pytest.raises(ValueError, match="divisible by num_generations"):
         config(generation_batch_size=12)
+
+
+def test_trls_parser_reads_our_options(tmp_path):
+    (parsed,) = TrlParser((MultiRoleGRPOConfig,)).parse_args_and_config(
+        [
+            "--output_dir",
+            str(tmp_path),
+            "--policy",
+            "ip",
+            "--role_beta",
+            '{"judge": 0.5}',
+            "--use_cpu",
+            "--bf16",
+            "False",
+        ]
+    )
+    assert (parsed.policy, parsed.role_beta) == ("ip", {"judge": 0.5})
 
 
 def test_what_differs_from_trl_by_default():

@@ -4,7 +4,7 @@ from multirole.core.rows import problem_order
 
 
 def test_groups_and_passes():
-    order = list(problem_order(n_rows=5, n_episodes=3, length=24, seed=0))
+    order = list(problem_order(n_rows=5, num_generations=3, length=24, seed=0))
     assert len(order) == 24
     groups = [order[i : i + 3] for i in range(0, 24, 3)]
     assert all(len(set(group)) == 1 for group in groups)
@@ -14,7 +14,7 @@ def test_groups_and_passes():
 
 
 def test_passes_differ():
-    order = list(problem_order(n_rows=50, n_episodes=1, length=100, seed=0))
+    order = list(problem_order(n_rows=50, num_generations=1, length=100, seed=0))
     assert order[:50] != order[50:] and sorted(order[:50]) == sorted(order[50:])
 
 

@@ -140,11 +140,13 @@ def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
     )
     paper, empty = (regimes_of(finished)[name] for name in ("paper", "stress"))
     monkeypatch.setattr(drawing, "regimes_of", lambda _: {"paper": paper, "stress": empty, "again": paper})
-    axes = figure_of_regimes(finished, "math").figure.axes
-    assert [one.get_ylabel() for one in axes[::4]] == ["paper", "again"]
-    for policy, line in zip(POLICIES, axes[4 + 2].lines[3::4], strict=True):  # Voting: three seeds and their mean
+    figure = figure_of_regimes(finished, "math").figure
+    assert len(figure.axes) == 2 * 4  # paper and again; the single agent and three workflows
+    voting = figure.axes[4 + 2]
+    lines = {line.get_color(): line for line in voting.lines}
+    for policy in POLICIES:
         curves = [finished.run(Key("voting", policy, "math", seed)).accuracy for seed in (0, 1, 2)]
-        assert line.get_ydata() == pytest.approx(sum(curves) / 3) and line.get_color() == POLICY_COLOURS[policy]
+        assert lines[POLICY_COLOURS[policy]].get_ydata() == pytest.approx(sum(curves) / 3)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -8,6 +8,7 @@ import datasets
 import pytest
 from paper_rows import write
 
+from multirole.experiment.cell import Cell
 from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, own
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
@@ -171,3 +172,17 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
         bad.score(bad.problems("train"), texts[:1])
     with pytest.raises(RewardError, match=r"column='cases'.* needs this column, the rows have \['tests'\]"):
         Task("twice", rows, rows, hidden_tests("cases")).score([first], texts[:1])
+
+
+def test_other_rows_are_another_run(tmp_path):
+    """The file that names a task stays as it is; the rows that it reads do not."""
+    source = "from multirole import Task\nmine = Task('mine', {rows!r}, {rows!r}, lambda prompts, completions, **_: [0.0] * len(prompts))\n"
+    rows, file = tmp_path / "rows.jsonl", tmp_path / "task.py"
+    file.write_text(source.format(rows=str(rows)))
+    ids = []
+    for n in (3, 3, 2):
+        rows.write_text("".join(json.dumps({"prompt": f"{i}+1"}) + "\n" for i in range(n)))
+        ids.append(Cell("single", "sp", f"{file}:mine").id)
+        for name in [name for name in sys.modules if name.startswith("task_")]:  # as another process finds it
+            del sys.modules[name]
+    assert ids[0] == ids[1] != ids[2]

@@ -7,7 +7,8 @@ from trainers import rows_of
 
 from multirole.core.inputs import INDEX
 from multirole.core.measures import accuracy, mean_reward, text_metrics
-from multirole.core.types import Episode, Reward
+from multirole.core.rollout import answer_ids
+from multirole.core.types import Answer, Episode, Reward
 from multirole.workflows import Single, Voting
 
 
@@ -69,6 +70,45 @@ def test_several_are_added_up_by_their_weights(score):
     assert [episode.reward.value for episode in episodes] == [5.0, 7.0, 9.0] * 2
     expected = 2.0 / (2.0 + 1e-4)  # 9 against a mean of 7 and a standard deviation of 2
     assert [episode.advantage for episode in episodes] == pytest.approx([-expected, 0.0, expected] * 2, rel=1e-5)
+
+
+def test_a_reward_that_one_function_sets_has_the_value_of_all(score):
+    def judged(episodes, **_):
+        for episode in episodes:
+            episode.reward = Reward(float(episode.index), "judged", True)
+        return [episode.reward.value for episode in episodes]
+
+    def penalty(completions, **_):
+        return [-4.0] * len(completions)
+
+    episodes = score([judged, penalty], reward_weights=[1.0, 0.5])
+    assert [episode.reward for episode in episodes] == [Reward(i - 2.0, "judged", True) for i in range(3)] * 2
+    assert mean_reward(episodes) == -1.0
+
+
+def test_completion_ids_are_those_of_the_answer(score, tokenizer):
+    """Voting answers with a voter's reply, or with none of its turns' texts where it extracts."""
+    seen = []
+
+    def reward(completion_ids, completions, **_):
+        seen.extend(zip(completion_ids, completions, strict=True))
+        return [0.0] * len(completions)
+
+    episodes = score(reward, Voting())
+    for (ids, text), episode in zip(seen, episodes, strict=True):
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text == episode.answer.text
+    episodes[0].answer = Answer("= 7")
+    assert answer_ids(tokenizer, episodes[0]) == tokenizer.encode("= 7")
+
+
+def test_tokens_and_transcripts_are_of_all_turns(score):
+    episodes = score(by_index, Voting())
+    turns = [turn for episode in episodes for turn in episode.turns]
+    n_tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
+    trainer = score.trainer
+    assert trainer.state.num_input_tokens_seen == trainer._metrics["train"]["num_tokens"][-1] == n_tokens
+    shown = list(trainer._logs["completion"])[-6:]
+    assert shown[0] == "[generator 0.0] hm\n[generator 1.0] hm\n[generator 2.0] hm\n[aggregator 0.0] hm"
 
 
 def test_none_leaves_an_episode_to_the_other_functions(score):

@@ -8,9 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
+from multirole.core.rollout import chat_template
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
 
@@ -28,7 +29,7 @@ def model_folder():
 def train(model_folder):
     """train(folder, **options) -> a finished trainer of Voting-IP on the embedded model: two iterations of eight episodes."""
 
-    def run(folder, resume=None, **options):
+    def run(folder, resume=None, processing_class=None, **options):
         settings = {
             "policy": "ip", "generation_batch_size": 8, "num_generations": 4, "max_steps": 2,
             "max_completion_length": 24, "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "bf16": False,
@@ -36,7 +37,7 @@ def train(model_folder):
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
             str(model_folder), Voting(2, prompts="tiny_chain"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
-            ROWS.select(range(4)), peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics()],
+            ROWS.select(range(4)), processing_class, peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics()],
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)
         return trainer
@@ -66,6 +67,33 @@ def test_a_saved_adapter_loads_in_three_lines(trained, model_folder, tmp_path):
     trained.peft_model.set_adapter("aggregator")
     trained.peft_model.eval()
     assert torch.equal(model(ids).logits, trained.peft_model(ids).logits)
+
+
+def test_adapters_of_ones_own_roles_are_saved_under_the_documented_name(train, tmp_path):
+    trainer = train(tmp_path, policy="generator=writer,aggregator=editor", max_steps=1)
+    trainer.save_model(tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir() if path.is_dir()} == {
+        "adapter_writer",
+        "adapter_editor",
+    }
+
+
+def test_template_options_reach_the_prompts(train, tmp_path, model_folder):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.chat_template = tokenizer.chat_template + "{{ suffix }}"
+    options = {"max_steps": 1, "chat_template_kwargs": {"suffix": "7"}, "processing_class": tokenizer}
+    trainer = train(tmp_path, **options)
+    prompt = trainer.rollout.render(tokenizer, [user("1+1")])
+    assert tokenizer.decode(prompt).endswith("7") and prompt[:-1] == chat_template(tokenizer, [user("1+1")], suffix="")
+
+
+def test_a_dataset_without_prompts_is_refused_before_training(train, tmp_path, model_folder):
+    for name, rows in (("train_dataset", [{"prompt": "1"}]), ("eval_dataset", Dataset.from_list([{"question": "1"}]))):
+        with pytest.raises((TypeError, ValueError), match=name):
+            MultiRoleGRPOTrainer(
+                str(model_folder), Voting(2), correct, MultiRoleGRPOConfig(str(tmp_path), bf16=False),
+                **({"train_dataset": ROWS} | {name: rows}), peft_config=LoraConfig(),
+            )  # fmt: skip
 
 
 def test_a_resumed_run_ends_as_an_unbroken_one(train, tmp_path):

@@ -389,7 +389,7 @@ def idle(cell: Cell, launch: Launch) -> float:
                 turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")  # type: ignore[arg-type]
                 rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))  # type: ignore[arg-type]
     rng.shuffle(rows)
-    given: Any = SimpleNamespace(**dict(cell) | {"n_episodes": cell.n_problems * cell.n_episodes})
+    given: Any = SimpleNamespace(**dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes})
     for adapter in adapter_names(cell.policy):
         for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], given):
             parts, loads = defaultdict(list), [0.0] * n

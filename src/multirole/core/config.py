@@ -17,6 +17,14 @@ REFUSED = {
     "use_transformers_continuous_batching": (False, "the rollout engine batches continuously by itself"),
     "use_transformers_paged": (False, "the rollout engine batches continuously by itself"),
     "vllm_mode": ("colocate", "requests of several adapters need an engine in this process"),
+    "transformers_continuous_batching_config": (None, "the rollout engine batches continuously by itself"),
+    "vllm_enable_sleep_mode": (False, "the vLLM engine always sleeps while a GPU trains"),
+    "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
+    "vllm_model_impl": ("vllm", "adapters are served by vLLM's own models"),
+    "vllm_importance_sampling_correction": (True, "`old_logprobs` decides on the ratio's denominator"),
+    "vllm_importance_sampling_mode": ("sequence_mask", "`old_logprobs` decides on the ratio's denominator"),
+    "vllm_importance_sampling_clip_min": (None, "`old_logprobs` decides on the ratio's denominator"),
+    "vllm_importance_sampling_clip_max": (3.0, "`old_logprobs` decides on the ratio's denominator"),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
     "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
     "mask_truncated_completions": (False, "every completion token is trained, so that role masks partition the tokens"),
@@ -63,7 +71,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             The learning-rate schedule ticks once per `"iteration"`, or once per `"update_call"`, that is per adapter and iteration,
             as the authors' released code does.
         role_beta (`dict[str, float]`, *optional*):
-            KL weight of single roles, in place of `beta`.
+            KL weight of single roles, in place of `beta`; also as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
             Padded tokens of one forward pass. Changes memory and speed, not the gradient.
         max_prompt_tokens (`int`, defaults to `2048`):
@@ -77,13 +85,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Requests that vLLM runs at once, and the tokens of one of its steps.
     """
 
-    policy: str | dict[str, str] = "sp"
+    policy: dict[str, str] | str | None = "sp"  # with None, `TrlParser` takes text too
     updates: Literal["per_batch", "one", "tokens"] = "per_batch"
     step_tokens: int | None = None
     advantage_group: Literal["episode", "role", "slot"] = "episode"
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     lr_clock: Literal["iteration", "update_call"] = "iteration"
-    role_beta: dict[str, float] | None = None
+    role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
     max_prompt_tokens: int = 2048
     max_turns: int = 256
@@ -95,11 +103,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
     use_bias_correction_kl: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.role_beta, str):
+            self.role_beta = json.loads(self.role_beta)
         self._check_options()
         if self.use_vllm:
             self.__dict__.update(engine="vllm", use_vllm=False)
-        if isinstance(self.role_beta, str):
-            self.role_beta = json.loads(self.role_beta)
         n_eval = self.num_generations_eval or 1
         self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
@@ -113,7 +121,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
         self.__dict__.update(
-            per_device_train_batch_size=self.n_episodes // self.world_size,
+            per_device_train_batch_size=self.generation_batch_size // self.world_size,
             gradient_accumulation_steps=1,
             steps_per_generation=1,
         )
@@ -138,17 +146,16 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
                 "`step_tokens`, and nothing else uses it."
             )
+        weights = {"beta": self.beta or 0.0} | (self.role_beta if isinstance(self.role_beta, dict) else {})
+        for name, value in weights.items():
+            if not value >= 0:
+                raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
         if self.advantage_group != "episode" and self.scale_rewards == "batch":
             raise ValueError(
                 f"`scale_rewards='batch'` with `advantage_group={self.advantage_group!r}` is not supported. Use 'group' or 'none'."
             )
 
     @property
-    def n_episodes(self) -> int:
-        """Episodes of an iteration, over all processes."""
-        return self.generation_batch_size
-
-    @property
     def n_problems(self) -> int:
         """Problems of an iteration, over all processes."""
-        return self.n_episodes // self.num_generations
+        return self.generation_batch_size // self.num_generations

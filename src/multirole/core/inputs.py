@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import PreTrainedModel, set_seed
+from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.stock import create_model_from_path, get_callable_name, is_async_callable
@@ -30,8 +30,11 @@ def with_adapters(
 ) -> PeftModel:
     """The model with one trainable adapter per name."""
     set_seed(args.seed)  # adapters are initialised at random
-    if isinstance(model, str):
-        model = create_model_from_path(model, **(args.model_init_kwargs or {}))
+    if isinstance(model, str):  # as TRL's GRPOTrainer does
+        options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+            options["device_map"] = None
+        model = create_model_from_path(model, **options)
     if isinstance(model, PeftModel):
         if peft_config is not None:
             raise ValueError("`model` is a PeftModel already, so `peft_config` cannot apply. Pass only one of the two.")
@@ -49,6 +52,14 @@ def with_adapters(
     return add_adapters(model, peft_config, adapters)
 
 
+def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that was given by name, of the same revision."""
+    return AutoProcessor.from_pretrained(
+        model, revision=(args.model_init_kwargs or {}).get("revision"), truncation_side="left", padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )  # fmt: skip
+
+
 def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
     """The base with one fresh adapter per name, initialised in their order."""
     first, *others = adapters
@@ -60,7 +71,7 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
 
 def check_dataset(name: str, dataset: "Dataset") -> None:
     """Refuse a dataset whose rows are not prompts that can be indexed (ValueError or TypeError)."""
-    if not hasattr(dataset, "__len__"):
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "column_names")):
         raise TypeError(
             f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}."
         )

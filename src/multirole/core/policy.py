@@ -39,7 +39,12 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
                 f"`policy={policy!r}` names an adapter {adapter!r}, which cannot be part of a file or module name. "
                 "Use letters, digits, '-' and '_' only."
             )
-    return {role: _stored(dict(pairs)[role]) for role in roles}
+    stored = {adapter: _stored(adapter) for _, adapter in pairs}
+    if len(set(stored.values())) < len(stored):
+        raise ValueError(
+            f"`policy={policy!r}` names two adapters that would be stored under one name: {stored}. Rename one of them."
+        )
+    return {role: stored[dict(pairs)[role]] for role in roles}
 
 
 def _stored(name: str) -> str:

@@ -41,15 +41,16 @@ def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, 
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
-def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """The prompt's ids by the tokenizer's own template, with Qwen3's thinking off."""
+def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
+    """The prompt's ids by the tokenizer's own template; without `options`, with Qwen3's thinking off."""
     if tokenizer.chat_template is None:
         raise ValueError(
             f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use the "
             "tokenizer of an instruction-tuned model, or save a template as chat_template.jinja in its folder."
         )
+    options = {"enable_thinking": False} | options
     return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, enable_thinking=False
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
     )
 
 
@@ -58,6 +59,18 @@ def reply_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
     _, think, said = text.partition("</think>")
     return said.strip() if think and "</think>" not in said else text
+
+
+def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
+    """The tokens of an episode's answer: those of the last turn that says it, or else of its text."""
+    text = episode.answer.text if episode.answer else ""
+    said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
+    return tokenizer(text, add_special_tokens=False)["input_ids"] if said is None else said
+
+
+def transcript(episode: Episode) -> str:
+    """All turns of an episode, as a person reads them."""
+    return "\n".join(f"[{turn.role} {turn.slot}.{turn.round}] {turn.text}" for turn in episode.turns)
 
 
 class Rollout:

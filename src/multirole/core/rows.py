@@ -42,8 +42,8 @@ Steps = dict[str, list[MiniBatch]]
 """adapter -> its optimizer steps, in order."""
 
 
-def problem_order(n_rows: int, n_episodes: int, length: int, seed: int, shuffle: bool = True) -> list[int]:
-    """The indices of a whole run's problems: each `n_episodes` times, in a fresh permutation per pass.
+def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shuffle: bool = True) -> list[int]:
+    """The indices of a whole run's problems: each `num_generations` times, in a fresh permutation per pass.
 
     TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch; one long epoch cannot.
     """
@@ -51,7 +51,7 @@ def problem_order(n_rows: int, n_episodes: int, length: int, seed: int, shuffle:
     generator = torch.Generator().manual_seed(seed)
     while len(drawn) < length:
         order = torch.randperm(n_rows, generator=generator) if shuffle else torch.arange(n_rows)
-        drawn += order.repeat_interleave(n_episodes).tolist()
+        drawn += order.repeat_interleave(num_generations).tolist()
     return drawn[:length]
 
 
@@ -79,7 +79,7 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     """One adapter's rows of an iteration as its optimizer steps (`MultiRoleGRPOConfig.updates`)."""
     if args.updates == "tokens":
         return token_batches(rows, args.step_tokens or 1)
-    return mini_batches(rows, max(1, len(rows)) if args.updates == "one" else args.n_episodes)
+    return mini_batches(rows, max(1, len(rows)) if args.updates == "one" else args.generation_batch_size)
 
 
 def loss_mass(rows: list[Row], loss_type: str) -> int:

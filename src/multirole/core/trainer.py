@@ -37,11 +37,11 @@ from multirole.core.distributed import all_reduce, gather_objects, keep_float32,
 from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import INDEX, check_dataset, checked_reward, to_problems, with_adapters
+from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 from multirole.core.logprobs import head_at, score
 from multirole.core.measures import accuracy, mean_reward, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
-from multirole.core.rollout import Attempt, Rollout, turn_seed
+from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, transcript, turn_seed
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import Episode, Reward, Turn, Workflow, check_workflow
@@ -73,8 +73,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             Any object with `name`, `roles` (role to its number of slots) and `async def run(problem, call) -> Answer`.
         reward_funcs (`Callable`, `str`, `PreTrainedModel` or a list of these):
             As in TRL: `f(prompts, completions, **columns) -> list[float | None]`, one number per episode. `completions` are the
-            texts of the episodes' answers. The keyword `episodes` holds the episodes with all their turns. A function may set
-            `episode.reward` to a [`Reward`] with a reason and `is_correct`, which accuracy counts.
+            episodes' answers: texts, or message lists where the prompts are messages; `completion_ids` are their tokens. The keyword
+            `episodes` holds the episodes with all their turns. A function may set `episode.reward` to a [`Reward`] with a reason and
+            `is_correct`, which accuracy counts; its value is then the weighted sum of all functions.
         args ([`MultiRoleGRPOConfig`], *optional*):
             Configuration; by default that of TRL with shared policy.
         train_dataset, eval_dataset (`datasets.Dataset`):
@@ -114,11 +115,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
         check_workflow(workflow)
         check_dataset("train_dataset", train_dataset)
-        self.workflow, self.policy = workflow, parse_policy(args.policy, list(workflow.roles))
+        for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
+            if dataset is not None:
+                check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset)
+        self.workflow, self.policy = workflow, parse_policy(args.policy or "sp", list(workflow.roles))
         self.adapters = adapter_names(self.policy)
-        if unknown := set(args.role_beta or {}) - set(self.policy):
+        role_beta = args.role_beta if isinstance(args.role_beta, dict) else {}
+        if unknown := set(role_beta) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
-        self.betas = {role: (args.role_beta or {}).get(role, args.beta) or 0.0 for role in self.policy}
+        self.betas = {role: role_beta.get(role, args.beta) or 0.0 for role in self.policy}
         args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         self._last_grad_norm, self._published = torch.tensor(0.0), -1
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
@@ -127,10 +132,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             reward_funcs = [reward_funcs]
         if args.max_steps <= 0:  # passes over the dataset, as iterations
             args.max_steps = math.ceil(args.num_train_epochs * len(train_dataset) / args.n_problems)
+        peft_model = with_adapters(model, peft_config, self.adapters, args)
+        if isinstance(model, str):
+            processing_class = processing_class or load_processor(model, args)
+            args.model_init_kwargs = None  # used; TRL would warn that they are not
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
-                model=with_adapters(model, peft_config, self.adapters, args),
+                model=peft_model,
                 reward_funcs=[checked_reward(function) for function in reward_funcs],
                 args=args,
                 train_dataset=train_dataset.add_column(INDEX, list(range(len(train_dataset)))),
@@ -161,7 +170,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         )
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            max_turns=args.max_turns,
+            functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
         )  # fmt: skip
 
     @property
@@ -177,7 +186,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- data order, optimizer and schedule
 
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
-        args, length = self.args, self.args.n_episodes * self.args.max_steps
+        args, length = self.args, self.args.generation_batch_size * self.args.max_steps
         return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -240,7 +249,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for index in itertools.chain.from_iterable(gather_objects([row.pop(INDEX) for row in inputs])):
             self._attempts.append((self.problems[index], seen[index]))
             seen[index] += 1
+        n_tokens = self.state.num_input_tokens_seen
         scored = super()._generate_and_score_completions(inputs)
+        turns = [turn for episode in self._episodes for turn in episode.turns]  # TRL saw the last of each episode
+        n_tokens += sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
+        self.state.num_input_tokens_seen = n_tokens
+        self._metrics["train"]["num_tokens"] = [n_tokens]
+        shown = self._logs["completion"]  # of `log_completions`
+        for i, episode in enumerate(self._episodes, start=len(shown) - len(self._episodes)):
+            shown[i] = transcript(episode)
         own = [(row["episodes"].reward, a) for row, a in zip(inputs, scored["advantages"].tolist(), strict=True)]
         for episode, (reward, advantage) in zip(
             self._episodes, itertools.chain.from_iterable(gather_objects(own)), strict=True
@@ -263,13 +280,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (N, F)
+        ids = [answer_ids(self._tokenizer, episode) for episode in episodes]
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)  # (N, F)
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         own = rewards[start : start + len(inputs)]
         values = (own * self.reward_weights.to(own.device)).nansum(1).tolist()
         for episode, value, is_left_out in zip(episodes, values, own.isnan().all(1).tolist(), strict=True):
             if episode.reward is None and not is_left_out:
                 episode.reward = Reward(value)
+            elif episode.reward is not None and len(self.reward_funcs) > 1:  # set by one of several functions
+                episode.reward = replace(episode.reward, value=value)
             if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
                 episode.reward = replace(episode.reward, reason=episode.answer.reason)
         return rewards

@@ -79,9 +79,9 @@ class Episode:
     reward: Reward | None = None
     advantage: float = 0.0
 
-    def group(self, n_episodes: int) -> tuple[str, int]:
+    def group(self, num_generations: int) -> tuple[str, int]:
         """The n attempts that are compared. A problem drawn twice in an iteration makes two groups."""
-        return self.problem.id, self.index // n_episodes
+        return self.problem.id, self.index // num_generations
 
 
 class Call(Protocol):

@@ -191,7 +191,7 @@ class Bench:
     def __init__(self, trainer: MultiRoleGRPOTrainer) -> None:
         self.trainer, self.model, self.adapters = trainer, trainer.peft_model, trainer.adapters
         self.graded_by = (trainer.reward_funcs, trainer.reward_weights)
-        self.indices = list(itertools.islice(trainer._get_train_sampler(), trainer.args.n_episodes))
+        self.indices = list(itertools.islice(trainer._get_train_sampler(), trainer.args.generation_batch_size))
         self.order = [trainer.problems[i].id for i in dict.fromkeys(self.indices)]
         """Ids of the trained problems."""
         self.noises: dict[str, float] = {}

@@ -172,7 +172,7 @@ def problems(case: Case) -> Verdict:
     """A pass over the data has every problem once and the next pass another order, and what is drawn is what is trained."""
     bench, trainer = case.bench, case.bench.trainer
     n, size, steps = len(trainer.problems), trainer.args.num_generations, trainer.args.max_steps
-    trainer.args.max_steps = 2 * math.ceil(n * size / trainer.args.n_episodes)
+    trainer.args.max_steps = 2 * math.ceil(n * size / trainer.args.generation_batch_size)
     drawn = list(trainer._get_train_sampler())[: 2 * n * size]
     trainer.args.max_steps = steps
     passes = [drawn[start : start + n * size] for start in (0, n * size)]

@@ -159,10 +159,13 @@ class VLLMEngine:
         if not all(isinstance(config, LoraConfig) for config in configs):
             raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
         n_engines = max(1, args.world_size // args.vllm_tensor_parallel_size)
-        at_once = args.n_episodes // n_engines * max(trainer.workflow.roles.values())
+        dtype = model.get_base_model().dtype
+        if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
+            dtype = torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16  # as it computes
+        at_once = args.generation_batch_size // n_engines * max(trainer.workflow.roles.values())
         return cls(
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
-            args.max_prompt_tokens + args.max_completion_length, model.get_base_model().dtype,
+            args.max_prompt_tokens + args.max_completion_length, dtype,
             args.vllm_gpu_memory_utilization, args.vllm_tensor_parallel_size,
             min(args.vllm_max_num_seqs, at_once), args.vllm_max_num_batched_tokens,
         )  # fmt: skip

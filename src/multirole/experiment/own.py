@@ -91,9 +91,10 @@ def _check_name(kind: str, own: Any, builtin: Collection[str]) -> None:
 
 
 def _digest(given: object, about: str, code: list[Any]) -> str:
-    """The sha256 of the file that an own workflow or task was named by, or else of what distinguishes the object."""
+    """The sha256 of what an own workflow or task says of itself (a task: its rows' checksums) and of its file or its source."""
     if isinstance(given, str):
-        return hashlib.sha256(Path(given.rpartition(":")[0]).expanduser().read_bytes()).hexdigest()
+        file = Path(given.rpartition(":")[0]).expanduser()
+        return hashlib.sha256(about.encode() + file.read_bytes()).hexdigest()
     try:
         return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
     except OSError as error:

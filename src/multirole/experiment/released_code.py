@@ -57,7 +57,7 @@ class RowCuts(MultiRoleCallback):
         for row in mountain(self.rows) if self.row_order == "mountain" else rows:
             owned.setdefault(row.adapter, []).append(row)
         steps.clear()
-        size = trainer.args.n_episodes
+        size = trainer.args.generation_batch_size
         for adapter, own in owned.items():
             cut = trainer.args.updates == "per_batch" and self.minibatch_split == "sequential"
             steps[adapter] = sequential(own, size) if cut else optimizer_steps(own, trainer.args)

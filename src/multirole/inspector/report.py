@@ -47,7 +47,7 @@ def plot_roles(folder: str | Path) -> Figure:
 
 
 def plot_gradients(folder: str | Path) -> Figure:
-    """The per-role curves of the gradients: who owns an adapter, and whether same-role slots pull together."""
+    """The per-role curves of the gradients: who owns an adapter, and how noisy one slot's part is."""
     return _plot_panels(folder, "gradients")
 
 

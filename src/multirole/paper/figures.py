@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -74,7 +75,7 @@ def figures(results: Results) -> list[Plate]:
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
         figure_6(results), figure_6_falls(results), figure_of_skills(results),
         *(figure_of_roles(results, task) for task in results.grid.tasks),
-        *(figure_of_regimes(results, task) for task in results.grid.tasks if len(_by_regime(results, task)) > 1),
+        *(figure_of_regimes(results, task) for task in results.grid.tasks if _by_regime(results, task)["regime"].nunique() > 1),
     ]  # fmt: skip
 
 
@@ -327,34 +328,31 @@ def figure_of_roles(results: Results, task: str) -> Plate:
 
 def figure_of_regimes(results: Results, task: str) -> Plate:
     """Validation accuracy over training, a row per regime that has runs and a column per workflow."""
-    shown, workflows = _by_regime(results, task), ("single", *WORKFLOWS)
-    figure = Figure(figsize=(6.8, 0.9 + 1.5 * len(shown)), layout="constrained")
-    grid = figure.subplots(len(shown), len(workflows), sharex=True, sharey=True, squeeze=False)
-    for (name, curves), line in zip(shown.items(), grid, strict=True):
-        for (workflow, policy), of_seeds in curves.items():
-            axes, colour = line[workflows.index(workflow)], POLICY_COLOURS[policy]
-            axes.plot(of_seeds, color=colour, lw=0.5, alpha=0.4)
-            axes.plot(of_seeds.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.7, zorder=3)
-        line[0].set_ylabel(name)
-        line[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    for workflow, above, below in zip(workflows, grid[0], grid[-1], strict=True):
-        above.set_title(WORKFLOW_NAMES[workflow])
-        below.set_xlabel("iteration")
-    _legend(figure, _policies(lw=1.7))
-    return plate(results, "regimes", figure, f"regimes_{task}", task=TASK_NAMES[task])
+    named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
+    facets = sns.relplot(
+        _by_regime(results, task), kind="line", x="iteration", y="validation accuracy", row="regime", col="workflow", hue="policy",
+        style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
+        dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
+        errorbar=("pi", 100), height=1.5, aspect=1.1, facet_kws={"margin_titles": True},
+    )  # fmt: skip
+    facets.set_titles(col_template="{col_name}", row_template="{row_name}")
+    facets.set(ylim=(0, 1))
+    for axes in facets.axes.flat:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    plt.close(facets.figure)  # a notebook shows plates
+    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
 
 
-def _by_regime(results: Results, task: str) -> dict[str, dict[tuple[str, str], pd.DataFrame]]:
-    """Regime -> (workflow, policy) -> validation accuracy (evaluated steps, seeds), where there are runs."""
-    cells = [("single", "sp"), *product(WORKFLOWS, POLICIES)]
-    runs = {name: {cell: regime.runs(*cell, task) for cell in cells} for name, regime in regimes_of(results).items()}
-    found = {
-        name: {
-            cell: pd.DataFrame({seed: run.accuracy for seed, run in of.items()}) for cell, of in by_cell.items() if of
-        }
-        for name, by_cell in runs.items()
-    }
-    return {name: curves for name, curves in found.items() if curves}
+def _by_regime(results: Results, task: str) -> pd.DataFrame:
+    """Validation accuracy of every evaluated step of every run, in all regimes."""
+    rows = [
+        (name, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
+        for name, regime in regimes_of(results).items()
+        for workflow, policy in [("single", "sp"), *product(WORKFLOWS, POLICIES)]
+        for seed, run in regime.runs(workflow, policy, task).items()
+        for step, accuracy in run.accuracy.items()
+    ]
+    return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "validation accuracy"])
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:

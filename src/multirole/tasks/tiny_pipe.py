@@ -169,9 +169,9 @@ def read_program(source: str) -> Reads | None:
 def _reward(reads: tuple[tuple[str, int], ...], expected: tuple[int, ...], is_all_pass: bool) -> Reward:
     """What the sandbox would say of a program with these reads."""
     reasons = []
-    for xs, value in zip(TESTS, expected, strict=True):
+    for xs, due in zip(TESTS, expected, strict=True):
         try:
-            reasons.append("passed" if run(list(reads), xs) == value else "wrong_answer")
+            reasons.append("passed" if run(list(reads), xs) == due else "wrong_answer")
         except IndexError:
             reasons.append("error")
         if is_all_pass and reasons[-1] != "passed":
