@@ -21,6 +21,7 @@ from multirole.paper.claims import DECLARED as CLAIMS
 from multirole.paper.factorial import Arm, arms, contrasts, is_unstable, of_arms, predictors
 from multirole.paper.figures import figures_of_study
 from multirole.paper.grid import Grid
+from multirole.paper.measures import accuracy
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, Run, key_of
 from multirole.paper.statistics import Interval
@@ -211,12 +212,18 @@ def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
 def test_controls_count_what_was_spent(results, study):
     given = GIVEN | {"variants": GIVEN["variants"] | {
         "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
+        "the same": {"question": "controls", "parameters": {"n_episodes": 8}, "cells": ["single sp math"]},
     }}  # fmt: skip
     values = controls(results, Study.of(results.grid, given)).set_index(["run", "number"])["value"]
     cell = results.grid.cell("voting", "sp", "math", 0)
     steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
     assert values["Voting-SP", "optimizer steps"] == len(steps)
     assert "Single agent, more" not in values  # not trained here
+    peaks = {
+        key: accuracy(results, *key, "math", "best", seeds=(0, 1)).interval.mean
+        for key in (("voting", "sp"), ("single", "sp"))
+    }
+    assert values["Voting-SP", "peak − the same"] == pytest.approx(peaks["voting", "sp"] - peaks["single", "sp"])
     assert not len(controls(results, study))  # asked of no task
 
 

@@ -202,8 +202,12 @@ def covered(results: Results, study: Study) -> pd.DataFrame:
 
 
 def controls(results: Results, study: Study) -> pd.DataFrame:
-    """The single agent matched on iterations, updates and sampled tokens, beside the workflows of the same task."""
+    """The single agent matched on iterations, updates and sampled tokens, beside the workflows of the same task.
+
+    Every workflow's peak is also compared, paired by seed, with that of each variant of the single agent.
+    """
     runs: dict[tuple[str, str], list[Run]] = {}
+    agents: dict[tuple[str, str], dict[int, Run]] = {}  # (task, variant) -> seed -> run
 
     def add(cell: Cell, variant: str) -> None:
         name = ", ".join(filter(None, [cell_name(cell.workflow, cell.policy_name), variant]))
@@ -217,6 +221,8 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         for variant, _, cell in [*study.runs("controls"), *study.runs("updates")]:
             if cell.task == task:
                 add(cell, variant)
+            if cell.task == task and cell.workflow == "single" and (run := results.find(cell)):
+                agents.setdefault((task, variant), {})[cell.seed] = run
     rows = []
     for (task, name), found in runs.items():
         where = {"task": task, "run": name}
@@ -224,6 +230,10 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
         rows += [number(place, over_seeds(outcomes(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
+        for (of, variant), twins_of in agents.items() if found[0].cell.workflow != "single" else ():
+            if both := [run for run in found if of == task and run.cell.seed in twins_of]:
+                apart = difference(outcomes(both, "best"), outcomes([twins_of[run.cell.seed] for run in both], "best"))
+                rows.append(number(f"peak − {variant}", apart, "difference", **where))
     return pd.DataFrame(rows)
 
 
