@@ -130,12 +130,17 @@ def paper(argv: list[str]) -> int:
     parser.add_argument("--page", action="store_true", help="write only the page of results, from what is there")
     arguments = parser.parse_args(argv)
     folder = arguments.folder
-    from multirole.experiment.settings import refusing
+    from multirole.experiment.settings import Refused, refusing
     from multirole.paper.grid import Grid
 
     with refusing():
         Grid.read(folder)
-    from multirole.paper.build import build, publish
+    try:
+        from multirole.paper.build import build, publish
+    except ModuleNotFoundError as error:  # of the extra `study`
+        raise Refused(
+            f"Tables and figures need {error.name}, which is not installed. Install multirole with its 'study' extra."
+        ) from error
 
     lines = [] if arguments.page else [f"missing: {name}" for name in build(folder).missing()]
     if (folder / "page.yaml").exists():
