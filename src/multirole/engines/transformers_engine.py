@@ -41,16 +41,6 @@ PoolKind = tuple[int, int]
 """(class of prompt length, class of group size; 0 for pools that share nothing)."""
 
 
-@dataclass
-class Stats:
-    """Counters since construction. `prefill_tokens` counts each shared prompt once, `prompt_tokens` once per request."""
-
-    prompt_tokens: int = 0
-    prefill_tokens: int = 0
-    completion_tokens: int = 0
-    steps: int = 0
-
-
 def uniform(seed: Tensor, index: Tensor) -> Tensor:
     """Counter-based uniforms in [0, 1): a splitmix64 hash of (seed, index), both int64 (N,), as float64 (N,)."""
     return (_mix(_mix(seed) + index * -7046029254386353131) >> 11 & (1 << 53) - 1).double() * 2.0**-53
@@ -89,7 +79,7 @@ class TransformersEngine:
 
     def __init__(self, eos_id: int, max_rows: int = 384, max_length: int = 1024) -> None:
         self.eos_id, self.max_rows, self.max_length = eos_id, max_rows, max_length
-        self.stats = Stats()
+        self.prefill_tokens = 0  # so far; a shared prompt counts once
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[PoolKind, Pool] = {}
@@ -198,7 +188,6 @@ class TransformersEngine:
         pool.state[start:stop] = torch.tensor(rows)
         pool.temperature[start:stop] = torch.tensor([r.temperature for _, _, r in items])
         pool.n, pool.is_placed = stop, False
-        self.stats.prompt_tokens += sum(len(request.prompt_ids) for _, _, request in items)
         for group in prompts.keys() & running.keys():
             length, slot = len(prompts.pop(group)), running[group]
             if not pool.is_shared:
@@ -219,7 +208,7 @@ class TransformersEngine:
         Padding is overwritten or masked later: a row only ever attends to positions that were written for it.
         """
         shape = (len(batch), longest)
-        self.stats.prefill_tokens += sum(len(ids) for ids, _ in batch)
+        self.prefill_tokens += sum(len(ids) for ids, _ in batch)
         tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=kv.device)  # (B, T)
         positions = torch.arange(longest, device=kv.device).repeat(len(batch))  # (B * T,)
         slots = torch.tensor([slot for _, slots in batch for slot in slots], device=kv.device)
@@ -264,8 +253,6 @@ class TransformersEngine:
         hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
         logits = F.linear(hidden[back] if several else hidden, self.weights[None].head)  # (N, V)
         tokens, logprobs = sample(logits, temperature, uniform(state[:, 3], state[:, 7]))
-        self.stats.steps += 1
-        self.stats.completion_tokens += len(tokens)
         for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):
             n = pool.n
             slots = torch.arange(n, device=new.device)
