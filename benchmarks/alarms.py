@@ -7,7 +7,7 @@ the next interval: is the score, the highest of the interval's iterations and of
 evaluation that is still good? *Seen* asks for the same interval: does the score show the fall that the evaluation at its end
 finds? *Skill lost* takes every interval: does the score show that a judging role adds at most `LOST` over its trivial twin
 (`multirole.diagnostics.skills`) at the interval's end? The threshold is the one with the largest sensitivity + specificity - 1 (Youden's J) on the runs of seed 0; AUC and J are
-of the runs of all other seeds, and `j, stress` of those among them that train at the grid's rate and constant schedule; `j, rule` is J at the threshold that the rule has. A score
+of the runs of all other seeds, and `j, stress` of those among them that train in the stressed regime; `j, rule` is J at the threshold that the rule has. A score
 is worth its code if its J there is above that of every baseline: the *clock* (iterations so far), the *optimizer steps* per
 iteration, and the *rate x steps*, how far these steps can go, all known before training. *rings* counts runs of the other seeds
 with a score above the threshold at any time, falling ones and others apart.
@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from measuring import write
 from scipy.stats import rankdata
 
 from multirole.diagnostics.alarms import BASELINE, RULES, change_of
@@ -137,13 +136,6 @@ def judged(table: pd.DataFrame, score: str, target: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def table(measured: dict[str, object]) -> str:
-    """The table of docs/results.md: what was tried as a forecast of a fall, the best first."""
-    ahead = sorted((line for line in measured["scores"] if line["target"] == "ahead"), key=lambda line: -line["j"])
-    columns = ["score", "auc", "j", "j, stress", "rings, falling runs", "rings, other runs"]
-    return pd.DataFrame(ahead)[columns].to_markdown(index=False, floatfmt=".2f")
-
-
 def main(argv: list[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,8 +145,8 @@ def main(argv: list[str]) -> None:
     known = intervals(arguments.folder)
     lines = [judged(known, name, target) for target in TARGETS for name in (*BASELINES, *SCORES)]
     print(pd.DataFrame(lines).round(3).to_markdown(index=False))
-    measured = {"intervals": len(known), "scores": lines}
-    write("alarms", arguments.out, measured, table(measured), "results")
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"intervals": len(known), "scores": lines}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

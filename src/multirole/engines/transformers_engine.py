@@ -10,7 +10,6 @@ are bit-identical. Not covered: other models, biases, sliding windows, RoPE that
 """
 
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
