@@ -30,11 +30,11 @@ def shown(found: dict[str, float]) -> str:
     return f"{found['median']:.2f} [{found['min']:.2f}, {found['max']:.2f}]"
 
 
-def write(name: str, out: Path | None, result: dict, table: str, page: str = "speed") -> None:
-    """Write a benchmark's result, if it goes to a file, and its table between its marks in a page of docs/."""
+def write(name: str, out: Path | None, result: dict, table: str) -> None:
+    """Write a benchmark's result, if it goes to a file, and its table between its marks in docs/speed.md."""
     if out is None:
         return
     out.write_text(json.dumps(result, indent=1) + "\n")
-    path = ROOT / "docs" / f"{page}.md"
+    path = ROOT / "docs" / "speed.md"
     before, mark, rest = path.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
     path.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")
