@@ -14,6 +14,7 @@ from multirole.__main__ import pack as command
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import is_done, write_done
+from multirole.inspector.episodes import describe_turn
 from multirole.paper import pack
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,18 @@ def equal(recorded: Path, unpacked: Path) -> None:
                 assert before == after, (file, name)
     for name in ("config.json", "provenance.json"):
         assert json.loads((recorded / name).read_text()) == json.loads((unpacked / name).read_text())
+
+
+def test_runs_that_are_not_packed_whole_keep_their_texts(folder, tmp_path):
+    pack.pack(folder, whole=[])
+    unpacked = pack.unpack(folder, IP.id, tmp_path / "out")
+    files = sorted((folder / IP.id / "turns").iterdir())
+    for file in files:
+        before, after = pd.read_parquet(file), pd.read_parquet(unpacked / "turns" / file.name)
+        assert after["text"].tolist() == before["text"].tolist()
+        assert "tokens" not in after or after["tokens"].isna().all()
+        assert "".join(describe_turn(after.iloc[0].to_dict())["pieces"]) == before["text"].iloc[0]
+    assert files and set(pack.read(folder, "turns", [IP.id], ["text"])["text"]) >= set(before["text"])
 
 
 def test_what_was_packed_is_unpacked(folder, tmp_path):

@@ -333,7 +333,7 @@ def figure_of_regimes(results: Results, task: str) -> Plate:
         _by_regime(results, task), kind="line", x="iteration", y="validation accuracy", row="regime", col="workflow", hue="policy",
         style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
         dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
-        errorbar=("pi", 100), height=1.5, aspect=1.1, facet_kws={"margin_titles": True},
+        errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
     )  # fmt: skip
     facets.set_titles(col_template="{col_name}", row_template="{row_name}")
     facets.set(ylim=(0, 1))
@@ -344,7 +344,7 @@ def figure_of_regimes(results: Results, task: str) -> Plate:
 
 
 def _by_regime(results: Results, task: str) -> pd.DataFrame:
-    """Validation accuracy of every evaluated step of every run, in all regimes."""
+    """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
     rows = [
         (name, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
         for name, regime in regimes_of(results).items()
@@ -352,7 +352,11 @@ def _by_regime(results: Results, task: str) -> pd.DataFrame:
         for seed, run in regime.runs(workflow, policy, task).items()
         for step, accuracy in run.accuracy.items()
     ]
-    return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "validation accuracy"])
+    found = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "validation accuracy"])
+    has_workflow = (
+        found.groupby("regime")["workflow"].transform("nunique") > 1
+    )  # a single agent's runs are of two regimes
+    return found[has_workflow]
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:

@@ -6,7 +6,8 @@
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
-All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems. Floats are stored
+All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems, and the tokens
+with their log-probs of runs beside the grid's, whose texts stay. Floats are stored
 as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
 left out where it is that of its tokens, and put back on reading.
 """
@@ -38,11 +39,15 @@ DERIVED = ("alarms",)
 """Tables that older runs have and that are read off `roles` now; they are neither packed nor unpacked."""
 
 
-def pack(folder: str | Path, runs: str | Path | None = None) -> list[str]:
+PER_TOKEN = {"turns": {"tokens", "logprobs", "base_logprobs"}}
+"""What is left out of runs that are not packed whole: three quarters of their bytes."""
+
+
+def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:
     """Pack what is finished in `<results_dir>/<scale>`, or in another such folder `runs`; return what was added or replaced.
 
-    A run or evaluation whose checksums are the packed ones is left alone. Raises ValueError where a file does not match
-    the checksum in its folder's DONE.
+    Runs other than those named in `whole` are packed without their tokens and log-probs; None packs all of them. A run or evaluation
+    whose checksums are the packed ones is left alone. Raises ValueError where a file does not match the checksum in its folder's DONE.
     """
     folder, runs = Path(folder), Path(runs or folder)
     old = index(folder)
@@ -56,7 +61,7 @@ def pack(folder: str | Path, runs: str | Path | None = None) -> list[str]:
         files = {name: _tables(path) for name, path in new.items()}
         for table in sorted(set().union(*files.values())):
             added = [(name, file) for name, held in files.items() for file in held.get(table, ())]
-            _append(folder / f"{table}.parquet", added, list(kept["run"]))
+            _append(folder / f"{table}.parquet", added, list(kept["run"]), whole)
         about = pd.concat([kept, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
         _write(folder / "runs.parquet", [pa.Table.from_pandas(about, preserve_index=False)])
     return list(new)
@@ -76,7 +81,8 @@ def read(
     if not path.exists():
         return pd.DataFrame(columns=["run"])
     wanted = None if runs is None else pc.field("run").isin(pa.array(runs, pa.string()))
-    asked = [*columns, "tokens"] if name == "turns" and columns else columns
+    has_tokens = name == "turns" and "tokens" in pq.read_schema(path).names
+    asked = [*columns, "tokens"] if has_tokens and columns else columns
     table = _as_recorded(pq.read_table(path, columns=asked, filters=wanted, read_dictionary=["run"]))
     return table.select(columns or table.column_names).to_pandas()
 
@@ -95,8 +101,9 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     for name, columns in json.loads(row["columns"]).items():
         if name in DERIVED:
             continue
-        columns = [column for column in columns if column not in LEFT_OUT.get(name, ())]
-        packed = pq.read_table(Path(folder) / f"{name}.parquet", columns=columns, filters=[("run", "==", run)])
+        path = Path(folder) / f"{name}.parquet"
+        columns = [column for column in columns if column in pq.read_schema(path).names]  # others were left out
+        packed = pq.read_table(path, columns=columns, filters=[("run", "==", run)])
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
         if name == "turns":
             for step in pc.unique(table["step"]).to_pylist():
@@ -150,10 +157,14 @@ def _about(folder: Path) -> dict[str, object]:
     }
 
 
-def _append(path: Path, added: list[tuple[str, Path]], kept: list[str]) -> None:
+def _append(path: Path, added: list[tuple[str, Path]], kept: list[str], whole: Collection[str] | None) -> None:
     """Append the files of runs to a packed table, of which only the rows of `kept` runs remain."""
-    left_out = LEFT_OUT.get(path.stem, ())
-    schemas = [_as_packed(pq.read_schema(file).empty_table(), left_out).schema for _, file in added]
+
+    def left_out(run: str) -> set[str]:
+        always = LEFT_OUT.get(path.stem, set())
+        return always if whole is None or run in whole else always | PER_TOKEN.get(path.stem, set())
+
+    schemas = [_as_packed(pq.read_schema(file).empty_table(), left_out(run)).schema for run, file in added]
     schema = pa.unify_schemas([pa.schema({"run": pa.string()}), *schemas], promote_options="permissive")
     old = pq.ParquetFile(path) if path.exists() else None
     if old:
@@ -163,7 +174,7 @@ def _append(path: Path, added: list[tuple[str, Path]], kept: list[str]) -> None:
         for i in range(old.num_row_groups if old else 0):
             yield old.read_row_group(i).filter(pc.field("run").isin(pa.array(kept, pa.string())))
         for run, file in added:
-            table = _as_packed(pq.read_table(file), left_out)
+            table = _as_packed(pq.read_table(file), left_out(run))
             yield table.add_column(0, "run", pa.array([run] * len(table)))
 
     _write(path, (pa.concat_tables([schema.empty_table(), part], promote_options="permissive") for part in parts()))
