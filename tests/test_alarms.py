@@ -1,8 +1,10 @@
 """Alarms: each rings on its own trouble, none on healthy noise, once per episode of trouble, the same after a resume."""
 
+import json
 import logging
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,3 +142,25 @@ def test_reward_fall_is_silent_where_no_committed_run_of_arithmetic_falls():
         alarms.replay(rows.sort_values("iteration", kind="stable").to_dict("records"))
         rang |= {run} if alarms.log else set()
     assert all(first_fall(accuracy[run]) for run in rang)
+
+
+def test_what_metrics_says_of_their_worth_was_measured():
+    root = Path(__file__).parents[1]
+    scores = json.loads((root / "results" / "bench" / "alarms.json").read_text())["scores"]
+    found = {(line["target"], line["score"]): line for line in scores}
+    alarms = [
+        line for line in scores if line["target"] == "ahead" and not line["score"].startswith(("baseline", "removed"))
+    ]
+    known, drift = "baseline: rate x steps", "policy_drift: max_logprob_gap, level"
+    fall = "reward_fall: reward, below best"
+    expected = [
+        found["ahead", known]["j"], max(line["j"] for line in alarms),
+        found["seen", drift]["j, rule"], found["seen", fall]["j, rule"], found["seen", known]["j"],
+    ]  # fmt: skip
+    said = re.search(
+        r"known before training, has J N, the best alarm N.* `policy_drift` has J N at its own threshold, `reward_fall` N, and "
+        r"learning rate × steps N\.".replace("N", r"(\d\.\d\d)"),
+        re.sub(r"\s+", " ", (root / "METRICS.md").read_text(encoding="utf-8")),
+    )
+    assert said and [float(one) for one in said.groups()] == [round(value, 2) for value in expected]
+    assert expected[0] > expected[1], "an alarm is a forecast after all"

@@ -2,8 +2,8 @@
 
 Every rule compares a metric's *level*, the median of its last `SMOOTH` iterations, with where it stood before. `reward_fall` and
 `policy_drift` see a fall before the evaluation that shows it, `one_verdict` and `format_loss` the loss of a role's skill. None is a
-forecast: on an earlier base and on seeds that had set no threshold, nothing announced falls better than learning rate x optimizer steps
-does, which is known before training (`benchmarks/alarms.py` measures it). Rules that did not beat such baselines were removed.
+forecast: on seeds that had set no threshold, nothing announces falls better than learning rate x optimizer steps does, which is known
+before training (`benchmarks/alarms.py` measures it). Rules that were meant to announce them were removed.
 
 `alarm_callback` lets them ring in a training; readers of a run take them from its `roles` table. Not covered: trouble within the first
 `BASELINE` iterations, which becomes the baseline, and a role that is bad from the start.
