@@ -11,7 +11,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # the same names once more: type checkers read no strings
     from multirole.core.config import MultiRoleGRPOConfig
-    from multirole.core.hooks import MultiRoleCallback
+    from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
+    from multirole.core.rows import Row
     from multirole.core.trainer import MultiRoleGRPOTrainer
     from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow, assistant, user
     from multirole.diagnostics.metrics import RoleDiagnostics
@@ -20,7 +21,8 @@ if TYPE_CHECKING:  # the same names once more: type checkers read no strings
 
 _HOME = {
     "multirole.core.config": ("MultiRoleGRPOConfig",),
-    "multirole.core.hooks": ("MultiRoleCallback",),
+    "multirole.core.hooks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
+    "multirole.core.rows": ("Row",),
     "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
     "multirole.core.types": ("Answer", "Episode", "Problem", "Reward", "Turn", "Workflow", "assistant", "user"),
     "multirole.diagnostics.metrics": ("RoleDiagnostics",),
