@@ -6,8 +6,8 @@
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
-All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems, and the tokens
-with their log-probs of runs beside the grid's, whose texts stay. Floats are stored
+All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems, and what
+`DETAILS` names of runs beside the grid's, whose texts stay. Floats are stored
 as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
 left out where it is that of its tokens, and put back on reading.
 """
@@ -39,14 +39,21 @@ DERIVED = ("alarms",)
 """Tables that older runs have and that are read off `roles` now; they are neither packed nor unpacked."""
 
 
-PER_TOKEN = {"turns": {"tokens", "logprobs", "base_logprobs"}}
-"""What is left out of runs that are not packed whole: three quarters of their bytes."""
+DETAILS = {
+    "turns": {"tokens", "logprobs", "base_logprobs"},
+    "steps": {
+        "perplexity", "entropy", "chi2", "chi2_raw", "kl", "k3_kl", "clip_fraction", "max_logprob_gap", "grad_norm",
+    },
+    "episodes": {"advantage"},
+}  # fmt: skip
+"""What is left out of runs that are not packed whole, most of their bytes: numbers by token and by optimizer step, whose means by iteration
+are in `roles`, and advantages, which follow from the rewards."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:
     """Pack what is finished in `<results_dir>/<scale>`, or in another such folder `runs`; return what was added or replaced.
 
-    Runs other than those named in `whole` are packed without their tokens and log-probs; None packs all of them. A run or evaluation
+    Runs other than those named in `whole` are packed without `DETAILS`; None packs all of them. A run or evaluation
     whose checksums are the packed ones is left alone. Raises ValueError where a file does not match the checksum in its folder's DONE.
     """
     folder, runs = Path(folder), Path(runs or folder)
@@ -162,7 +169,7 @@ def _append(path: Path, added: list[tuple[str, Path]], kept: list[str], whole: C
 
     def left_out(run: str) -> set[str]:
         always = LEFT_OUT.get(path.stem, set())
-        return always if whole is None or run in whole else always | PER_TOKEN.get(path.stem, set())
+        return always if whole is None or run in whole else always | DETAILS.get(path.stem, set())
 
     schemas = [_as_packed(pq.read_schema(file).empty_table(), left_out(run)).schema for run, file in added]
     schema = pa.unify_schemas([pa.schema({"run": pa.string()}), *schemas], promote_options="permissive")
