@@ -330,7 +330,7 @@ def figure_of_regimes(results: Results, task: str) -> Plate:
     """Validation accuracy over training, a row per regime that has runs and a column per workflow."""
     named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
     facets = sns.relplot(
-        _by_regime(results, task), kind="line", x="iteration", y="validation accuracy", row="regime", col="workflow", hue="policy",
+        _by_regime(results, task), kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
         style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
         dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
         errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
@@ -352,7 +352,7 @@ def _by_regime(results: Results, task: str) -> pd.DataFrame:
         for seed, run in regime.runs(workflow, policy, task).items()
         for step, accuracy in run.accuracy.items()
     ]
-    found = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "validation accuracy"])
+    found = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
     has_workflow = (
         found.groupby("regime")["workflow"].transform("nunique") > 1
     )  # a single agent's runs are of two regimes
