@@ -19,7 +19,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
 from multirole.paper import figures as drawing
 from multirole.paper.claims import regimes_of
-from multirole.paper.figures import figure_2, figure_of_regimes, figures
+from multirole.paper.figures import accuracy_by_regime, figure_2, figure_of_regimes, figures
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.measures import accuracy, amplitudes, base, matched, over_first, smoothed, typical
 from multirole.paper.results import Key, Results
@@ -140,7 +140,7 @@ def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
     )
     paper, empty = (regimes_of(finished)[name] for name in ("paper", "stress"))
     monkeypatch.setattr(drawing, "regimes_of", lambda _: {"paper": paper, "stress": empty, "again": paper})
-    figure = figure_of_regimes(finished, "math").figure
+    figure = figure_of_regimes(finished, "math", accuracy_by_regime(finished, "math")).figure
     assert len(figure.axes) == 2 * 4  # paper and again; the single agent and three workflows
     voting = figure.axes[4 + 2]
     lines = {line.get_color(): line for line in voting.lines}

@@ -102,7 +102,7 @@ def test_completion_ids_are_those_of_the_answer(score, tokenizer):
 
 
 def test_tokens_and_transcripts_are_of_all_turns(score):
-    episodes = score(by_index, Voting())
+    episodes = score(by_index, Voting(), log_completions=True)
     turns = [turn for episode in episodes for turn in episode.turns]
     n_tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
     trainer = score.trainer

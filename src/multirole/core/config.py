@@ -146,14 +146,18 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
                 "`step_tokens`, and nothing else uses it."
             )
-        weights = {"beta": self.beta or 0.0} | (self.role_beta if isinstance(self.role_beta, dict) else {})
-        for name, value in weights.items():
+        for name, value in ({"beta": self.beta or 0.0} | self.role_betas).items():
             if not value >= 0:
                 raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
         if self.advantage_group != "episode" and self.scale_rewards == "batch":
             raise ValueError(
                 f"`scale_rewards='batch'` with `advantage_group={self.advantage_group!r}` is not supported. Use 'group' or 'none'."
             )
+
+    @property
+    def role_betas(self) -> dict[str, float]:
+        """`role_beta` as it is once JSON has been read, empty without it."""
+        return self.role_beta if isinstance(self.role_beta, dict) else {}
 
     @property
     def n_problems(self) -> int:

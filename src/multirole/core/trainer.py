@@ -120,10 +120,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset)
         self.workflow, self.policy = workflow, parse_policy(args.policy or "sp", list(workflow.roles))
         self.adapters = adapter_names(self.policy)
-        role_beta = args.role_beta if isinstance(args.role_beta, dict) else {}
-        if unknown := set(role_beta) - set(self.policy):
+        if unknown := set(args.role_betas) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
-        self.betas = {role: role_beta.get(role, args.beta) or 0.0 for role in self.policy}
+        self.betas = {role: args.role_betas.get(role, args.beta) or 0.0 for role in self.policy}
         args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         self._last_grad_norm, self._published = torch.tensor(0.0), -1
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
@@ -255,9 +254,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         n_tokens += sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
         self.state.num_input_tokens_seen = n_tokens
         self._metrics["train"]["num_tokens"] = [n_tokens]
-        shown = self._logs["completion"]  # of `log_completions`
-        for i, episode in enumerate(self._episodes, start=len(shown) - len(self._episodes)):
-            shown[i] = transcript(episode)
+        if self.log_completions:
+            shown = self._logs["completion"]
+            for i, episode in enumerate(self._episodes, start=len(shown) - len(self._episodes)):
+                shown[i] = transcript(episode)
         own = [(row["episodes"].reward, a) for row, a in zip(inputs, scored["advantages"].tolist(), strict=True)]
         for episode, (reward, advantage) in zip(
             self._episodes, itertools.chain.from_iterable(gather_objects(own)), strict=True

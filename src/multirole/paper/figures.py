@@ -71,11 +71,12 @@ CLIFFS = {
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4 once per task, and Figure 6 a second time with this grid's own falls."""
+    by_regime = {task: accuracy_by_regime(results, task) for task in results.grid.tasks}
     return [
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
         figure_6(results), figure_6_falls(results), figure_of_skills(results),
         *(figure_of_roles(results, task) for task in results.grid.tasks),
-        *(figure_of_regimes(results, task) for task in results.grid.tasks if _by_regime(results, task)["regime"].nunique() > 1),
+        *(figure_of_regimes(results, task, runs) for task, runs in by_regime.items() if runs["regime"].nunique() > 1),
     ]  # fmt: skip
 
 
@@ -326,11 +327,11 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     return plate(results, "roles", figure, f"roles_{task}", task=TASK_NAMES[task])
 
 
-def figure_of_regimes(results: Results, task: str) -> Plate:
-    """Validation accuracy over training, a row per regime that has runs and a column per workflow."""
+def figure_of_regimes(results: Results, task: str, runs: pd.DataFrame) -> Plate:
+    """Validation accuracy over training (`accuracy_by_regime`), a row per regime and a column per workflow."""
     named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
     facets = sns.relplot(
-        _by_regime(results, task), kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
+        runs, kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
         style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
         dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
         errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
@@ -343,7 +344,7 @@ def figure_of_regimes(results: Results, task: str) -> Plate:
     return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
 
 
-def _by_regime(results: Results, task: str) -> pd.DataFrame:
+def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
     rows = [
         (name, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
@@ -353,9 +354,8 @@ def _by_regime(results: Results, task: str) -> pd.DataFrame:
         for step, accuracy in run.accuracy.items()
     ]
     found = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
-    has_workflow = (
-        found.groupby("regime")["workflow"].transform("nunique") > 1
-    )  # a single agent's runs are of two regimes
+    # the single agent takes one step anyway, so that its runs are of two regimes
+    has_workflow = found.groupby("regime")["workflow"].transform("nunique") > 1
     return found[has_workflow]
 
 

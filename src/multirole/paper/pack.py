@@ -109,7 +109,8 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         if name in DERIVED:
             continue
         path = Path(folder) / f"{name}.parquet"
-        columns = [column for column in columns if column in pq.read_schema(path).names]  # others were left out
+        held = set(pq.read_schema(path).names)
+        columns = [column for column in columns if column in held]  # others were left out
         packed = pq.read_table(path, columns=columns, filters=[("run", "==", run)])
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
         if name == "turns":

@@ -66,6 +66,13 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
 
 
+def paired(after: Iterable[Run], before: Iterable[Run], at: str) -> Interval | None:
+    """Outcomes of runs at a named checkpoint minus those of the other runs of the same seeds; None without such a pair."""
+    others = {run.cell.seed: run for run in before}
+    both = [run for run in after if run.cell.seed in others]
+    return difference(outcomes(both, at), outcomes([others[run.cell.seed] for run in both], at)) if both else None
+
+
 def beside(name: str, usual: np.ndarray, changed: np.ndarray, where: dict, unit: str = "accuracy") -> list[dict]:
     """A number of the twins and of the variant, and its change; one value per seed each."""
     change = f"change {'at' if unit == 'accuracy' else 'of'} the {name}"
@@ -99,10 +106,8 @@ def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     """One step per iteration against one step per batch of rows, and against the single agent."""
     found, rows, means = list(twins(results, study, "updates")), [], []
     for twin in found:
-        single = results.runs_of("single", "sp", twin.task)
         where = twin.where()
-        if both := [run for run in twin.changed if run.cell.seed in single]:
-            apart = difference(outcomes(both, "best"), outcomes([single[run.cell.seed] for run in both], "best"))
+        if apart := paired(twin.changed, results.runs_of("single", "sp", twin.task).values(), "best"):
             rows.append(number("peak − SA-RL", apart, "difference", **where))
             means.append(rows[-1]["value"])
     if len(means) >= LEAST_CELLS:
@@ -158,11 +163,10 @@ def power(results: Results, study: Study) -> pd.DataFrame:
     for x, place in SHOWN.items():
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            runs = {one: results.runs_of(workflow, one, task) for one in POLICIES}
-            ends = outcomes(runs[policy].values(), x).mean(axis=1)
+            runs = {one: results.runs_of(workflow, one, task).values() for one in POLICIES}
+            ends = outcomes(runs[policy], x).mean(axis=1)
             within += [ends - ends.mean()] if len(ends) > 1 else []
-            if policy == "ip" and (both := [seed for seed in runs["ip"] if seed in runs["sp"]]):
-                gap = difference(*(outcomes([runs[one][seed] for seed in both], x) for one in ("ip", "sp")))
+            if policy == "ip" and (gap := paired(runs["ip"], runs["sp"], x)):
                 compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
         if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
             freedom = sum(len(one) - 1 for one in within)
@@ -207,7 +211,7 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
     Every workflow's peak is also compared, paired by seed, with that of each variant of the single agent.
     """
     runs: dict[tuple[str, str], list[Run]] = {}
-    agents: dict[tuple[str, str], dict[int, Run]] = {}  # (task, variant) -> seed -> run
+    agents: dict[tuple[str, str], list[Run]] = {}  # (task, variant)
 
     def add(cell: Cell, variant: str) -> None:
         name = ", ".join(filter(None, [cell_name(cell.workflow, cell.policy_name), variant]))
@@ -222,7 +226,7 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
             if cell.task == task:
                 add(cell, variant)
             if cell.task == task and cell.workflow == "single" and (run := results.find(cell)):
-                agents.setdefault((task, variant), {})[cell.seed] = run
+                agents.setdefault((task, variant), []).append(run)
     rows = []
     for (task, name), found in runs.items():
         where = {"task": task, "run": name}
@@ -230,9 +234,8 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
         rows += [number(place, over_seeds(outcomes(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
-        for (of, variant), twins_of in agents.items() if found[0].cell.workflow != "single" else ():
-            if both := [run for run in found if of == task and run.cell.seed in twins_of]:
-                apart = difference(outcomes(both, "best"), outcomes([twins_of[run.cell.seed] for run in both], "best"))
+        for (of, variant), singles in agents.items() if found[0].cell.workflow != "single" else ():
+            if of == task and (apart := paired(found, singles, "best")):
                 rows.append(number(f"peak − {variant}", apart, "difference", **where))
     return pd.DataFrame(rows)
 
