@@ -114,12 +114,10 @@ def pack(argv: list[str]) -> int:
     folder = arguments.folder
     from multirole.experiment.settings import Refused, refusing
     from multirole.paper import pack as packing
-    from multirole.paper.grid import Grid
+    from multirole.paper.study import detailed
 
     with refusing():
-        grid = Grid.read(folder) if (folder / "grid.json").exists() else None
-        whole = grid and {cell.id for cell in grid.cells()}
-        added, held = packing.pack(folder, arguments.runs, whole), packing.index(folder)
+        added, held = packing.pack(folder, arguments.runs, detailed(folder)), packing.index(folder)
     if held.empty:
         raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
     sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(held)}\n"]))

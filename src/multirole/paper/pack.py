@@ -7,7 +7,7 @@
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
 All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems, and what
-`DETAILS` names of runs beside the grid's, whose texts stay. Floats are stored
+`DETAILS` names, which is kept for some runs only (`multirole.paper.study.detailed`). Floats are stored
 as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
 left out where it is that of its tokens, and put back on reading.
 """
@@ -45,9 +45,10 @@ DETAILS = {
         "perplexity", "entropy", "chi2", "chi2_raw", "kl", "k3_kl", "clip_fraction", "max_logprob_gap", "grad_norm",
     },
     "episodes": {"advantage"},
+    "evaluations": {"answer"},
 }  # fmt: skip
-"""What is left out of runs that are not packed whole, most of their bytes: numbers by token and by optimizer step, whose means by iteration
-are in `roles`, and advantages, which follow from the rewards."""
+"""What is left out of runs and evaluations that are not packed whole, most of their bytes: numbers by token and by optimizer step, whose
+means by iteration are in `roles`, advantages, which follow from the rewards, and answers, which only votes need. A run's texts stay."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:

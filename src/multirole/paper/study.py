@@ -18,6 +18,10 @@ from multirole.experiment.evaluation import Evaluation
 from multirole.paper.grid import CHECKED, Grid, write_json
 
 
+DETAILED_SEEDS = 3
+"""Of a grid's runs, those of so many seeds are packed with every column."""
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
@@ -100,3 +104,16 @@ class Study:
         """Read the study of a results folder `<results_dir>/<scale>`; None if none is recorded."""
         path = Path(folder) / "study.json"
         return cls.of(grid, json.loads(path.read_text())) if path.is_file() else None
+
+
+def detailed(folder: str | Path) -> set[str] | None:
+    """The names of the runs and evaluations of a results folder that are packed with every column; None, all, without a grid.
+
+    These are the grid's runs of the first `DETAILED_SEEDS` seeds, and the several answers per problem that votes are made of.
+    """
+    if not (Path(folder) / "grid.json").exists():
+        return None
+    grid = Grid.read(folder)
+    study = Study.read(grid, folder)
+    draws = {f"{draw.name}/{draw.cell.id}" for draw in (study.draws() if study else [])}
+    return draws | {cell.id for cell in grid.cells() if cell.seed in grid.seeds[:DETAILED_SEEDS]}
