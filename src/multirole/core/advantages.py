@@ -44,14 +44,8 @@ def set_advantages(rows: Sequence[Row], args: MultiRoleGRPOConfig) -> None:
             row.advantage = row.episode.advantage
         return
     scored = [(row, row.episode.reward.value) for row in rows if row.episode.reward is not None]
-    keys = [
-        (
-            *row.episode.group(args.num_generations),
-            row.turn.role,
-            row.turn.slot if args.advantage_group == "slot" else 0,
-        )
-        for row, _ in scored
-    ]
+    n, by_slot = args.num_generations, args.advantage_group == "slot"
+    keys = [(*row.episode.group(n), row.turn.role, row.turn.slot * by_slot) for row, _ in scored]
     advantages = group_advantages([reward for _, reward in scored], keys, scale=args.scale_rewards != "none")
     for (row, _), advantage in zip(scored, advantages, strict=True):
         row.advantage = advantage

@@ -201,9 +201,7 @@ class Rollout:
             if turn.outcome is None:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
 
-    def _check_call(
-        self, role: str, messages: Any, slot: int, round: int, called: set[tuple[str, int, int]]
-    ) -> None:  # fmt: skip
+    def _check_call(self, role: str, messages: Any, slot: int, round: int, called: set[tuple[str, int, int]]) -> None:
         """Refuse a call by an unknown role or slot, of no messages, that was made already, and one too many (ValueError)."""
         slots = self.workflow.roles
         if role not in self.policy or slot not in range(slots[role]):

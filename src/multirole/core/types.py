@@ -44,8 +44,8 @@ class Turn:
     `logprobs` are the engine's processed log-probabilities (after temperature) of `completion_ids`, same length; the
     final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
-    "answered" or "unparsed" from the task's own answer extraction. `is_right` says whether the turn was right by itself, None where nobody has
-    judged it.
+    "answered" or "unparsed" from the task's own answer extraction. `is_right` says whether the turn was right by itself,
+    None where nobody has judged it.
     """
 
     role: str
