@@ -5,8 +5,7 @@
 Voting-SP on a random-weight Qwen3 (`SHAPE`), 64 episodes of two voters and an aggregator, every completion 800 to 1,200 tokens.
 `paper` trains as the paper's cells do (temperature 0.7, pi_old recomputed), `tiny` as the embedded scales do (temperature 1,
 pi_old sampled). Counted are `prepare_rows`, `update` and the iteration's metrics, in CPU time of one thread, which a busy machine
-disturbs less than wall-clock time. Below each ratio: what part of the time with diagnostics each of them takes. Last, the
-time by role and slot over that with all rows mixed: the switch keeps it, since the weights must not change. Gradient
+disturbs less than wall-clock time. Below each ratio: what part of the time with diagnostics each of them takes. Gradient
 checkpointing is off, which makes a pass without gradient relatively dearer than at the paper's scales. No GPU was measured.
 """
 
@@ -24,7 +23,6 @@ from unittest import mock
 import torch
 from bench_gpu import random_model, trainer_of
 
-from multirole.core.gradients import by_part
 from multirole.core.hooks import Iteration
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Reward, Turn
@@ -113,16 +111,6 @@ def bench(options: dict[str, object], repeats: int, folder: str) -> tuple[list[f
     return ratios, {name: statistics.median(part[name] for part in parts) for name in COSTS}
 
 
-def bench_grouping(repeats: int, folder: str) -> float:
-    """Median of the seconds by role and slot over those with all rows mixed, without diagnostics, on a mini-batch."""
-    trainer, ratios = warm_trainer(SETTINGS["tiny"] | {"diagnostics": False}, folder), []
-    for _ in range(repeats):
-        one_part = mock.patch("multirole.core.trainer.by_part", lambda rows: {next(iter(by_part(rows))): rows})
-        mixed = half(trainer, 20, during=one_part)
-        ratios.append(half(trainer, 20) / mixed)
-    return statistics.median(ratios)
-
-
 def warm_trainer(options: dict[str, object], folder: str) -> MultiRoleGRPOTrainer:
     """A trainer that has warmed up."""
     cell = Cell("voting", "sp", **SIZES, **options)
@@ -151,10 +139,6 @@ def main() -> None:
         for cost, part in parts.items():
             print(f"    {cost:26s} {part:7.2%} of the update half")
         print(f"    {'these alone make':26s} {report[name]['from_parts']:7.3f}")
-    with tempfile.TemporaryDirectory() as folder:
-        grouping = bench_grouping(args.repeats, folder)
-    report["grouping"] = round(grouping, 3)
-    print(f"by role and slot / mixed  {grouping:5.3f}  (not switched off)")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_text(args.out, json.dumps(report, indent=2))

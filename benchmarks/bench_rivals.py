@@ -2,9 +2,10 @@
 
     python benchmarks/bench_rivals.py [NAME ...] [--pairs 5] [--out results/bench/rivals.json]
 
-- `trl update N`: TRL's `GRPOTrainer`, micro-batches of N rows, against ours: one optimizer step on the same 128 single-agent rows.
+- `trl update N`: TRL's `GRPOTrainer`, micro-batches of N rows, against ours: one optimizer step on the same single-agent rows,
+  an iteration's 64.
 - `trl iteration N`: the same two trainers, whole iterations with generation, per completion token (TRL generates with
-  `transformers` here; both sample 128 episodes of 16 problems).
+  `transformers` here; both sample 64 episodes of 8 problems).
 - `generate`, `vllm`: `transformers`' `generate` and `vllm.LLM.generate` (CPU build) against our engine, given the same requests of a
   Voting rollout's first stage at once, per completion token.
 - `comlrl`: one Voting problem through CoMLRL's MAGRPO against one iteration of ours under IP, with the same model, ranks and
@@ -31,11 +32,11 @@ from measuring import alone, spread, write
 HERE = Path(__file__).resolve()
 COMLRL = ["comlrl==1.4.3", "wandb==0.22.3", "protobuf==6.33.1"]
 RIVALS = {
+    "trl update 16": ("update", "trl_update 16"),
     "trl update 32": ("update", "trl_update 32"),
     "trl update 64": ("update", "trl_update 64"),
-    "trl update 128": ("update", "trl_update 128"),
     "trl iteration 32": ("iteration", "trl_iteration 32"),
-    "trl iteration 128": ("iteration", "trl_iteration 128"),
+    "trl iteration 64": ("iteration", "trl_iteration 64"),
     "generate": ("engine", "generate"),
     "vllm": ("engine", "vllm"),
     "comlrl": ("voting", "comlrl"),
@@ -115,7 +116,10 @@ def trl_update(micro: int) -> dict:
     other.create_optimizer()
     other.current_gradient_accumulation_steps = len(rows) // micro
     whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
-    return {"seconds": timed(lambda: stock_update(other, whole, micro, len(rows))), "rows": len(rows)}
+    real = sum(int(whole[name].sum()) for name in ("prompt_mask", "completion_mask"))
+    size = sum(whole[name].numel() for name in ("prompt_mask", "completion_mask"))
+    seconds = timed(lambda: stock_update(other, whole, micro, len(rows)))
+    return {"seconds": seconds, "rows": len(rows), "padding": 1 - real / size}
 
 
 def iteration() -> dict:
@@ -331,11 +335,13 @@ def ratios(pairs: list[tuple[dict, dict]]) -> dict[str, dict]:
         if unit in ours and unit in theirs:
             values = [b["seconds"] / b[unit] / (a["seconds"] / a[unit]) for a, b in pairs]
             found[f"per {unit[:-1].replace('leave', 'leaf')}"] = spread(values) | {"pairs": len(pairs)}
+            if "padding" in theirs:
+                found["per row"]["padding of TRL's batch"] = theirs["padding"]
     return found
 
 
 NAMES = {
-    "trl update": "TRL 1.16, one optimizer step on the same 128 single-agent rows, micro-batches of {}",
+    "trl update": "TRL 1.16, one optimizer step on the same 64 single-agent rows, micro-batches of {}",
     "trl iteration": "TRL 1.16, whole iterations with generation, micro-batches of {}",
     "generate": "`generate` of transformers, 384 requests of voters",
     "vllm": "`vllm.LLM.generate` (CPU build, float32, compiled), the same requests",

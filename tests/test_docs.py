@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import runpy
 import subprocess
 import sys
 from importlib import import_module
@@ -83,3 +84,9 @@ def test_the_tables_of_a_benchmark_are_the_measured_ones(monkeypatch, name, page
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     measured = json.loads((ROOT / f"results/bench/{name.removeprefix('bench_')}.json").read_text(encoding="utf-8"))
     assert import_module(name).table(measured) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_finds_what_it_imports(monkeypatch, path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    runpy.run_path(str(path), run_name="benchmark")
