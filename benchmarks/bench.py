@@ -115,7 +115,7 @@ class LongTail(Watched):
 def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
     """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio."""
     cell = Cell(workflow, "sp")
-    engine = Watched(make_engine(cell, load_model(cell)[1]))
+    engine = Watched(make_engine(cell, *load_model(cell)))
     trainer = trainer_of(cell, folder, engine)
     engine.publish(trainer.peft_model, 0)
 
@@ -195,7 +195,7 @@ def bench_overlap(workflow: str, repeats: int, folder: str) -> list[float]:
     cell = Cell(workflow, "sp", n_problems=8, max_prompt_tokens=1800)
 
     def play(is_lockstep: bool) -> Callable[[], object]:
-        trainer = trainer_of(cell, folder, LongTail(TransformersEngine(eos_id=-1, max_length=2100), is_lockstep))
+        trainer = trainer_of(cell, folder, LongTail(TransformersEngine(-1, max_length=2100), is_lockstep))
         trainer.engine.publish(trainer.peft_model, 0)
         return lambda: trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
 

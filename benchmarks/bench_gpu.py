@@ -113,7 +113,7 @@ def trainer_of(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTraine
     tokenizer = AutoTokenizer.from_pretrained(locate(Cell("voting", "sp")))  # any: tokens here are made up
     problems = [Problem(str(i), cell.task_label, "", None) for i in range(cell.n_problems)]
     trainer = make_trainer(
-        cell, folder, problems=(problems, problems[:1]), model=(model, tokenizer), engine=TransformersEngine(eos_id=-1)
+        cell, folder, problems=(problems, problems[:1]), model=(model, tokenizer), engine=TransformersEngine(-1)
     )
     trainer.create_optimizer_and_scheduler(cell.iterations)
     return trainer
@@ -217,8 +217,8 @@ class Steps:
     def sampling(self) -> dict[str, object]:
         cell = Cell(**self.fields("ip"))
         model, tokenizer = load_model(cell)
-        engine: Any = make_engine(cell, tokenizer)
-        engine.eos_id = -1  # random weights end a turn by chance
+        engine: Any = make_engine(cell, model, tokenizer)
+        engine.eos_ids = torch.tensor([-1])  # random weights end a turn by chance
         rng, cap = random.Random(0), min(512, cell.max_response_tokens)
         prompts = [[rng.randrange(256) for _ in range(200)] for _ in range(8 if self.is_rehearsal else 32)]
         requests = [Request(p, adapter_names(cell.policy)[0], i, cap, 0.7) for p in prompts for i in range(8)]

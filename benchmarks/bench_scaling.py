@@ -70,7 +70,7 @@ def measure(roles: int, policy: str, episodes: int, group: int, tokens: int) -> 
         ),
         train_dataset=Dataset.from_dict({"prompt": questions}),
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
-        engine=TransformersEngine(eos_id=-1, max_rows=256),  # no reply ends before its limit
+        engine=TransformersEngine(-1, max_rows=256),  # no reply ends before its limit
     )  # fmt: skip
     trainer.create_optimizer_and_scheduler(10)
     trainer.model.train()

@@ -59,8 +59,8 @@ def rollout(cell: Cell) -> None:
     model, tokenizer = load_model(cell)
     for parameter in model.parameters():
         parameter.sum()  # the file's pages are mapped, and read only now
-    engine = make_engine(cell, tokenizer)
-    engine.eos_id = -1
+    engine = make_engine(cell, model, tokenizer)
+    engine.eos_ids = torch.tensor([-1])
     engine.publish(model, 0)
     tokens = functools.partial(torch.randint, 2, 500, generator=torch.Generator().manual_seed(0))
     adapter, running = cell.policy["generator"], 0

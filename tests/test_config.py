@@ -17,7 +17,7 @@ OTHER = {  # a value of each refused option that is not the one allowed
     "vllm_importance_sampling_clip_max": 2.0,
     "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "mask_truncated_completions": True,
     "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "deepspeed": "ds.json",
-    "load_best_model_at_end": True, "torch_compile": True,
+    "load_best_model_at_end": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
 }  # fmt: skip
 
 
@@ -48,6 +48,9 @@ def test_each_refused_option_says_why(name):
         ({"advantage_group": "batch"}, "`advantage_group` must be one of .*got 'batch'"),
         ({"old_logprobs": "none"}, "`old_logprobs` must be one of"),
         ({"lr_clock": "epoch"}, "`lr_clock` must be one of"),
+        ({"save_strategy": "epoch"}, "`save_strategy='epoch'` is not supported"),
+        ({"torch_compile_backend": "eager"}, "`torch_compile=True` is not supported"),
+        ({"advantage_group": "slot", "multi_objective_aggregation": "normalize_then_sum"}, "Use 'sum_then_normalize'"),
         ({"micro_batch_tokens": 0}, "`micro_batch_tokens` must be a positive integer, got 0"),
         ({"max_prompt_tokens": -1}, "`max_prompt_tokens` must be a positive integer, got -1"),
         ({"max_turns": 0}, "`max_turns` must be a positive integer, got 0"),

@@ -82,7 +82,7 @@ def test_logprobs_match_for_shared_prompts_of_uneven_groups(heads, n_kv):
         num_attention_heads=heads, num_key_value_heads=n_kv, tie_word_embeddings=True, max_position_embeddings=256,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).eval()
-    engine = TransformersEngine(eos_id=0, max_rows=20)
+    engine = TransformersEngine(0, max_rows=20)
     engine.publish(model, 0)
     requests = [
         Request(list(range(1, 12 + 9 * size)), None, 100 * size + i, 1 + (7 * i) % 31, 1.0)
@@ -101,7 +101,7 @@ def test_logprobs_match_for_shared_prompts_of_uneven_groups(heads, n_kv):
 
 
 def test_other_models_are_refused(make_model):
-    engine = TransformersEngine(eos_id=0)
+    engine = TransformersEngine(0)
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(ValueError, match="GemmaForCausalLM.*engine='vllm'"):
         engine.publish(GemmaForCausalLM(GemmaConfig(**small, head_dim=8, vocab_size=8)), 0)

@@ -75,6 +75,20 @@ def test_rows_leave_when_they_finish(engine, tokenizer):
     assert engine.step() == []
 
 
+def test_a_completion_ends_with_any_of_the_ends(make_model, tokenizer):
+    """As in TRL, which takes those of the model's generation config beside the tokenizer's."""
+    requests = make_requests(60, len(tokenizer))
+    one = TransformersEngine(tokenizer.eos_token_id)
+    one.publish(make_model(POLICY), 0)
+    said = [c.token_ids[0] for c in run_all(one, requests) if len(c.token_ids) > 1]
+    ends = (tokenizer.eos_token_id, max(set(said), key=said.count))
+    engine = TransformersEngine(*ends)
+    engine.publish(make_model(POLICY), 0)
+    done = run_all(engine, requests)
+    assert ends[1] in {d.token_ids[-1] for d in done if d.finish_reason == "stop"}
+    assert not any(token in ends for d in done for token in d.token_ids[:-1])
+
+
 def test_publish_while_running_is_refused(engine, make_model, tokenizer):
     engine.add(0, Request([3, 4], None, 0, 5, 1.0))
     with pytest.raises(RuntimeError, match="unfinished"):

@@ -17,7 +17,6 @@ from multirole.core.trainer import MultiRoleGRPOTrainer
 READ = {
     (GRPOTrainer, "__init__"): "18f01b7a46c9544b",
     (GRPOTrainer, "_get_train_sampler"): "36497afb4d311dc9",
-    (GRPOTrainer, "_prepare_inputs"): "f824e7fb07147956",
     (GRPOTrainer, "_calculate_rewards"): "736ae29b083840b5",
     (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
     (GRPOTrainer, "training_step"): "9e18632f7dd8e8d8",
@@ -27,6 +26,7 @@ READ = {
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
     (transformers.Trainer, "evaluation_loop"): "35a11f83d269fdca",
     (GRPOTrainer, "_load_optimizer_and_scheduler"): "5c1772becdfd7fdb",
+    (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5",
     # not overridden
     (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
     (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",

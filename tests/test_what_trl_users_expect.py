@@ -8,9 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
+from multirole.core.inputs import add_adapters, to_problems
 from multirole.core.rollout import chat_template
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
@@ -127,3 +128,93 @@ def test_evaluation_reports_the_reward(trained):
     assert 0 <= metrics["eval_reward"] <= 1
     both = trained.evaluate({"a": ROWS.select(range(2)), "b": ROWS.select(range(3))})
     assert {"eval_a_reward", "eval_b_reward", "eval_b_runtime"} <= set(both)
+
+
+def test_the_logged_loss_metrics_do_not_depend_on_micro_batches(train, tmp_path):
+    """They are means over completion tokens; TRL's own are means over micro-batches, whose sizes differ."""
+    names = (
+        "entropy",
+        "reward",
+        "clip_ratio/region_mean",
+        "clip_ratio/high_max",
+        "generator/mean_length",
+        "generator/clipped_ratio",
+    )
+    logs = [
+        train(tmp_path / str(size), micro_batch_tokens=size, max_steps=1).state.log_history[0] for size in (16384, 200)
+    ]
+    assert logs[0]["step_time"] > 0 and [logs[0][n] for n in names] == pytest.approx(
+        [logs[1][n] for n in names], abs=1e-6
+    )
+
+
+def test_the_configuration_keeps_what_was_given(train, tmp_path):
+    assert train(tmp_path, beta=0.04, max_steps=1).args.beta == 0.04
+
+
+def test_no_clipping_is_no_clipping(train, tmp_path):
+    """Zero, as in HF; a norm that is never reached gives the same weights."""
+    free, wide = (adapters(train(tmp_path / str(norm), max_grad_norm=norm, max_steps=1)) for norm in (0.0, 1e9))
+    assert all(torch.equal(value, wide[name]) for name, value in free.items())
+    assert any(value.abs().max() > 0 for name, value in free.items() if "lora_B" in name)
+
+
+def test_every_checkpoint_that_is_pushed_has_the_adapters(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda self, folder: None)
+    trainer = train(tmp_path, max_steps=1)
+    trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+    for name in ("generator", "aggregator"):
+        pushed = (tmp_path / name / "adapter_model.safetensors").read_bytes()
+        assert pushed == (tmp_path / "checkpoint-1" / name / "adapter_model.safetensors").read_bytes()
+
+
+def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch):
+    """As those of `peft.optimizers.create_loraplus_optimizer`, in proportion."""
+
+    def create(self, model=None):
+        self.peft_model.set_requires_grad(self.adapters, True)
+        named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
+        parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
+        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 1e-4}, {"params": parts[1], "lr": 16e-4}])
+        return self.optimizer
+
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    trainer = train(tmp_path, max_steps=2, lr_scheduler_type="constant")
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates[1] == pytest.approx(16 * rates[0]) and rates[0] > 0
+
+
+def test_adapters_that_change_the_base_cannot_share_it(model_folder):
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so that 2 adapters"):
+        add_adapters(base, config, ["a", "b"])
+    assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]
+
+
+def test_ids_that_name_two_rows_are_refused():
+    with pytest.raises(ValueError, match="names two rows '7'"):
+        to_problems(Dataset.from_list([{"prompt": "1+1", "id": 7}, {"prompt": "2+2", "id": 7}]))
+    assert [p.id for p in to_problems(Dataset.from_list([{"prompt": "1+1"}, {"prompt": "1+1"}]))] == ["0", "1"]
+
+
+def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_path):
+    seen = []
+
+    def logged(prompts, completions, log_metric, **columns):
+        log_metric("n", float(len(completions)))
+        seen.append(len(completions))
+        return [0.5 if len(text) % 2 else 0.0 for text in completions]
+
+    args = MultiRoleGRPOConfig(
+        str(tmp_path), generation_batch_size=8, num_generations=4, max_steps=2, max_completion_length=8, logging_steps=1, bf16=False,
+        gradient_checkpointing=False, report_to="none", disable_tqdm=True, eval_strategy="steps", eval_steps=1, save_strategy="no",
+    )  # fmt: skip
+    trainer = MultiRoleGRPOTrainer(
+        str(model_folder), Voting(2, prompts="tiny_chain"), logged, args, ROWS, ROWS.select(range(20)),
+        peft_config=LoraConfig(r=4, target_modules="all-linear"),
+    )  # fmt: skip
+    trainer.train()
+    assert [row["n"] for row in trainer.state.log_history if "n" in row] == [8.0, 8.0] and 20 in seen
+    evaluated = [row for row in trainer.state.log_history if "eval_reward" in row]
+    assert all(row["eval_rewards/logged/mean"] == pytest.approx(row["eval_reward"]) for row in evaluated) and evaluated

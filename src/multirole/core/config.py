@@ -6,32 +6,39 @@ from typing import Literal, get_args, get_origin
 
 from trl import GRPOConfig
 
+SAMPLER = "the loss compares log-probs of the whole distribution with those that were sampled"
+BATCHING = "the rollout engine batches continuously by itself"
+RATIO = "`old_logprobs` decides on the ratio's denominator"
+PER_MICRO_BATCH = "it would be taken per micro-batch, whose size must not change the gradient"
 REFUSED = {
     "num_iterations": (1, "each sampled batch is used once; `updates` decides in how many optimizer steps"),
-    "top_p": (1.0, "the loss compares log-probs of the whole distribution with those that were sampled"),
-    "top_k": (0, "the loss compares log-probs of the whole distribution with those that were sampled"),
-    "min_p": (None, "the loss compares log-probs of the whole distribution with those that were sampled"),
-    "repetition_penalty": (1.0, "the loss compares log-probs of the whole distribution with those that were sampled"),
+    "top_p": (1.0, SAMPLER),
+    "top_k": (0, SAMPLER),
+    "min_p": (None, SAMPLER),
+    "repetition_penalty": (1.0, SAMPLER),
     "generation_kwargs": (None, "the rollout engine takes `temperature` and `max_completion_length` only"),
     "cache_implementation": (None, "the rollout engine manages its own cache"),
-    "use_transformers_continuous_batching": (False, "the rollout engine batches continuously by itself"),
-    "use_transformers_paged": (False, "the rollout engine batches continuously by itself"),
+    "use_transformers_continuous_batching": (False, BATCHING),
+    "use_transformers_paged": (False, BATCHING),
     "vllm_mode": ("colocate", "requests of several adapters need an engine in this process"),
-    "transformers_continuous_batching_config": (None, "the rollout engine batches continuously by itself"),
+    "transformers_continuous_batching_config": (None, BATCHING),
     "vllm_enable_sleep_mode": (False, "the vLLM engine always sleeps while a GPU trains"),
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
     "vllm_model_impl": ("vllm", "adapters are served by vLLM's own models"),
-    "vllm_importance_sampling_correction": (True, "`old_logprobs` decides on the ratio's denominator"),
-    "vllm_importance_sampling_mode": ("sequence_mask", "`old_logprobs` decides on the ratio's denominator"),
-    "vllm_importance_sampling_clip_min": (None, "`old_logprobs` decides on the ratio's denominator"),
-    "vllm_importance_sampling_clip_max": (3.0, "`old_logprobs` decides on the ratio's denominator"),
+    "vllm_importance_sampling_correction": (True, RATIO),
+    "vllm_importance_sampling_mode": ("sequence_mask", RATIO),
+    "vllm_importance_sampling_clip_min": (None, RATIO),
+    "vllm_importance_sampling_clip_max": (3.0, RATIO),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
     "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
     "mask_truncated_completions": (False, "every completion token is trained, so that role masks partition the tokens"),
-    "top_entropy_quantile": (1.0, "the quantile would be taken per micro-batch, whose size must not change the gradient"),
-    "entropy_coef": (0.0, "the bonus would be averaged per micro-batch, whose size must not change the gradient"),
-    "use_adaptive_entropy": (False, "the bonus would be averaged per micro-batch, whose size must not change the gradient"),
+    "top_entropy_quantile": (1.0, PER_MICRO_BATCH),
+    "entropy_coef": (0.0, PER_MICRO_BATCH),
+    "use_adaptive_entropy": (False, PER_MICRO_BATCH),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
+    "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
+    "remove_unused_columns": (False, "rewards are given every column"),
+    "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
     "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
     "torch_compile": (False, "row lengths differ between micro-batches"),
 }  # fmt: skip
@@ -50,7 +57,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` and `vllm_tensor_parallel_size` are passed on.
     - `num_generations_eval` episodes per evaluation problem, 1 by default.
-    - `loss_type` is the paper's "grpo" by default, and `use_bias_correction_kl` is off.
+    - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
+      (`ddp_timeout`).
+    - Qwen3's thinking is off; `chat_template_kwargs={"enable_thinking": True}` turns it on.
     - Fields that cannot mean anything here raise a ValueError that says why.
 
     Args:
@@ -79,8 +88,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
         engine (`str`, defaults to `"auto"`):
-            Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed
-            and a GPU is visible.
+            Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed,
+            a GPU is visible and the model computes in half precision. vLLM reads the base from where `model` was loaded: save a base
+            that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
             Requests that vLLM runs at once, and the tokens of one of its steps.
     """
@@ -99,6 +109,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     vllm_max_num_seqs: int = 512
     vllm_max_num_batched_tokens: int = 8192
 
+    ddp_timeout: int = 7200
     loss_type: str = "grpo"
     use_bias_correction_kl: bool = False
 
@@ -106,6 +117,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if isinstance(self.role_beta, str):
             self.role_beta = json.loads(self.role_beta)
         self._check_options()
+        self._check_refused()
         if self.use_vllm:
             self.__dict__.update(engine="vllm", use_vllm=False)
         n_eval = self.num_generations_eval or 1
@@ -113,6 +125,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
         super().__post_init__()
+        self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         if self.steps_per_generation != self.gradient_accumulation_steps and self.gradient_accumulation_steps > 1:
             raise ValueError(
                 f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
@@ -126,13 +139,21 @@ class MultiRoleGRPOConfig(GRPOConfig):
             steps_per_generation=1,
         )
 
-    def _check_options(self) -> None:
-        """Refuse, before anything is loaded, what cannot work (ValueError)."""
+    def _check_refused(self) -> None:
         for name, (only, why) in REFUSED.items():
             value = vars(self)[name]
             if value != only and value is not None:
                 raise ValueError(
                     f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {only!r}."
+                )
+
+    def _check_options(self) -> None:
+        """Refuse, before anything is loaded, what cannot work (ValueError)."""
+        for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+            if vars(self)[name] == "epoch":
+                raise ValueError(
+                    f"`{name}='epoch'` is not supported: a run is one long epoch, so that a resume continues the order of problems. Use "
+                    "'steps', which are iterations."
                 )
         for option in fields(self):
             allowed, value = get_args(option.type), vars(self)[option.name]
@@ -152,6 +173,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if self.advantage_group != "episode" and self.scale_rewards == "batch":
             raise ValueError(
                 f"`scale_rewards='batch'` with `advantage_group={self.advantage_group!r}` is not supported. Use 'group' or 'none'."
+            )
+        if self.advantage_group != "episode" and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation={self.multi_objective_aggregation!r}` with `advantage_group={self.advantage_group!r}` is not "
+                "supported: those groups compare weighted sums. Use 'sum_then_normalize'."
             )
 
     @property

@@ -4,6 +4,7 @@ A *part* is what the rows of one (role, slot) contribute to an optimizer step. T
 so that their sum is the applied gradient bit for bit.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,8 +47,8 @@ def set_gradient(parameters: list[nn.Parameter], gradient: Tensor) -> None:
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradients as one vector; return its norm before and after."""
-    before = full(nn.utils.clip_grad_norm_(parameters, max_norm))
+    """Clip the gradients as one vector, unless `max_norm` is 0, as in HF; return its norm before and after."""
+    before = full(nn.utils.clip_grad_norm_(parameters, max_norm or math.inf))
     return before, full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 

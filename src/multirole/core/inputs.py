@@ -1,5 +1,6 @@
 """What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 LARGEST_REWARD = 1e6
 """In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
+REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
 INDEX = "_index"
 """Column that carries a row's place in the dataset through TRL's data loader."""
 
@@ -41,8 +44,9 @@ def with_adapters(
         if missing := [name for name in adapters if name not in model.peft_config]:
             raise ValueError(
                 f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
-                "a `peft_config`, or a PeftModel with an adapter for each name."
+                "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
             )
+        model.set_requires_grad(adapters, True)
         return model
     if peft_config is None:
         raise ValueError(
@@ -63,9 +67,16 @@ def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizer
 def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
     """The base with one fresh adapter per name, initialised in their order."""
     first, *others = adapters
+    start = getattr(peft_config, "init_lora_weights", True)
+    if others and isinstance(start, str) and start.startswith(REBASING):
+        raise ValueError(
+            f"`init_lora_weights={start!r}` changes the base model, so that {len(adapters)} adapters cannot share it. Use True, or "
+            "policy='sp'."
+        )
     model = get_peft_model(base, peft_config, adapter_name=first)
     for name in others:
         model.add_adapter(name, peft_config)
+    model.set_requires_grad(adapters, True)  # TRL casts the trainable weights of a quantised model
     return model
 
 
@@ -84,6 +95,12 @@ def check_dataset(name: str, dataset: "Dataset") -> None:
 def to_problems(dataset: "Dataset") -> list[Problem]:
     """One problem per row. "id" and "task" are its name and its prompt templates, if there are such columns."""
     others = [name for name in dataset.column_names if name not in ("prompt", INDEX)]
+    if "id" in others and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
+        twice = next(name for name, count in Counter(ids).items() if count > 1)
+        raise ValueError(
+            f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
+            "unique, or leave the column out."
+        )
     return [
         Problem(
             str(row.get("id", i)),

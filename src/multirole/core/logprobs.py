@@ -27,11 +27,11 @@ def score(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_complet
 
 
 @contextmanager
-def head_at(model: PeftModel, temperature: float) -> Iterator[None]:
+def head_at(model: PeftModel, temperature: float, cast_to_fp32: bool) -> Iterator[None]:
     """Within it, the fused head divides logits by `temperature` instead of the trainer's."""
     base = model.get_base_model()
     usual = base.forward
-    add_fused_lm_head(base, temperature, outputs=("log_probs", "entropy"))
+    add_fused_lm_head(base, temperature, cast_to_fp32, outputs=("log_probs", "entropy"))
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ import copy
 import functools
 import itertools
 import math
+import shutil
 import time
 import warnings
 from collections import defaultdict
@@ -27,6 +28,7 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 from transformers.trainer_utils import EvalLoopOutput
@@ -57,7 +59,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
     - `create_optimizer`: one AdamW over all adapters.
-    - `_prepare_inputs`: passes our own batches through.
     - `_calculate_rewards`: TRL's, with the episodes' answers as completions.
     - `_generate_and_score_completions`: TRL's; returns episodes with their advantages.
     - `training_step`: the iteration.
@@ -65,6 +66,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: also save and load the state of callbacks.
+    - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
@@ -123,8 +125,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if unknown := set(args.role_betas) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
         self.betas = {role: args.role_betas.get(role, args.beta) or 0.0 for role in self.policy}
-        args.beta = 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
+        beta, args.beta = args.beta, 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         self._last_grad_norm, self._published = torch.tensor(0.0), -1
+        self._micro_tokens: list[int] = []  # completion tokens of the update's micro-batches so far
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
 
         if not isinstance(reward_funcs, list):
@@ -134,7 +137,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         if isinstance(model, str):
             processing_class = processing_class or load_processor(model, args)
-            args.model_init_kwargs = None  # used; TRL would warn that they are not
+        self.model_options = dict(args.model_init_kwargs or {}) if isinstance(model, str) else {}
+        args.model_init_kwargs = None  # used; TRL would warn that they are not
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
@@ -149,24 +153,35 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 optimizers=optimizers,
                 rollout_func=self._rollout_func,
             )
+        args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
         if self.aux_loss_enabled:
             raise ValueError("`router_aux_loss_coef` is not supported by multi-role training. Set it to 0.0.")
         self.is_sharded = self.is_fsdp_enabled
+        if self.is_deepspeed_enabled or self.accelerator.scaler or (self.is_sharded and not self.accelerator.is_fsdp2):
+            raise ValueError(
+                "This run was launched with DeepSpeed, FSDP1 or float16, none of which can take several optimizer steps per iteration. "
+                "Launch it with FSDP2 (`fsdp_version: 2`) or with data parallelism alone, in bfloat16 or float32."
+            )
         if self.is_sharded:
             keep_float32(self.accelerator)
         self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no"
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
+        if args.world_size % args.vllm_tensor_parallel_size:
+            raise ValueError(
+                f"`vllm_tensor_parallel_size` ({args.vllm_tensor_parallel_size}) must divide the number of processes ({args.world_size})."
+            )
         if args.n_problems % args.world_size:
             raise ValueError(
                 f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
                 "`generation_batch_size` so that they can."
             )
         self.problems = to_problems(train_dataset)
-        self.engine = (
-            engine if engine is not None else import_module(ENGINES).load_engine(args.engine).from_trainer(self)
+        is_float32 = (
+            self.peft_model.get_base_model().dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         )
+        self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
             functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
@@ -194,9 +209,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return super().create_optimizer(model)
 
     def learning_rate_of(self, call: int) -> float:
-        """The learning rate of the `call`-th adapter's optimizer steps in this iteration."""
+        """The learning rate of the `call`-th adapter's optimizer steps in this iteration; of the first parameter group."""
         if self.args.lr_clock == "iteration":
             return self.lr_scheduler.get_last_lr()[0]
+        if not isinstance(self.lr_scheduler, LambdaLR):
+            raise TypeError("`lr_clock='update_call'` needs a schedule that is a function of the step.")
         tick = self.state.global_step * len(self.adapters) + call
         factor = self.lr_scheduler.lr_lambdas[0](min(tick, self.state.max_steps))
         return self.lr_scheduler.base_lrs[0] * factor
@@ -288,14 +305,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for episode, value, is_left_out in zip(episodes, values, own.isnan().all(1).tolist(), strict=True):
             if episode.reward is None and not is_left_out:
                 episode.reward = Reward(value)
-            elif episode.reward is not None and len(self.reward_funcs) > 1:  # set by one of several functions
+            elif episode.reward is not None and (
+                len(self.reward_funcs) > 1 or self.args.reward_weights
+            ):  # set by a function
                 episode.reward = replace(episode.reward, value=value)
             if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
                 episode.reward = replace(episode.reward, reason=episode.answer.reason)
         return rewards
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        return inputs
 
     # ---- the iteration
 
@@ -313,6 +329,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         steps, loss = self.update(model, rows)
         self._step += 1  # TRL counts training steps here
         seconds = {"rollout": played - started, "update": time.perf_counter() - played}
+        self._metrics["train"]["step_time"].append(sum(seconds.values()))
         self._finish_iteration(Iteration(self.state.global_step + 1, episodes, rows, steps, seconds))
         return loss
 
@@ -343,6 +360,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         owned = {name: [row for row in rows if row.adapter == name] for name in self.adapters}
         steps = {name: optimizer_steps(own, self.args) for name, own in owned.items()}
         taken, losses = [], []
+        logged = {name: len(values) for name, values in self._metrics["train"].items()}
         for watcher in self.watchers:
             watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
@@ -351,9 +369,26 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
                 taken.append(step)
                 losses.append(loss)
+        self._log_loss_metrics(logged)
         for watcher in self.watchers:
             watcher.on_update_end(self, rows)
-        return taken, torch.stack(losses).mean() if losses else torch.zeros(())
+        return taken, torch.stack(losses).mean() if losses else torch.zeros((), device=self.accelerator.device)
+
+    def _log_loss_metrics(self, logged: dict[str, int]) -> None:
+        """What TRL's loss logged by micro-batch, in this update, as one number: extremes, and means by completion token."""
+        metrics = self._metrics["train"]
+        own = {name: new for name, values in metrics.items() if (new := values[logged.get(name, 0) :])}
+        found: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for tokens, values_of in gather_objects((self._micro_tokens, own)):
+            for name, values in values_of.items():
+                found[name] += zip(tokens, values, strict=False)
+        for name, pairs in found.items():
+            known = [(weight, value) for weight, value in pairs if weight and not math.isnan(value)]
+            values = [value for _, value in known] or [math.nan]
+            mean = sum(weight * value for weight, value in known) / max(1, sum(weight for weight, _ in known))
+            one = min(values) if name.endswith("_min") else max(values) if name.endswith("_max") else mean
+            metrics[name][logged.get(name, 0) :] = [one]
+        self._micro_tokens.clear()
 
     def optimizer_step(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float
@@ -361,8 +396,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """One AdamW step of one adapter on one mini-batch; no other tensor moves. Also returns the loss, detached."""
         params, loss = self.accumulate(model, adapter, rows, divisor)
         self._last_grad_norm, norm_after = clip(params, self.args.max_grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        first = self.optimizer.param_groups[0].get("initial_lr")
+        for group in self.optimizer.param_groups:  # which may have rates of their own, in proportion
+            group["lr"] = lr * (group["initial_lr"] / first) if first else lr
         self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
@@ -456,6 +492,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         with self.compute_loss_context_manager(), local_metrics(self.accelerator), torch.set_grad_enabled(has_gradient):
             loss = self.compute_loss(model, batch) * weight
         self.beta = 0.0
+        self._micro_tokens.append(int(batch["completion_mask"].sum()) if weight else 0)
         if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
             self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
@@ -474,7 +511,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         computed, place = {}, {id(row): i for i, row in enumerate(rows)}
         with ExitStack() as stack:
             if temperature is not None:
-                stack.enter_context(head_at(self.peft_model, temperature))
+                stack.enter_context(head_at(self.peft_model, temperature, self.args.cast_lm_head_to_fp32))
             if base:
                 stack.enter_context(self.peft_model.disable_adapter())
             for adapter in dict.fromkeys(row.adapter for row in rows):
@@ -492,9 +529,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return [gathered[i] for i in range(len(rows))]
 
     def _get_per_token_logps_and_entropies(
-        self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
-        batch_size: int | None = None, compute_entropy: bool = False, compute_aux_loss: bool = False, **_: object,
-    ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
+        self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: object
+    ) -> tuple[Tensor, Tensor, None]:
         """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge."""
         with self.accelerator.autocast():  # unwrapped: data parallelism is ours (`distributed`)
             logps, entropies = score(self.peft_model, input_ids, attention_mask, logits_to_keep)
@@ -508,12 +544,17 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _finish_iteration(self, iteration: Iteration) -> None:
         """Metrics per role into TRL's log, once the callbacks have had their say."""
+        metrics = self._metrics["train"]
         for role in self.policy:
             if rows := [row for row in iteration.rows if row.turn.role == role]:
                 iteration.roles[role] = text_metrics(rows)
+                replies = [row.turn for row in rows]
+                metrics[f"{role}/mean_length"].append(sum(len(turn.completion_ids) for turn in replies) / len(rows))
+                metrics[f"{role}/clipped_ratio"].append(
+                    sum(turn.finish_reason == "length" for turn in replies) / len(rows)
+                )
         for watcher in self.watchers:
             watcher.on_iteration_end(self, iteration)
-        metrics = self._metrics["train"]
         for role, values in iteration.roles.items():
             for name, value in values.items():
                 metrics[f"{role}/{name}"].append(value)
@@ -531,18 +572,20 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.model.eval()
         attempts = [(p, i) for p in to_problems(dataset) for i in range(self.args.num_generations_eval or 1)]
         episodes = self.play(attempts, -1)
-        self.score_episodes(episodes, dataset)
+        by_function = self.score_episodes(episodes, dataset)
         self._rest_engine()
         metrics = {f"{metric_key_prefix}_reward": mean_reward(episodes)}
+        metrics |= {f"{metric_key_prefix}_rewards/{name}/mean": value for name, value in by_function.items()}
         if (right := accuracy(episodes)) is not None:
             metrics[f"{metric_key_prefix}_accuracy"] = right
         for watcher in self.watchers:
             watcher.on_episodes_evaluated(self, episodes, metrics)
-        self._metrics["eval"].clear()  # TRL's rewards, of the episodes that this process has scored
+        self._pending_metrics.clear()  # which reward functions logged; TRL would add them to the next iteration's
+        self._pending_extra_logs.clear()
         return EvalLoopOutput(None, None, metrics, len(episodes))
 
-    def score_episodes(self, episodes: list[Episode], dataset: Any) -> None:
-        """Set `reward` of evaluation episodes by the reward functions; each process scores a share.
+    def score_episodes(self, episodes: list[Episode], dataset: Any) -> dict[str, float]:
+        """Set `reward` of evaluation episodes by the reward functions; each process scores a share. Returns each function's mean.
 
         TRL gathers the rewards, which needs shares of equal size: the last episode is scored more than once where they are not.
         """
@@ -551,14 +594,27 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         own = [min(i, len(episodes) - 1) for i in range(start, start + share)]
         inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
         ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
-        self._calculate_rewards(inputs, [row["prompt"] for row in inputs], [], ids)
-        for i, reward in itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own])):
+        rewards = self._calculate_rewards(
+            inputs, [row["prompt"] for row in inputs], [], ids
+        )  # (N, F), of all processes
+        order = itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own]))
+        firsts: dict[int, int] = {}  # episode -> the first of its rows
+        for n, (i, reward) in enumerate(order):
             episodes[i].reward = reward
+            firsts.setdefault(i, n)
+        means = rewards[list(firsts.values())].nanmean(0).tolist()
+        return dict(zip(self.reward_func_names, means, strict=True))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         for watcher in self.watchers:
             watcher.save_state(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.is_world_process_zero():  # HF copies a single adapter's files
+            for name in self.adapters:
+                shutil.copytree(Path(checkpoint_folder) / name, Path(self.args.output_dir) / name, dirs_exist_ok=True)
+        super()._push_from_checkpoint(checkpoint_folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -15,13 +15,13 @@ ENGINES = {
 """Short names of `MultiRoleGRPOConfig.engine`; any other "module:Class" works as well."""
 
 
-def load_engine(name: str) -> type[Engine]:
+def load_engine(name: str, is_float32: bool = False) -> type[Engine]:
     """The engine class of `MultiRoleGRPOConfig.engine`: "auto", a key of `ENGINES`, or "module:Class".
 
-    "auto" is vLLM where its CUDA build is installed and a GPU is visible, else transformers.
+    "auto" is vLLM where its CUDA build is installed, a GPU is visible and the model computes in half precision, else transformers.
     """
     if name == "auto":
-        name = "vllm" if torch.cuda.is_available() and has_cuda_vllm() else "transformers"
+        name = "vllm" if torch.cuda.is_available() and has_cuda_vllm() and not is_float32 else "transformers"
     module, _, attribute = ENGINES.get(name, name).partition(":")
     if not attribute:
         raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")

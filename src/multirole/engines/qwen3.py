@@ -161,6 +161,8 @@ def _problems(model: PeftModel | Served, inner: Any) -> Iterator[str]:
         yield f"rope_type is {config.rope_parameters['rope_type']!r}"
     if config.hidden_act != "silu" or any("sliding" in kind for kind in config.to_dict().get("layer_types") or ()):
         yield "it has sliding windows or an activation other than silu"
+    if quantised := [name for name, weight in inner.named_parameters() if not weight.is_floating_point()]:
+        yield f"its weights are quantised, such as {quantised[0]}"
     if any(name.endswith(("_proj.bias", "_proj.base_layer.bias")) for name, _ in inner.named_parameters()):
         yield "its linear layers have biases"
     targets = {id(module) for name, module in inner.named_modules() if name.rsplit(".", 1)[-1] in PROJECTIONS}

@@ -73,11 +73,12 @@ class TransformersEngine:
     """`multirole.core.engine.Engine` on the weights of a live `transformers` Qwen3 or Llama, with or without PEFT adapters.
 
     `publish` copies merged float32 weights, so the live model is never modified and may train between steps.
-    `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens.
+    `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens. A completion
+    ends with any of `eos_ids`.
     """
 
-    def __init__(self, eos_id: int, max_rows: int = 384, max_length: int = 1024) -> None:
-        self.eos_id, self.max_rows, self.max_length = eos_id, max_rows, max_length
+    def __init__(self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024) -> None:
+        self.eos_ids, self.max_rows, self.max_length = torch.tensor(eos_ids), max_rows, max_length
         self.prefill_tokens = 0  # so far; a shared prompt counts once
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
@@ -89,9 +90,7 @@ class TransformersEngine:
     def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "TransformersEngine":
         """The engine of a trainer."""
         args = trainer.args
-        return cls(
-            trainer.processing_class.eos_token_id, max_length=args.max_prompt_tokens + args.max_completion_length
-        )
+        return cls(*trainer.eos_token_ids, max_length=args.max_prompt_tokens + args.max_completion_length)
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:
@@ -263,7 +262,7 @@ class TransformersEngine:
 
     def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
         """Take finished rows out of the pool."""
-        stopped = pool.token[: pool.n] == self.eos_id
+        stopped = torch.isin(pool.token[: pool.n], self.eos_ids.to(pool.token.device))
         finished = (stopped | (pool.count[: pool.n] >= pool.limit[: pool.n])).nonzero()[:, 0].tolist()
         done = []
         for slot in finished:

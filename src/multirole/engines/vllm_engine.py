@@ -14,7 +14,7 @@ LoRA slot (one slot is always spare), seeded requests crash with chunked prefill
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
+STARTS = (True, False, "gaussian", "orthogonal")
+"""Values of `init_lora_weights` that leave the base as it is."""
 SHARED_MEMORY = Path("/dev/shm")
 T = TypeVar("T")
 
@@ -113,6 +115,8 @@ class VLLMEngine:
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
         gpu_memory_utilization: the fraction of GPU memory that vLLM may take while awake.
         tensor_parallel_size: processes, each with its GPU, that share one engine.
+        stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
+        options: further arguments of `vllm.LLM`, such as `revision`.
 
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
     """
@@ -128,6 +132,8 @@ class VLLMEngine:
         tensor_parallel_size: int = 1,
         max_num_seqs: int = 512,
         max_num_batched_tokens: int = 8192,
+        stop_ids: Sequence[int] = (),
+        **options: Any,
     ) -> None:
         if max_lora_rank > LORA_RANKS[-1]:
             raise ValueError(
@@ -137,7 +143,8 @@ class VLLMEngine:
         self.is_asleep, self.is_guest = False, torch.distributed.is_initialized()
         self.lora: dict[str, LoRARequest] = {}
         self.running: set[int] = set()
-        options = llm_options(
+        self.stop_ids = list(stop_ids) or None
+        options = options | llm_options(
             len(adapters), max_lora_rank, max_length, dtype, gpu_memory_utilization, tensor_parallel_size,
             max_num_seqs, max_num_batched_tokens,
         )  # fmt: skip
@@ -153,11 +160,18 @@ class VLLMEngine:
 
     @classmethod
     def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "VLLMEngine":
-        """The engine of a trainer whose base model was loaded from a folder or from the Hub."""
+        """The engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
         configs = [model.peft_config[name] for name in trainer.adapters]
         if not all(isinstance(config, LoraConfig) for config in configs):
             raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
+        if any(
+            config.rank_pattern or config.alpha_pattern or config.init_lora_weights not in STARTS for config in configs
+        ):
+            raise ValueError(
+                "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
+                "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
+            )
         n_engines = max(1, args.world_size // args.vllm_tensor_parallel_size)
         dtype = model.get_base_model().dtype
         if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
@@ -167,7 +181,8 @@ class VLLMEngine:
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, dtype,
             args.vllm_gpu_memory_utilization, args.vllm_tensor_parallel_size,
-            min(args.vllm_max_num_seqs, at_once), args.vllm_max_num_batched_tokens,
+            min(args.vllm_max_num_seqs, at_once), args.vllm_max_num_batched_tokens, trainer.eos_token_ids,
+            revision=trainer.model_options.get("revision"), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
 
     def add(self, key: int, request: Request) -> None:
@@ -181,6 +196,7 @@ class VLLMEngine:
             max_tokens=request.max_tokens,
             seed=request.seed % 2**63,  # vLLM takes -1 for "no seed"
             logprobs=0,  # of the sampled token only
+            stop_token_ids=self.stop_ids,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

@@ -120,18 +120,24 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def make_engine(cell: Cell, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS) -> Engine:
+def make_engine(
+    cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS
+) -> Engine:
     """The cell's rollout engine, where there is no trainer to build it: for evaluations."""
     processes()  # torch.distributed belongs to accelerate: vLLM would otherwise set it up its own way
     max_length = cell.max_prompt_tokens + cell.max_response_tokens
     engine: Any = load_engine(engine_of(cell))
+    declared = model.generation_config.eos_token_id
+    ends = dict.fromkeys(
+        [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared or tokenizer.eos_token_id])]
+    )
     if engine_of(cell) == "vllm":
         return engine(
             str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length, dtype=getattr(torch, cell.dtype),
-            gpu_memory_utilization=launch.vllm_memory, tensor_parallel_size=launch.vllm_tensor_parallel,
+            gpu_memory_utilization=launch.vllm_memory, tensor_parallel_size=launch.vllm_tensor_parallel, stop_ids=list(ends),
             **{name.removeprefix("vllm_"): size for name, size in launch.vllm_sizes().items()},
         )  # fmt: skip
-    return engine(tokenizer.eos_token_id, max_length=max_length)
+    return engine(*ends, max_length=max_length)
 
 
 class _Trial:
