@@ -19,7 +19,7 @@ Where = tuple[str, int, int]
 
 def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
     """An engine over the model's present weights."""
-    engine = TransformersEngine(eos_id=tokenizer.eos_token_id, max_length=LONGEST)
+    engine = TransformersEngine(tokenizer.eos_token_id, max_length=LONGEST)
     engine.publish(model, version=0)
     return engine
 

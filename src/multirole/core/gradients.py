@@ -74,16 +74,18 @@ class PartSums:
 
 
 class MergedLinear(torch.autograd.Function):
-    """x (N, L, in) times the merged weight W + scaling * B @ A, with the gradients of A and B by part.
+    """x (N, L, in) times the merged weight W + scaling * B @ A, plus the bias, with the gradients of A and B by part.
 
     Autograd would need a pass per part, and multiply with W, A and B one after another.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums) -> Tensor:  # type: ignore
+    def forward(  # type: ignore
+        ctx, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, a, b)
         ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, (sums.of[a], sums.of[b])
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
@@ -93,7 +95,7 @@ class MergedLinear(torch.autograd.Function):
             for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
                 left, right = left[rows].flatten(0, 1), right[rows].flatten(0, 1)  # (rows * L, out), (rows * L, in)
                 total[part].addmm_(left.T, right, alpha=ctx.scaling)
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None, None, None
+        return *[None] * 6, grad @ weight if ctx.needs_input_grad[6] else None
 
 
 def mergeable(model: PeftModel, adapter: str, parameters: list[nn.Parameter]) -> list[LoraLinear]:
@@ -119,16 +121,9 @@ def merged(layers: list[LoraLinear], adapter: str, sums: PartSums) -> Iterator[N
         a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
         with torch.no_grad():
             weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
-        layer.forward = partial(_forward, layer.base_layer.bias, weight, a, b, scaling, sums)
+        layer.forward = partial(MergedLinear.apply, weight, layer.base_layer.bias, a, b, scaling, sums)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-
-
-def _forward(
-    bias: Tensor | None, weight: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor
-) -> Tensor:
-    y = MergedLinear.apply(x, weight, a, b, scaling, sums)
-    return y if bias is None else y + bias

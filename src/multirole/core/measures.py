@@ -31,3 +31,13 @@ def text_metrics(rows: list[Row]) -> dict[str, float]:
         "advantage_abs": advantages.abs().mean().item(),
         "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
     }
+
+
+def over_micro_batches(name: str, values: list[tuple[int, float]]) -> float:
+    """One number of a metric's values by micro-batch, given as (completion tokens, value): the mean by tokens, or the extreme it names."""
+    known = [(tokens, value) for tokens, value in values if tokens and not math.isnan(value)]
+    if not known:
+        return math.nan
+    if name.endswith(("_min", "_max")):
+        return (min if name.endswith("_min") else max)(value for _, value in known)
+    return sum(tokens * value for tokens, value in known) / sum(tokens for tokens, _ in known)

@@ -41,7 +41,7 @@ from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, mer
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 from multirole.core.logprobs import head_at, score
-from multirole.core.measures import accuracy, mean_reward, text_metrics
+from multirole.core.measures import accuracy, mean_reward, over_micro_batches, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, transcript, turn_seed
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
@@ -216,7 +216,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             raise TypeError("`lr_clock='update_call'` needs a schedule that is a function of the step.")
         tick = self.state.global_step * len(self.adapters) + call
         factor = self.lr_scheduler.lr_lambdas[0](min(tick, self.state.max_steps))
-        return self.lr_scheduler.base_lrs[0] * factor
+        return float(self.lr_scheduler.base_lrs[0]) * factor
 
     # ---- rollouts and rewards
 
@@ -375,19 +375,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return taken, torch.stack(losses).mean() if losses else torch.zeros((), device=self.accelerator.device)
 
     def _log_loss_metrics(self, logged: dict[str, int]) -> None:
-        """What TRL's loss logged by micro-batch, in this update, as one number: extremes, and means by completion token."""
+        """Make one number of what TRL's loss has logged by micro-batch since each metric had `logged` values."""
         metrics = self._metrics["train"]
         own = {name: new for name, values in metrics.items() if (new := values[logged.get(name, 0) :])}
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for tokens, values_of in gather_objects((self._micro_tokens, own)):
             for name, values in values_of.items():
                 found[name] += zip(tokens, values, strict=False)
-        for name, pairs in found.items():
-            known = [(weight, value) for weight, value in pairs if weight and not math.isnan(value)]
-            values = [value for _, value in known] or [math.nan]
-            mean = sum(weight * value for weight, value in known) / max(1, sum(weight for weight, _ in known))
-            one = min(values) if name.endswith("_min") else max(values) if name.endswith("_max") else mean
-            metrics[name][logged.get(name, 0) :] = [one]
+        for name, values in found.items():
+            metrics[name][logged.get(name, 0) :] = [over_micro_batches(name, values)]
         self._micro_tokens.clear()
 
     def optimizer_step(
