@@ -431,12 +431,40 @@ def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     return plate(results, "factorial", figure, made_from=made_from(results, study, "factorial"))
 
 
+def figure_of_controls(results: Results, table: Table) -> Plate:
+    """Peaks of workflows and of single agents with more episodes, more optimizer steps or both, by the tokens sampled for them."""
+    tasks = list(dict.fromkeys(table.values["task"]))
+    cells = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
+    figure = Figure(figsize=(2.8 + 3.0 * len(tasks), 3.6), layout="constrained")
+    for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
+        found = table.values[table.values["task"] == task].set_index(["run", "number"])
+        for run in found.index.unique("run"):
+            tokens, steps, peak = (found.loc[(run, name)] for name in ("tokens sampled (M)", "optimizer steps", "peak"))
+            x, error = tokens["value"] / 1e6, [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
+            marker, colour = cells.get(run, (WORKFLOW_MARKERS["single"], "0.2"))
+            axes.errorbar(x, peak["value"], error, marker=marker, color=colour, ms=5, lw=1.0, capsize=2)
+            words = f"{run.split(', ', 1)[-1].replace(', ', chr(10))}: {steps['value']:.0f} steps"
+            look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
+            axes.annotate("" if run in cells else words, (x, peak["value"]), **look)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlim(0, 1.4 * axes.get_xlim()[1])
+        axes.set(xlabel="completion tokens sampled in training, millions", title=TASK_NAMES[task])
+    figure.supylabel("validation accuracy at the peak", fontsize=8)
+    shapes = [
+        Line2D([], [], ls="", marker=WORKFLOW_MARKERS[w], color="0.2", label=WORKFLOW_NAMES[w])
+        for w in ("single", *WORKFLOWS)
+    ]
+    _legend(figure, [*shapes, *_policies(ls="-", lw=3)])
+    return plate(results, "controls", figure)
+
+
 @plt.rc_context(STYLE)
 def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
     """Draw those of the study's tables that have a figure."""
     drawn = {
         "matched_updates": lambda _: figure_of_matched_updates(results, study),
         "factorial_predictors": lambda table: figure_of_factorial(results, study, table),
+        "controls": lambda table: figure_of_controls(results, table),
     }
     return [drawn[table.name](table) for table in tables if table.name in drawn]
 
