@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainers import table
 
-from multirole import Answer, Problem, user
+from multirole import Answer, Problem, Task, user
 from multirole.experiment.cell import Cell
 from multirole.experiment.run import dry_run, run_cell
 from multirole.workflows import WORKFLOWS
@@ -49,3 +49,41 @@ def test_the_built_in_workflows_pass_the_trial(workflow, task, caplog):
     cell = Cell(workflow, "sp", task)
     dry_run(cell.make_workflow(), cell.make_task().problems("validation", 1)[0])
     assert not caplog.text
+
+
+async def forgets_to_await(problem, call):
+    call("speaker", [user("?")])
+    return Answer((await call("judge", [user("?")])).text)
+
+
+async def calls_nobody(problem, call):
+    return Answer("7")
+
+
+async def answers_with_a_turn(problem, call):
+    return Answer(await call("judge", [user("?")]))
+
+
+def test_a_task_takes_one_reward_function():
+    with pytest.raises(TypeError, match="must be one function, got"):
+        Task("sums", [], [], [len])
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (forgets_to_await, r"made calls of \['speaker'\] on problem 'p7' that it did not await"),
+        (calls_nobody, "'hasty' made no call"),
+        (answers_with_a_turn, "returned an Answer of a Turn on problem 'p7'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_hurried_mistakes_are_found_before_training(run, message):
+    class Hasty:
+        name, roles = "hasty", {"speaker": 1, "judge": 1}
+
+        async def run(self, problem, call):
+            return await run(problem, call)
+
+    with pytest.raises(ValueError, match=message):
+        dry_run(Hasty(), Problem("p7", "sums", "1+1?", None))

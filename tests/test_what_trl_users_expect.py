@@ -218,3 +218,12 @@ def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_pa
     assert [row["n"] for row in trainer.state.log_history if "n" in row] == [8.0, 8.0] and 20 in seen
     evaluated = [row for row in trainer.state.log_history if "eval_reward" in row]
     assert all(row["eval_rewards/logged/mean"] == pytest.approx(row["eval_reward"]) for row in evaluated) and evaluated
+
+
+def test_resuming_with_other_adapters_is_refused(train, tmp_path):
+    """Else the trained weights would be dropped without a word, and fresh ones trained on."""
+    train(tmp_path, max_steps=1)
+    with pytest.raises(
+        ValueError, match=r"holds the adapters \['aggregator', 'generator'\] and none for \['adapter_a'"
+    ):
+        train(tmp_path, max_steps=2, policy="generator=a,aggregator=b", resume=str(tmp_path / "checkpoint-1"))

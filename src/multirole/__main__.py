@@ -144,7 +144,9 @@ def paper(argv: list[str]) -> int:
         ) from error
 
     lines = [] if arguments.page else [f"missing: {name}" for name in build(folder).missing()]
-    if (folder / "page.yaml").exists():
+    if (folder / "page.yaml").exists() and (
+        folder.absolute().parents[1] / "README.md"
+    ).exists():  # whose findings it has
         lines.append(f"{publish(folder)} is written")
     if not arguments.page:
         lines.append(f"{folder}/tables and {folder}/figures are written")

@@ -162,6 +162,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
         for name in ("micro_batch_tokens", "max_prompt_tokens", "max_turns"):
             if vars(self)[name] < 1:
                 raise ValueError(f"`{name}` must be a positive integer, got {vars(self)[name]!r}.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"`temperature` must be positive, got {self.temperature!r}: the loss needs log-probs of what was sampled."
+            )
         if (self.updates == "tokens") != (self.step_tokens is not None):
             raise ValueError(
                 f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "

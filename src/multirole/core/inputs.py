@@ -126,9 +126,13 @@ def question_of(prompt: str | list[dict[str, str]]) -> str:
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:
     """Refuse a reward that is NaN or larger than `LARGEST_REWARD` (ValueError)."""
-    if not abs(reward) <= LARGEST_REWARD:
+    try:
+        is_fine = bool(abs(reward) <= LARGEST_REWARD)
+    except (TypeError, ValueError, RuntimeError):  # a text, a list, a tensor of several numbers
+        is_fine = False
+    if not is_fine:
         raise ValueError(
-            f"{source} gave problem {problem.id!r} the reward {reward}. A reward must be a number between {-LARGEST_REWARD:g} and "
+            f"{source} gave problem {problem.id!r} the reward {reward!r}. A reward must be a number between {-LARGEST_REWARD:g} and "
             f"{LARGEST_REWARD:g}."
         )
 

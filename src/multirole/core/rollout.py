@@ -9,7 +9,8 @@ import asyncio
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -166,7 +167,13 @@ class Rollout:
         called: set[tuple[str, int, int]] = set()
         asked: list[asyncio.Future[Completion]] = []
 
-        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+        made: list[str] = []
+
+        def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]:
+            made.append(role)
+            return asked_for(role, messages, slot, round)
+
+        async def asked_for(role: str, messages: list[Message], slot: int, round: int) -> Turn:
             self._progress = self._clock
             self._check_call(role, messages, slot, round, called)
             called.add((role, slot, round))
@@ -193,6 +200,17 @@ class Rollout:
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} returned a {type(answer).__name__} on problem {episode.problem.id!r}, and "
                 "only the text of an `Answer` can be scored. End `run` with `return Answer(text)`."
+            )
+        if not isinstance(answer.text, str):
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} returned an Answer of a {type(answer.text).__name__} on problem "
+                f"{episode.problem.id!r}. An answer is text, such as `turn.text`."
+            )
+        if len(made) > len(called) and answer.reason != "prompt_overflow":
+            lost = Counter(made) - Counter(role for role, _, _ in called)
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "
+                "await. Write `await call(...)`, or gather the calls."
             )
         self._progress = self._clock
         episode.answer = answer

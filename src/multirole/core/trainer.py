@@ -337,6 +337,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """The iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
         rows = [Row(episode, turn, self.policy[turn.role]) for episode in episodes for turn in episode.turns]
+        if not rows and not any(episode.answer and episode.answer.reason == "prompt_overflow" for episode in episodes):
+            raise ValueError(
+                f"No episode of iteration {self.state.global_step + 1} made a model call, so there is nothing to train."
+            )
         if not rows:
             raise ValueError(
                 f"`max_prompt_tokens` ({args.max_prompt_tokens}) is shorter than the first prompt of every episode of iteration "
@@ -553,7 +557,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             watcher.on_iteration_end(self, iteration)
         for role, values in iteration.roles.items():
             for name, value in values.items():
-                metrics[f"{role}/{name}"].append(value)
+                if value is not None:
+                    metrics[f"{role}/{name}"].append(value)
         for name in [name for name in metrics if name.startswith("completions/")]:
             del metrics[name]  # TRL's lengths are of each episode's last turn: ours are per role
         if (right := accuracy(iteration.episodes)) is not None:
@@ -613,6 +618,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         super()._push_from_checkpoint(checkpoint_folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
+        saved = {path.parent.name for path in Path(checkpoint).glob("*/adapter_config.json")}
+        if missing := [name for name in self.adapters if name not in saved]:
+            raise ValueError(
+                f"{checkpoint} holds the adapters {sorted(saved)} and none for {missing}. Resume with the policy map that it was trained "
+                "with, or train into another folder."
+            )
         super()._load_optimizer_and_scheduler(checkpoint)
         for watcher in self.watchers:
             watcher.load_state(Path(checkpoint))

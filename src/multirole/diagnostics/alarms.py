@@ -1,9 +1,10 @@
-"""Alarms: what has happened to a role or to the reward, said once, as soon as the training episodes show it.
+"""Alarms: what has happened to a role, said once, as soon as the training episodes show it.
 
-Every rule compares a metric's *level*, the median of its last `SMOOTH` iterations, with where it stood before. `reward_fall` and
-`policy_drift` see a fall before the evaluation that shows it, `one_verdict` and `format_loss` the loss of a role's skill. None is a
-forecast: on seeds that had set no threshold, nothing announces falls better than learning rate x optimizer steps does, which is known
-before training (`benchmarks/alarms.py` measures it). Rules that were meant to announce them were removed.
+Every rule compares a metric's *level*, the median of its last `SMOOTH` iterations, with where it stood before. `policy_drift` sees most
+falls before the evaluation that shows them, `one_verdict` and `format_loss` the loss of a role's skill. None is a forecast: on seeds
+that had set no threshold, the best announces falls hardly better than learning rate x optimizer steps does, which is known
+before training (`benchmarks/alarms.py` measures it). Rules that were meant to announce them were removed, and so was one on the
+reward, which few problems per iteration make too noisy to show a fall.
 
 `alarm_callback` lets them ring in a training; readers of a run take them from its `roles` table. Not covered: trouble within the first
 `BASELINE` iterations, which becomes the baseline, and a role that is bad from the start.
@@ -12,15 +13,11 @@ before training (`benchmarks/alarms.py` measures it). Rules that were meant to a
 import math
 import statistics
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
-
-from multirole.diagnostics.falls import FALL
 
 BASELINE, SMOOTH = 5, 3  # iterations
 REARM = 3  # iterations
-WORKFLOW = "workflow"
-"""The role of an alarm that is about all of them."""
 
 
 class Rule(NamedTuple):
@@ -34,47 +31,33 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("reward_fall", "reward", "below best", 4.0),
     Rule("policy_drift", "max_logprob_gap", "level", 3.1),
     Rule("one_verdict", "correct_verdict_rate", "share lost", 0.85, (0.1, 1.0)),
     Rule("format_loss", "unparsed_rate", "rise", 0.1),
 )
-"""`policy_drift` and `one_verdict` have the thresholds that separate best on seed 0 of an earlier embedded base; `reward_fall` is silent in
-every committed run of arithmetic that does not fall, `format_loss` asks for a tenth of the replies. Another scale may need others."""
+"""`policy_drift` and `one_verdict` have the thresholds that separate best on seed 0 of an earlier embedded base, `format_loss` asks for a
+tenth of the replies. Another scale may need others."""
 READ = tuple(dict.fromkeys(rule.metric for rule in RULES))
 """The metrics that the rules read."""
 SAID = {
-    "below best": "{:.2g} times its noise below its best",
     "level": "a level of {:.2g}",
     "share lost": "{:.0%} lost",
     "rise": "a rise of {:.2g}",
 }
 ADVICE = {
-    "reward_fall": "Go back to an earlier checkpoint with a lower learning_rate, or take one step per iteration (updates='one').",
     "policy_drift": "A token's log-probability moved that far within one batch of rollouts: lower learning_rate, or take fewer steps.",
     "one_verdict": "The evaluator no longer judges, and its loop runs to the last round: give it an outcome of its own (process_reward).",
     "format_loss": "Read the role's turns; what cannot be parsed is replaced by a default, so the accuracy need not show it.",
 }
 
 
-def noise_of(values: list[float]) -> float:
-    """The standard deviation of a series around its trend, from the median size of its steps."""
-    return statistics.median(abs(b - a) for a, b in pairwise(values)) / (0.6745 * math.sqrt(2))
-
-
 def change_of(change: str, values: list[float]) -> float | None:
-    """How far the level of a series stands from where it stood before; None before there is a baseline and a level.
-
-    "below best" is in units of `noise_of` the series, since few problems per iteration make a reward jump by itself.
-    """
+    """How far the level of a series stands from where it stood before; None before there is a baseline and a level."""
     if len(values) <= BASELINE:
         return None
     if change == "level":  # a mean: single large values count
         return statistics.fmean(values[-SMOOTH:])
     level, baseline = statistics.median(values[-SMOOTH:]), statistics.median(values[:BASELINE])
-    if change == "below best":
-        best = max(statistics.median(values[i : i + SMOOTH]) for i in range(len(values) - SMOOTH + 1))
-        return (best - level) / max(noise_of(values), 1e-3) if best - level >= FALL else 0.0
     if change == "share lost":
         return 1.0 - level / baseline if baseline > 0 else 0.0
     return level - baseline  # "rise"
@@ -129,11 +112,10 @@ class Alarms:
                 baseline = statistics.median(values[:BASELINE])
                 if change is None or change < rule.threshold or not rule.within[0] <= baseline <= rule.within[1]:
                     continue
-                who, adapter = (WORKFLOW, "") if metric == "reward" else (role, self.policy[role])
                 level = statistics.median(values[-SMOOTH:])
-                words = f"{metric} of the {who} went from {baseline:.3g} to {level:.3g}"
+                words = f"{metric} of the {role} went from {baseline:.3g} to {level:.3g}"
                 yield {
-                    "alarm": rule.alarm, "role": who, "adapter": adapter, "value": change, "threshold": rule.threshold,
+                    "alarm": rule.alarm, "role": role, "adapter": self.policy[role], "value": change, "threshold": rule.threshold,
                     "message": f"{words} ({SAID[rule.change].format(change)}). {ADVICE[rule.alarm]}",
                 }  # fmt: skip
 

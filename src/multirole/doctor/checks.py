@@ -267,6 +267,7 @@ def loss(case: Case) -> Verdict:
     if (args.loss_type, args.importance_sampling_level) != ("grpo", "token"):
         return True, f"not compared for loss_type={args.loss_type!r}", "loss_type='grpo'"
     gap, way, clipped, n_tokens = 0.0, 0.0, 0, 0
+    limit = EXACT_GRADIENT if case.is_exact else ROUNDED_GRADIENT
     case.bench.put(case.weights[2])
     case.bench.nudge()
     for adapter, (rows, divisor, gradient) in case.trials[2].first.items():
@@ -280,9 +281,8 @@ def loss(case: Case) -> Verdict:
         apart = gradient - due[0]
         gap = max(gap, (apart.norm() / due[0].norm()).item())
         for wrong in [other - due[0] for other in due[1:]]:
-            if wrong.norm():  # 0: nothing was clipped
+            if wrong.norm() > limit * due[0].norm():  # else so little was clipped that rounding hides it
                 way = max(way, ((apart @ wrong) / (wrong @ wrong)).abs().item())
-    limit = EXACT_GRADIENT if case.is_exact else ROUNDED_GRADIENT
     return (
         gap <= limit and way <= SHARE,
         f"gradients differ by {gap:.1e} of their norm and go {way:.2f} of the way to a fault's; {clipped} of {n_tokens} tokens are clipped",

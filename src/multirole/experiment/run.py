@@ -175,6 +175,10 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
                 f"Tried without a model, where every reply was {reply!r}: {error}\n{where}".rstrip()
             ) from error
         called |= {turn.role for turn in episode.turns}
+    if not called:
+        raise ValueError(
+            f"Tried without a model, the workflow {workflow.name!r} made no call, so there is nothing to train."
+        )
     if missing := [role for role in workflow.roles if role not in called]:
         logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
                        workflow.name, ", ".join(missing))  # fmt: skip

@@ -134,7 +134,8 @@ def inspect_all(results_dir: Path) -> list[Path]:
     runs = [config.parent for config in sorted(results_dir.rglob("config.json")) if (config.parent / "DONE").exists()]
     if not runs:
         raise ValueError(
-            f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json)."
+            f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
+            "Packed runs become folders with multirole.paper.pack.unpack."
         )
     index = results_dir / FILE
     pages = [inspect_run(folder, index=index) for folder in runs]

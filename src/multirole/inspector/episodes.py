@@ -5,6 +5,8 @@ import math
 
 import pandas as pd
 
+from multirole.inspector.reader import number
+
 EPISODE_BYTES = 36_000
 """What the turns of one validation episode take on the page; where they are longer, the middle of the long ones is left out."""
 HEAD = 0.6
@@ -131,6 +133,9 @@ def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] 
     groups: dict[int, list] = {int(iteration): [] for iteration in kept}
     by_group = shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False)
     for (iteration, problem, _), rows in by_group:
-        values = zip(rows["reward"].round(3), rows["advantage"].round(3), rows["correct"].astype(object), strict=True)
+        rounded = (
+            map(number, rows[name].round(3)) for name in ("reward", "advantage")
+        )  # a packed run may lack advantages
+        values = zip(*rounded, rows["correct"].astype(object), strict=True)
         groups[iteration].append([problem, [list(value) for value in values]])
     return groups

@@ -59,6 +59,10 @@ class Task:
         extract: Callable[[str], str | None] | None = None,
         prompts: str | Path | None = None,
     ) -> None:
+        if not callable(reward):
+            raise TypeError(
+                f"The `reward` of task {name!r} must be one function, got {reward!r}. Let it return the sum of several."
+            )
         self.name, self.reward, self._extract = name, reward, extract or (lambda text: text.strip() or None)
         self._prompts = str(prompts or "")
         self._data: dict[str, Data] = {"train": train, "validation": validation}
