@@ -619,7 +619,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
         saved = {path.parent.name for path in Path(checkpoint).glob("*/adapter_config.json")}
-        if missing := [name for name in self.adapters if name not in saved]:
+        if (missing := [name for name in self.adapters if name not in saved]) and saved:  # none in FSDP2's shards
             raise ValueError(
                 f"{checkpoint} holds the adapters {sorted(saved)} and none for {missing}. Resume with the policy map that it was trained "
                 "with, or train into another folder."
