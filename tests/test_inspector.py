@@ -351,3 +351,13 @@ def test_reading_a_run_imports_neither_torch_nor_trl():
     code = "import sys, multirole.inspector, multirole.inspector.report; print({'torch', 'trl'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_run_that_is_not_packed_whole_has_a_page(tmp_path):
+    """Such runs have neither advantages nor numbers by token."""
+    results = ROOT / "results" / "tiny-r"
+    name = Grid.read(results).cell("single", "sp", "math", 3).id
+    data = read(
+        inspect_run(pack.unpack(results, name, tmp_path), tmp_path / "page.html", index=tmp_path / "index.html")
+    )[1]
+    assert "NaN" not in json.dumps(data)
