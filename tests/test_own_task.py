@@ -9,6 +9,7 @@ import pytest
 from paper_rows import write
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.run import try_reward
 from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, own
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
@@ -186,3 +187,19 @@ def test_other_rows_are_another_run(tmp_path):
         for name in [name for name in sys.modules if name.startswith("task_")]:  # as another process finds it
             del sys.modules[name]
     assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda completions, **_: [float("nan")] * len(completions), "problem 'sums/.*' the reward nan"),
+        (lambda completions, **_: [1.0], "must return one number per completion, got 1 for 2"),
+        (lambda completions, missing, **_: [1.0], "missing"),
+    ],
+    ids=["nan", "too few", "a column that is not there"],
+)
+def test_a_reward_is_tried_before_anything_is_trained(reward, message):
+    rows = [{"prompt": "1+1"}, {"prompt": "1+2"}]
+    tried = Task("sums", rows, rows, reward)
+    with pytest.raises(ValueError, match=f"Tried before training.*{message}"):
+        try_reward(tried, tried.problems("train"))

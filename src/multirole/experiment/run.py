@@ -61,6 +61,7 @@ from multirole.experiment.released_code import RENDERERS, RowCuts
 from multirole.experiment.settings import refusing
 from multirole.experiment.stops import Stop, heeding
 from multirole.experiment.storage import reporting, writing
+from multirole.tasks.own import RewardError, Task
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +185,15 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
                        workflow.name, ", ".join(missing))  # fmt: skip
 
 
+def try_reward(task: Task, problems: list[Problem]) -> None:
+    """Score made-up answers with a task of one's own; ValueError where its reward fails or returns no fitting numbers."""
+    try:
+        for problem, reward in zip(problems, task.score(problems, list(REPLIES[: len(problems)])), strict=True):
+            check_reward(f"The reward of task {task.name!r}", problem, reward.value)
+    except (RewardError, ValueError) as error:
+        raise ValueError(f"Tried before training, on the answers {REPLIES}: {error}") from error
+
+
 def first_prompts(
     workflow: Workflow, problems: Sequence[Problem], encode: Callable[[list[Message]], list[int]]
 ) -> list[int]:
@@ -223,6 +233,8 @@ def load_problems(
             f"`n_problems` must be at most the {len(train)} training problems of task {cell.task_label!r}, got {cell.n_problems}."
         )
     dry_run(workflow, train[0])
+    if isinstance(task, Task):
+        try_reward(task, train[: len(REPLIES)])
     lengths = first_prompts(workflow, [*train, *validation], lambda chat: RENDERERS[cell.renderer](tokenizer, chat))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {
