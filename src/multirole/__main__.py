@@ -144,9 +144,8 @@ def paper(argv: list[str]) -> int:
         ) from error
 
     lines = [] if arguments.page else [f"missing: {name}" for name in build(folder).missing()]
-    if (folder / "page.yaml").exists() and (
-        folder.absolute().parents[1] / "README.md"
-    ).exists():  # whose findings it has
+    page_of = folder / "page.yaml", folder.absolute().parents[1] / "README.md"  # what to show, and whose findings
+    if all(path.exists() for path in page_of):
         lines.append(f"{publish(folder)} is written")
     if not arguments.page:
         lines.append(f"{folder}/tables and {folder}/figures are written")

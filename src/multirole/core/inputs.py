@@ -46,14 +46,15 @@ def with_adapters(
                 f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
                 "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
             )
-        model.set_requires_grad(adapters, True)
-        return model
-    if peft_config is None:
+    elif peft_config is None:
         raise ValueError(
             "Roles are trained as adapters of one base model, and no `peft_config` was given. "
             "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
         )
-    return add_adapters(model, peft_config, adapters)
+    else:
+        model = add_adapters(model, peft_config, adapters)
+    model.set_requires_grad(adapters, True)  # of all: TRL casts the trainable weights of a quantised model
+    return model
 
 
 def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizerBase:
@@ -76,7 +77,6 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
     model = get_peft_model(base, peft_config, adapter_name=first)
     for name in others:
         model.add_adapter(name, peft_config)
-    model.set_requires_grad(adapters, True)  # TRL casts the trainable weights of a quantised model
     return model
 
 

@@ -166,14 +166,13 @@ class Rollout:
     async def _episode(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
         called: set[tuple[str, int, int]] = set()
         asked: list[asyncio.Future[Completion]] = []
-
-        made: list[str] = []
+        made: list[str] = []  # the roles of all calls, awaited or not
 
         def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]:
             made.append(role)
-            return asked_for(role, messages, slot, round)
+            return play_turn(role, messages, slot, round)
 
-        async def asked_for(role: str, messages: list[Message], slot: int, round: int) -> Turn:
+        async def play_turn(role: str, messages: list[Message], slot: int, round: int) -> Turn:
             self._progress = self._clock
             self._check_call(role, messages, slot, round, called)
             called.add((role, slot, round))

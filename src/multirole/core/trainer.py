@@ -302,12 +302,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         own = rewards[start : start + len(inputs)]
         values = (own * self.reward_weights.to(own.device)).nansum(1).tolist()
+        is_sum = len(self.reward_funcs) > 1 or self.args.reward_weights is not None
         for episode, value, is_left_out in zip(episodes, values, own.isnan().all(1).tolist(), strict=True):
             if episode.reward is None and not is_left_out:
                 episode.reward = Reward(value)
-            elif episode.reward is not None and (
-                len(self.reward_funcs) > 1 or self.args.reward_weights
-            ):  # set by a function
+            elif episode.reward is not None and is_sum:  # what a function has set is one term of it
                 episode.reward = replace(episode.reward, value=value)
             if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
                 episode.reward = replace(episode.reward, reason=episode.answer.reason)
@@ -337,14 +336,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """The iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
         rows = [Row(episode, turn, self.policy[turn.role]) for episode in episodes for turn in episode.turns]
-        if not rows and not any(episode.answer and episode.answer.reason == "prompt_overflow" for episode in episodes):
-            raise ValueError(
-                f"No episode of iteration {self.state.global_step + 1} made a model call, so there is nothing to train."
-            )
         if not rows:
+            at = f"iteration {self.state.global_step + 1}"
+            if not any(episode.answer and episode.answer.reason == "prompt_overflow" for episode in episodes):
+                raise ValueError(f"No episode of {at} made a model call, so there is nothing to train.")
             raise ValueError(
-                f"`max_prompt_tokens` ({args.max_prompt_tokens}) is shorter than the first prompt of every episode of iteration "
-                f"{self.state.global_step + 1}, so nothing was sampled. Set it to a larger number."
+                f"`max_prompt_tokens` ({args.max_prompt_tokens}) is shorter than the first prompt of every episode of {at}, so nothing "
+                "was sampled. Set it to a larger number."
             )
         set_advantages(rows, args)
         for watcher in self.watchers:
@@ -492,7 +490,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         with self.compute_loss_context_manager(), local_metrics(self.accelerator), torch.set_grad_enabled(has_gradient):
             loss = self.compute_loss(model, batch) * weight
         self.beta = 0.0
-        self._micro_tokens.append(int(batch["completion_mask"].sum()) if weight else 0)
+        self._micro_tokens.append(sum(len(row.turn.completion_ids) for row in micro) if weight else 0)
         if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
             self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
@@ -595,9 +593,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         own = [min(i, len(episodes) - 1) for i in range(start, start + share)]
         inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
         ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
-        rewards = self._calculate_rewards(
-            inputs, [row["prompt"] for row in inputs], [], ids
-        )  # (N, F), of all processes
+        prompts = [row["prompt"] for row in inputs]
+        rewards = self._calculate_rewards(inputs, prompts, [], ids)  # (N, F), of all processes
         order = itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own]))
         firsts: dict[int, int] = {}  # episode -> the first of its rows
         for n, (i, reward) in enumerate(order):

@@ -101,6 +101,7 @@ class TransformersEngine:
         c = model.config
         embed = self.weights[None].embed
         self.shape = Shape(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, embed.device)
+        self.eos_ids = self.eos_ids.to(embed.device)
         self.eps = c.rms_norm_eps
         self.rope = rope_table(model, self.max_length)
         self.pools.clear()
@@ -262,7 +263,7 @@ class TransformersEngine:
 
     def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
         """Take finished rows out of the pool."""
-        stopped = torch.isin(pool.token[: pool.n], self.eos_ids.to(pool.token.device))
+        stopped = (pool.token[: pool.n, None] == self.eos_ids).any(1)
         finished = (stopped | (pool.count[: pool.n] >= pool.limit[: pool.n])).nonzero()[:, 0].tolist()
         done = []
         for slot in finished:

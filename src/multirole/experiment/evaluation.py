@@ -94,9 +94,14 @@ class Evaluation(Choice):
         checkpoints = "" if self.checkpoints == CHECKPOINTS[self.adapters] else f"-{self.checkpoints.replace(',', '_')}"
         return self.adapters + checkpoints + (f"-n{self.n_rollouts}" if self.n_rollouts > 1 else "")
 
+    @property
+    def id(self) -> str:
+        """What names it among a scale's evaluations: its folder there, and its rows in the packed tables."""
+        return f"{self.name}/{self.cell.id}"
+
     def folder(self, results_dir: str | Path) -> Path:
         """Where the results go."""
-        return Path(results_dir) / self.cell.scale / "evaluations" / self.name / self.cell.id
+        return Path(results_dir) / self.cell.scale / "evaluations" / self.id
 
     def policy(self) -> dict[str, str | None]:
         """role -> adapter of the source, None for the base model, which step 0 is for all."""

@@ -128,10 +128,11 @@ def make_engine(
     processes()  # torch.distributed belongs to accelerate: vLLM would otherwise set it up its own way
     max_length = cell.max_prompt_tokens + cell.max_response_tokens
     engine: Any = load_engine(engine_of(cell))
-    declared = model.generation_config.eos_token_id
-    ends = dict.fromkeys(
-        [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared or tokenizer.eos_token_id])]
-    )
+    declared = model.generation_config.eos_token_id or []
+    ends = {
+        tokenizer.eos_token_id,
+        *([declared] if isinstance(declared, int) else declared),
+    }  # as TRL has them in training
     if engine_of(cell) == "vllm":
         return engine(
             str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length, dtype=getattr(torch, cell.dtype),

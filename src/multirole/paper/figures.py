@@ -443,9 +443,10 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
             x, error = tokens["value"] / 1e6, [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
             marker, colour = cells.get(run, (WORKFLOW_MARKERS["single"], "0.2"))
             axes.errorbar(x, peak["value"], error, marker=marker, color=colour, ms=5, lw=1.0, capsize=2)
-            words = f"{run.split(', ', 1)[-1].replace(', ', chr(10))}: {steps['value']:.0f} steps"
-            look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
-            axes.annotate("" if run in cells else words, (x, peak["value"]), **look)
+            if run not in cells:
+                variant = run.split(", ", 1)[-1].replace(", ", "\n")
+                look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
+                axes.annotate(f"{variant}: {steps['value']:.0f} steps", (x, peak["value"]), **look)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_xlim(0, 1.4 * axes.get_xlim()[1])
         axes.set(xlabel="completion tokens sampled in training, millions", title=TASK_NAMES[task])

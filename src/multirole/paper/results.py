@@ -103,12 +103,12 @@ class Results:
     @cached_property
     def evaluations(self) -> dict[tuple[str, Key], str]:
         """The name of every packed evaluation, by what it evaluates and of whom."""
-        names = {(e.adapters, key_of(e.cell)): _name(e) for e in self.grid.evaluations()}
+        names = {(e.adapters, key_of(e.cell)): e.id for e in self.grid.evaluations()}
         return {key: name for key, name in names.items() if name in self.packed.index}
 
     def missing(self) -> list[str]:
         """List the runs and evaluations that the grid asks for and that are not packed."""
-        asked = [*(cell.id for cell in self.grid.cells()), *map(_name, self.grid.evaluations())]
+        asked = [*(cell.id for cell in self.grid.cells()), *(e.id for e in self.grid.evaluations())]
         return [name for name in asked if name not in self.packed.index]
 
     @cache  # noqa: B019  (a handful of instances, each used to the end)
@@ -145,9 +145,4 @@ class Results:
 
     def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:
         """Return the rows of one evaluation, in the grid or not; None if it is not packed."""
-        name = _name(evaluation)
-        return pack.read(self.folder, "evaluations", [name]) if name in self.packed.index else None
-
-
-def _name(evaluation: Evaluation) -> str:
-    return f"{evaluation.name}/{evaluation.cell.id}"
+        return pack.read(self.folder, "evaluations", [evaluation.id]) if evaluation.id in self.packed.index else None

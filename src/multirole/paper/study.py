@@ -114,5 +114,5 @@ def detailed(folder: str | Path) -> set[str] | None:
         return None
     grid = Grid.read(folder)
     study = Study.read(grid, folder)
-    draws = {f"{draw.name}/{draw.cell.id}" for draw in (study.draws() if study else [])}
+    draws = {draw.id for draw in (study.draws() if study else [])}
     return draws | {cell.id for cell in grid.cells() if cell.seed in grid.seeds[:DETAILED_SEEDS]}
