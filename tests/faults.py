@@ -328,7 +328,7 @@ def kl_with_the_wrong_sign(patch):
 def kl_to_the_adapter_itself(patch):
     around(
         patch, MultiRoleGRPOTrainer, "logprobs_of",
-        lambda original, self, rows, temperature=None, base=False: original(self, rows, temperature),
+        lambda original, self, rows, base=False: original(self, rows),
     )  # fmt: skip
 
 

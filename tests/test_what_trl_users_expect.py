@@ -137,8 +137,8 @@ def test_the_logged_loss_metrics_do_not_depend_on_micro_batches(train, tmp_path)
         "reward",
         "clip_ratio/region_mean",
         "clip_ratio/high_max",
-        "generator/mean_length",
-        "generator/clipped_ratio",
+        "generator/length_mean",
+        "generator/truncated_rate",
     )
     logs = [
         train(tmp_path / str(size), micro_batch_tokens=size, max_steps=1).state.log_history[0] for size in (16384, 200)

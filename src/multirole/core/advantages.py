@@ -22,19 +22,12 @@ def group_advantages(
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
         members[group].append(i)
-    advantages = [0.0] * len(rewards)
+    advantages = torch.tensor(rewards, dtype=torch.float64)  # (N,)
     for indices in members.values():
-        reward_G = torch.tensor([rewards[i] for i in indices], dtype=torch.float64)  # (G,)
-        deviation_G = reward_G - reward_G.mean()  # (G,)
-        if len(indices) == 1:
-            advantage_G = reward_G
-        elif scale:
-            advantage_G = deviation_G / (reward_G.std() + eps)
-        else:
-            advantage_G = deviation_G
-        for i, advantage in zip(indices, advantage_G.tolist(), strict=True):
-            advantages[i] = advantage
-    return advantages
+        if len(indices) > 1:
+            reward_G = advantages[indices]  # (G,)
+            advantages[indices] = (reward_G - reward_G.mean()) / (reward_G.std() + eps if scale else 1.0)
+    return advantages.tolist()
 
 
 def set_advantages(rows: Sequence[Row], args: MultiRoleGRPOConfig) -> None:

@@ -4,14 +4,10 @@ The fused head works in tiles, so that a vocabulary of 152k words never makes wh
 sharded.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from peft import PeftModel
 from torch import Tensor
 
 from multirole.core.rows import left_aligned
-from multirole.core.stock import add_fused_lm_head
 
 
 def score(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:
@@ -24,15 +20,3 @@ def score(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_complet
     logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
     entropies = outputs.entropy.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
     return logps, entropies
-
-
-@contextmanager
-def head_at(model: PeftModel, temperature: float, cast_to_fp32: bool) -> Iterator[None]:
-    """Within it, the fused head divides logits by `temperature` instead of the trainer's."""
-    base = model.get_base_model()
-    usual = base.forward
-    add_fused_lm_head(base, temperature, cast_to_fp32, outputs=("log_probs", "entropy"))
-    try:
-        yield
-    finally:
-        base.forward = usual

@@ -29,6 +29,8 @@ def text_metrics(rows: list[Row]) -> dict[str, float]:
         "reward": mean_reward([row.episode for row in rows]),
         "advantage_mean": advantages.mean().item(),
         "advantage_abs": advantages.abs().mean().item(),
+        "length_mean": sum(len(row.turn.completion_ids) for row in rows) / len(rows),
+        "truncated_rate": sum(row.turn.finish_reason == "length" for row in rows) / len(rows),
         "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
     }
 

@@ -195,15 +195,15 @@ class Rollout:
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(answer, Answer):
-            raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned a {type(answer).__name__} on problem {episode.problem.id!r}, and "
-                "only the text of an `Answer` can be scored. End `run` with `return Answer(text)`."
+        if not isinstance(answer, Answer) or not isinstance(answer.text, str):
+            given = (
+                f"an Answer of a {type(answer.text).__name__}"
+                if isinstance(answer, Answer)
+                else f"a {type(answer).__name__}"
             )
-        if not isinstance(answer.text, str):
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned an Answer of a {type(answer.text).__name__} on problem "
-                f"{episode.problem.id!r}. An answer is text, such as `turn.text`."
+                f"The workflow {self.workflow.name!r} returned {given} on problem {episode.problem.id!r}, and only the text of an `Answer` "
+                "can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
         if len(made) > len(called) and answer.reason != "prompt_overflow":
             lost = Counter(made) - Counter(role for role, _, _ in called)

@@ -6,6 +6,7 @@ included. So the rows' completion masks partition the trained tokens by role.
 
 import itertools
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -108,11 +109,9 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
 def even_micro_batches(rows: list[Row], max_tokens: int, n: int) -> list[list[Row]]:
     """Micro-batches of near-equal padded size for `n` processes, no more than a multiple of `n`; the largest first."""
     most = -(-len(micro_batches(rows, max_tokens)) // n) * n
-    low, high = 1, max_tokens
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(micro_batches(rows, middle)) <= most else (middle + 1, high)
-    return sorted(micro_batches(rows, low), key=padded, reverse=True)
+    fits = range(1, max_tokens)
+    smallest = 1 + bisect_left(fits, True, key=lambda size: len(micro_batches(rows, size)) <= most)
+    return sorted(micro_batches(rows, smallest), key=padded, reverse=True)
 
 
 def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> Tensor:
@@ -134,13 +133,10 @@ def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, Ten
         "old_per_token_logps": sampled,
         "advantages": torch.tensor([r.advantage for r in rows], dtype=torch.float32),  # (N,)
     }
-    for name, values in (
-        ("old_per_token_logps", [r.old_logps for r in rows]),
-        ("ref_per_token_logps", [r.ref_logps for r in rows]),
-    ):
-        known = [value for value in values if value is not None]
+    for name in ("old", "ref"):
+        known = [logps for r in rows if (logps := getattr(r, f"{name}_logps")) is not None]
         if len(known) == len(rows):
-            batch[name] = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)  # (N, C)
+            batch[f"{name}_per_token_logps"] = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)  # (N, C)
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -40,7 +40,7 @@ from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
-from multirole.core.logprobs import head_at, score
+from multirole.core.logprobs import score
 from multirole.core.measures import accuracy, mean_reward, over_micro_batches, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, transcript, turn_seed
@@ -231,12 +231,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         own = attempts[cuts[rank // group] : cuts[rank // group + 1]]
         episodes = self.rollout.run(own, iteration, self.sampling)
         played = gather_objects([(e.turns, e.answer) for e in episodes])[::group]
-        return [
-            Episode(problem, index, turns, answer)
-            for (problem, index), (turns, answer) in zip(
-                attempts, itertools.chain.from_iterable(played), strict=True
-            )
-        ]  # fmt: skip
+        results = itertools.chain.from_iterable(played)
+        return [Episode(*attempt, *result) for attempt, result in zip(attempts, results, strict=True)]
 
     def _rest_engine(self) -> None:
         """Give the engine's memory to the trainer until the next rollout."""
@@ -463,11 +459,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             model.set_requires_grad(self.adapters, True)
         return self._active[adapter]
 
-    def shard(
-        self, rows: list[Row], loads: list[float] | None = None, cost: float = 1.0
-    ) -> list[tuple[list[Row], float]]:
+    def shard(self, rows: list[Row], loads: list[float], cost: float = 1.0) -> list[tuple[list[Row], float]]:
         """The micro-batches of `rows` that this process computes, with their weights; `loads` of `distributed.shard`."""
-        loads = [0.0] * self.accelerator.num_processes if loads is None else loads
         rank = self.accelerator.process_index
         return shard(rows, self.args.micro_batch_tokens, rank, loads, self.is_sharded, cost)
 
@@ -501,20 +494,17 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- log-probs
 
     @torch.no_grad()
-    def logprobs_of(self, rows: list[Row], temperature: float | None = None, base: bool = False) -> list[Tensor]:
+    def logprobs_of(self, rows: list[Row], base: bool = False) -> list[Tensor]:
         """The log-probs (C,) of each row's completion under its adapter's present weights, or the base's; on the host.
 
-        At the sampling temperature, or at the one given. With several processes each computes a shard and gets them all.
+        At the sampling temperature. With several processes each computes a shard and gets them all.
         """
         computed, place = {}, {id(row): i for i, row in enumerate(rows)}
-        with ExitStack() as stack:
-            if temperature is not None:
-                stack.enter_context(head_at(self.peft_model, temperature, self.args.cast_lm_head_to_fp32))
-            if base:
-                stack.enter_context(self.peft_model.disable_adapter())
+        with self.peft_model.disable_adapter() if base else nullcontext():
             for adapter in dict.fromkeys(row.adapter for row in rows):
                 self.activate(adapter)
-                for micro, _ in self.shard([row for row in rows if row.adapter == adapter]):
+                own, loads = [row for row in rows if row.adapter == adapter], [0.0] * self.accelerator.num_processes
+                for micro, _ in self.shard(own, loads):
                     batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
                     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
                     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
@@ -546,11 +536,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for role in self.policy:
             if rows := [row for row in iteration.rows if row.turn.role == role]:
                 iteration.roles[role] = text_metrics(rows)
-                replies = [row.turn for row in rows]
-                metrics[f"{role}/mean_length"].append(sum(len(turn.completion_ids) for turn in replies) / len(rows))
-                metrics[f"{role}/clipped_ratio"].append(
-                    sum(turn.finish_reason == "length" for turn in replies) / len(rows)
-                )
         for watcher in self.watchers:
             watcher.on_iteration_end(self, iteration)
         for role, values in iteration.roles.items():

@@ -7,16 +7,19 @@ policy. With the engine's processed log-probs they start at zero instead of at a
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 
 from multirole.core.distributed import gather_objects
 from multirole.core.gradients import Part
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.rows import Row, Steps
+from multirole.core.stock import add_fused_lm_head
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.diagnostics.gradients import GradientParts, Updates, load_vectors, save_vectors
 from multirole.diagnostics.signatures import SIGNATURES, signatures
@@ -80,6 +83,18 @@ class TokenStats:
         }
 
 
+@contextmanager
+def head_at(model: PeftModel, temperature: float, cast_to_fp32: bool) -> Iterator[None]:
+    """Within it, the fused head divides logits by `temperature` instead of the trainer's."""
+    base = model.get_base_model()
+    usual = base.forward
+    add_fused_lm_head(base, temperature, cast_to_fp32, outputs=("log_probs", "entropy"))
+    try:
+        yield
+    finally:
+        base.forward = usual
+
+
 def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Row]:
     """Every 16th row of each role, at least four: what is measured apart, before the updates and after them."""
     by_role: dict[str, list[Row]] = defaultdict(list)
@@ -125,7 +140,8 @@ class RoleDiagnostics(MultiRoleCallback):
         self.is_raw_known = trainer.args.temperature == 1.0
         self.sample = sample_rows(rows) if self.is_full else []
         if self.sample and not self.is_raw_known:
-            measured = trainer.logprobs_of(self.sample, temperature=1.0)
+            with head_at(trainer.peft_model, 1.0, trainer.args.cast_lm_head_to_fp32):
+                measured = trainer.logprobs_of(self.sample)
             self.raw = {id(row): logps for row, logps in zip(self.sample, measured, strict=True)}
         self.updates.start(trainer.peft_model, steps if self.is_full else ())
 
@@ -176,7 +192,7 @@ class RoleDiagnostics(MultiRoleCallback):
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
         self.merge(gather_objects({step: dict(stats.sums) for step, stats in self.tokens.items()}))
         for role, metrics in self.per_role(iteration.rows).items():
-            iteration.roles[role] |= metrics
+            iteration.roles[role] = metrics | iteration.roles[role]  # lengths are known without `is_full`
 
     def save_state(self, folder: Path) -> None:
         save_vectors(self.updates.last, folder, "updates", self.is_sharded)

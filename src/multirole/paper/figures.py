@@ -441,10 +441,12 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
         for run in found.index.unique("run"):
             tokens, steps, peak = (found.loc[(run, name)] for name in ("tokens sampled (M)", "optimizer steps", "peak"))
             x, error = tokens["value"] / 1e6, [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
-            marker, colour = cells.get(run, (WORKFLOW_MARKERS["single"], "0.2"))
-            axes.errorbar(x, peak["value"], error, marker=marker, color=colour, ms=5, lw=1.0, capsize=2)
-            if run not in cells:
-                variant = run.split(", ", 1)[-1].replace(", ", "\n")
+            name, _, variant = run.partition(", ")
+            marker, colour = cells.get(name, (WORKFLOW_MARKERS["single"], "0.2"))
+            inside = "white" if name in cells and variant else colour
+            axes.errorbar(x, peak["value"], error, marker=marker, color=colour, mfc=inside, ms=5, lw=1.0, capsize=2)
+            if name not in cells:
+                variant = variant.replace(", ", "\n")
                 look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
                 axes.annotate(f"{variant}: {steps['value']:.0f} steps", (x, peak["value"]), **look)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -455,7 +457,8 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
         Line2D([], [], ls="", marker=WORKFLOW_MARKERS[w], color="0.2", label=WORKFLOW_NAMES[w])
         for w in ("single", *WORKFLOWS)
     ]
-    _legend(figure, [*shapes, *_policies(ls="-", lw=3)])
+    more = Line2D([], [], ls="", marker="o", color="0.2", mfc="white", label="four times the problems")
+    _legend(figure, [*shapes, *_policies(ls="-", lw=3), more])
     return plate(results, "controls", figure)
 
 
