@@ -211,11 +211,11 @@ class TinyPipe:
         programs = list(map(extract, texts))
         reads = [read_program(program or "") for program in programs]
         strange = [None if found else program for program, found in zip(programs, reads, strict=True)]
-        tests = [
-            json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
+        tests = {
+            p.id: json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
             for p in problems
-        ]
-        verdicts = grade(strange, tests, self.reward, LIMITS, _verdicts)
+        }  # one text per problem: the keys of `_verdicts` share it
+        verdicts = grade(strange, [tests[p.id] for p in problems], self.reward, LIMITS, _verdicts)
         rewards = []
         for problem, found, verdict in zip(problems, reads, verdicts, strict=True):
             if found:
