@@ -1,15 +1,11 @@
 """Alarms that ring in a training. The rules need neither torch nor TRL and stand in `alarms`."""
 
 import logging
-from typing import TYPE_CHECKING
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from multirole.core.hooks import Iteration, MultiRoleCallback
+from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.diagnostics.alarms import Alarms
-
-if TYPE_CHECKING:
-    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +24,7 @@ class AlarmCallback(MultiRoleCallback):
             raise ValueError(f"`action` must be one of {list(ACTIONS)}, got {action!r}.")
         self.alarms, self.action = alarms, action
 
-    def on_iteration_end(self, trainer: "MultiRoleGRPOTrainer", iteration: Iteration) -> None:
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         new = self.alarms.update(iteration.number, iteration.roles)
         for alarm in new if trainer.is_world_process_zero() else []:
             logger.warning("iteration %(iteration)d, %(alarm)s: %(message)s", alarm)

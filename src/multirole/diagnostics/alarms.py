@@ -39,11 +39,7 @@ RULES = (
 tenth of the replies. Another scale may need others."""
 READ = tuple(dict.fromkeys(rule.metric for rule in RULES))
 """The metrics that the rules read."""
-SAID = {
-    "level": "a level of {:.2g}",
-    "share lost": "{:.0%} lost",
-    "rise": "a rise of {:.2g}",
-}
+SAID = {"level": "a level of {:.2g}", "share lost": "{:.0%} lost", "rise": "a rise of {:.2g}"}
 ADVICE = {
     "policy_drift": "A token's log-probability moved that far within one batch of rollouts: lower learning_rate, or take fewer steps.",
     "one_verdict": "The evaluator no longer judges, and its loop runs to the last round: give it an outcome of its own (process_reward).",
@@ -77,9 +73,8 @@ class Alarms:
         """(role, metric) -> its values so far, where it was measured."""
         self.new: list[dict] = []
         self.log: list[dict] = []
-        self._quiet: dict[
-            tuple[str, str], int
-        ] = {}  # ringing (alarm, role) -> iterations since its condition last held
+        self._quiet: dict[tuple[str, str], int] = {}
+        """Ringing (alarm, role) -> iterations since its condition last held."""
 
     def update(self, iteration: int, roles: dict[str, dict[str, float]]) -> list[dict]:
         """Add one iteration (role -> metrics) and return what it announces. Iterations must ascend."""

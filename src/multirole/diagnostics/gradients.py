@@ -54,14 +54,14 @@ class GradientParts:
         products = gradients @ gradients.T  # (K, K)
         if is_sharded:
             all_reduce([products])
-        step = GradientParts()
-        step.parts = parts
+        squares: dict[str, float] = defaultdict(float)
         for a, row in zip(parts, products.tolist(), strict=True):
             for b, value in zip(parts, row, strict=True):
-                step.products[a, b] = value
                 self.products[a, b] += value
+                if a[0] == b[0]:
+                    squares[a[0]] += value
         self.parts += [part for part in parts if part not in self.parts]
-        return {role: math.sqrt(max(0.0, step._between(mine, mine))) for role, mine in step._by_role().items()}
+        return {role: math.sqrt(max(0.0, square)) for role, square in squares.items()}
 
     def of_role(self, role: str) -> dict[str, float]:
         """What one role contributes.

@@ -95,12 +95,14 @@ def head_at(model: PeftModel, temperature: float, cast_to_fp32: bool) -> Iterato
         base.forward = usual
 
 
+def by_role(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """role -> its rows, roles in order of appearance."""
+    return {role: [row for row in rows if row.turn.role == role] for role in dict.fromkeys(r.turn.role for r in rows)}
+
+
 def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Row]:
     """Every 16th row of each role, at least four: what is measured apart, before the updates and after them."""
-    by_role: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_role[row.turn.role].append(row)
-    return [row for mine in by_role.values() for row in mine[:: max(1, min(share, len(mine) // least))]]
+    return [row for own in by_role(rows).values() for row in own[:: max(1, min(share, len(own) // least))]]
 
 
 Step = tuple[str, int, str]
@@ -249,14 +251,9 @@ class RoleDiagnostics(MultiRoleCallback):
 
         A role that took no optimizer step has NaN for what only training shows.
         """
-        by_role: dict[str, list[Row]] = defaultdict(list)
-        row_mass: dict[str, Counter] = defaultdict(Counter)
-        token_mass: dict[str, Counter] = defaultdict(Counter)
-        for row in rows:
-            by_role[row.turn.role].append(row)
-            row_mass[row.adapter][row.turn.role] += 1
-            token_mass[row.adapter][row.turn.role] += len(row.turn.completion_ids)
-        texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in by_role}
+        rows_of = by_role(rows)
+        mass = {role: (len(own), sum(len(row.turn.completion_ids) for row in own)) for role, own in rows_of.items()}
+        texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in rows_of}
         if self.is_full:
             texts = signatures(list({id(row.episode): row.episode for row in rows}.values()))
         sums: dict[str, TokenStats] = defaultdict(TokenStats)
@@ -267,15 +264,16 @@ class RoleDiagnostics(MultiRoleCallback):
         for (_, _, role), norm in self.grad_norms.items():
             norms[role].append(norm)
         metrics = {}
-        for role, own in by_role.items():
+        for role, own in rows_of.items():
             adapter, is_stepped = own[0].adapter, n_steps[role] > 0
+            of_adapter = [mass[other] for other, theirs in rows_of.items() if theirs[0].adapter == adapter]
             shares = self.gradients[adapter].of_role(role) if norms[role] else dict.fromkeys(SHARES, math.nan)
             metrics[role] = texts[role] | sums[role].summary() | {
                 "grad_norm": sum(norms[role]) / len(norms[role]) if norms[role] else math.nan,
                 "optimizer_steps": n_steps[role],
                 "chi2_after": self.chi2_after.get(role, math.nan),
-                "row_mass": row_mass[adapter][role] / row_mass[adapter].total(),
-                "token_mass": token_mass[adapter][role] / token_mass[adapter].total(),
+                "row_mass": mass[role][0] / sum(n_rows for n_rows, _ in of_adapter),
+                "token_mass": mass[role][1] / sum(n_tokens for _, n_tokens in of_adapter),
                 "cosine_previous": self.cosine_previous.get(adapter, math.nan) if is_stepped else math.nan,
             } | shares  # fmt: skip
         return metrics

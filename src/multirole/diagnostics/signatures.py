@@ -1,10 +1,9 @@
 """What a role's texts look like: the signatures of the paper's Tables 4-6 and of its monitoring list (A.6.2).
 
-Every signature has one definition, here, for the turns of a training iteration (`signatures`) and for the recorded turns
-of validation episodes (`signatures_of_frame`). Nothing needs the model. Where the paper's captions leave a choice open:
+Every signature has one definition, for the turns of a training iteration (`signatures`) and for the recorded turns of
+validation episodes (`signatures_of_frame`); METRICS.md has their table. Where the paper's captions leave a choice open:
 
 - *boxed*: `tasks.math_answer.extract_boxed` finds the last `\\boxed{...}`, its braces close, and it is not empty.
-- *verdict*: `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case (`workflows.eval_opt.parse_verdict`).
 - *hedging*: one of the phrases of `HEDGES`, in any case, not inside a longer word ("await" is no "wait"), with single
   spaces as written. The paper states neither case nor boundaries.
 - *3-gram Jaccard*: sets of three successive whitespace-separated words, case-sensitive. Two texts of fewer than three words
@@ -13,8 +12,6 @@ of validation episodes (`signatures_of_frame`). Nothing needs the model. Where t
   A fence that is never closed counts: a truncated program is a program. A fence without `python` does not.
 - *retention*: the share of first turns (lowest round of the role's slot in the episode) that are boxed. It is a level, not a
   ratio to an earlier checkpoint.
-- *opener*: the first three words of a text, joined by single spaces; the whole text where it has fewer.
-- *quantiles* interpolate linearly.
 """
 
 import re

@@ -9,16 +9,13 @@ verdicts would be another, which recorded turns do not hold.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from multirole.core.hooks import MultiRoleCallback
+from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.types import Episode
 from multirole.diagnostics.judging import Scorer, grade
-
-if TYPE_CHECKING:
-    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 N_JUDGED = 512
 """Episodes of an evaluation whose turns are graded one by one."""
@@ -111,9 +108,7 @@ class SkillWatch(MultiRoleCallback):
         self.scorer = scorer
         self.rows: list[dict[str, Any]] = []
 
-    def on_episodes_evaluated(
-        self, trainer: "MultiRoleGRPOTrainer", episodes: list[Episode], metrics: dict[str, float]
-    ) -> None:  # fmt: skip
+    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         if trainer.is_world_process_zero():
             grade(episodes[:N_JUDGED], SOLVERS, self.scorer)
             self.rows = role_skills(frame_of(episodes[:N_JUDGED]))

@@ -119,7 +119,11 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
 def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
     """Float32 copies of the base (None) and of every adapter merged into it; `model` is only read."""
     inner = _inner(model)
-    _check(model, inner)
+    for problem in _problems(model, inner):
+        raise ValueError(
+            f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
+            "linear layers; use engine='vllm' for other models."
+        )
     embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = full(inner.lm_head.weight.detach()).float() * full(inner.model.norm.weight.detach()).float()  # (V, H)
     names: list[str | None] = [None, *(model.peft_config if isinstance(model, PeftModel) else ())]
@@ -178,12 +182,3 @@ def _problems(model: PeftModel | Served, inner: Any) -> Iterator[str]:
                 yield f"{name} uses DoRA or has a LoRA bias"
     if isinstance(model, PeftModel) and any(config.modules_to_save for config in model.peft_config.values()):
         yield "an adapter has modules_to_save"
-
-
-def _check(model: PeftModel | Served, inner: Any) -> None:
-    """Refuse what would be served wrongly."""
-    for problem in _problems(model, inner):
-        raise ValueError(
-            f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
-            "linear layers; use engine='vllm' for other models."
-        )

@@ -10,7 +10,6 @@ are bit-identical. Not covered: other models, biases, sliding windows, RoPE that
 """
 
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +17,10 @@ from peft import PeftModel
 from torch import Tensor
 
 from multirole.core.engine import Completion, Request
+from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
 from multirole.engines.kv_cache import Pool, Shape
 from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
-
-if TYPE_CHECKING:
-    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
@@ -87,7 +84,7 @@ class TransformersEngine:
         self.clock = 0
 
     @classmethod
-    def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "TransformersEngine":
+    def from_trainer(cls, trainer: Trainer) -> "TransformersEngine":
         """The engine of a trainer."""
         args = trainer.args
         return cls(*trainer.eos_token_ids, max_length=args.max_prompt_tokens + args.max_completion_length)

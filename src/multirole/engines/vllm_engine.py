@@ -26,13 +26,12 @@ from safetensors.torch import save_file
 
 from multirole.core.distributed import full
 from multirole.core.engine import Completion, Request
+from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
     from vllm.lora.request import LoRARequest
-
-    from multirole.core.trainer import MultiRoleGRPOTrainer
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
@@ -159,7 +158,7 @@ class VLLMEngine:
         return self.thread.submit(work).result()
 
     @classmethod
-    def from_trainer(cls, trainer: "MultiRoleGRPOTrainer") -> "VLLMEngine":
+    def from_trainer(cls, trainer: Trainer) -> "VLLMEngine":
         """The engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
         configs = [model.peft_config[name] for name in trainer.adapters]

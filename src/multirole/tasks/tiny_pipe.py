@@ -12,10 +12,10 @@ split in other words.
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
 from multirole.sandbox import Limits, Verdict
@@ -138,11 +138,6 @@ _verdicts: dict[tuple[str, str, str], Verdict] = {}
 MOST_VERDICTS = 50_000
 
 
-def tests_of(problem: Problem) -> dict[str, Any]:
-    """Return the hidden tests in a form that the sandbox reads."""
-    return {"fn_name": "f", "inputs": problem.reference["arguments"], "outputs": problem.reference["expected"]}
-
-
 def extract(text: str) -> str | None:
     """Return the body of the last ```python fence, or None."""
     fences = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -166,25 +161,25 @@ def read_program(source: str) -> Reads | None:
 
 
 @cache
-def _reward(reads: tuple[tuple[str, int], ...], expected: tuple[int, ...], is_all_pass: bool) -> Reward:
+def _computed(reads: tuple[tuple[str, int], ...], outputs: tuple[int, ...], rule: Rule) -> Reward:
     """What the sandbox would say of a program with these reads."""
     reasons = []
-    for xs, due in zip(TESTS, expected, strict=True):
+    for xs, due in zip(TESTS, outputs, strict=True):
         try:
             reasons.append("passed" if run(list(reads), xs) == due else "wrong_answer")
         except IndexError:
             reasons.append("error")
-        if is_all_pass and reasons[-1] != "passed":
+        if rule == "all_pass" and reasons[-1] != "passed":
             break
     passed = reasons.count("passed")
-    failures = sorted({*reasons} - {"passed"})  # "error" before "wrong_answer"
-    value = float(passed == N_TESTS) if is_all_pass else passed / N_TESTS
-    return Reward(value, failures[0] if failures else "passed", passed == N_TESTS)
+    return _reward(reasons, float(passed == N_TESTS) if rule == "all_pass" else passed / N_TESTS)
 
 
-def _reward_of(verdict: Verdict) -> Reward:
-    worst = [reason for reason in ("timeout", "error") if reason in verdict.reasons]
-    return Reward(verdict.reward, worst[0] if worst else verdict.reason, verdict.passed == verdict.total)
+def _reward(reasons: Sequence[str], value: float) -> Reward:
+    """The reward of a program whose tests ended like this; of several ways to fail, the least clean one is the reason."""
+    failed = [reason for reason in reasons if reason not in ("passed", "not_run")]
+    worst = [reason for reason in ("timeout", "error") if reason in failed] or failed or ["passed"]
+    return Reward(value, worst[0], not failed)
 
 
 @dataclass(frozen=True)
@@ -211,24 +206,20 @@ class TinyPipe:
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score by hidden tests; a program that fails in several ways has the least clean reason."""
-        programs = list(map(extract, texts))
-        reads = [read_program(program or "") for program in programs]
-        graded = iter(
-            self._run([(p, t) for p, t, found in zip(problems, programs, reads, strict=True) if found is None])
-        )
-        return [
-            next(graded)
-            if found is None
-            else _reward(tuple(found), tuple(p.reference["expected"]), self.reward == "all_pass")
-            for p, found in zip(problems, reads, strict=True)
-        ]
-
-    def _run(self, asked: list[tuple[Problem, str | None]]) -> list[Reward]:
-        """What the sandbox says of programs of any form, and of none."""
         if len(_verdicts) > MOST_VERDICTS:
             _verdicts.clear()
-        tests = {problem.id: json.dumps(tests_of(problem)) for problem, _ in asked}
-        verdicts = grade(
-            [program for _, program in asked], [tests[p.id] for p, _ in asked], self.reward, LIMITS, _verdicts
-        )
-        return [Reward(0.0, "no_code", False) if verdict is None else _reward_of(verdict) for verdict in verdicts]
+        programs = list(map(extract, texts))
+        reads = [read_program(program or "") for program in programs]
+        strange = [None if found else program for program, found in zip(programs, reads, strict=True)]
+        tests = {
+            p.id: json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
+            for p in problems
+        }  # one text per problem: the keys of `_verdicts` share it
+        verdicts = grade(strange, [tests[p.id] for p in problems], self.reward, LIMITS, _verdicts)
+        rewards = []
+        for problem, found, verdict in zip(problems, reads, verdicts, strict=True):
+            if found:
+                rewards.append(_computed(tuple(found), tuple(problem.reference["expected"]), self.reward))
+            else:
+                rewards.append(_reward(verdict.reasons, verdict.reward) if verdict else Reward(0.0, "no_code", False))
+        return rewards
