@@ -112,17 +112,17 @@ grid-status: $(STAMP)
 	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
 	  | awk '/^Job stats/ { tables++ } tables < 2 && !/^(Using|Config file|host:|Building|$$)/' # it prints its table twice
 
-# Trains nothing and needs no network. The same commands as the Snakefile's rule, which would start missing runs.
+# Trains nothing and needs no network. The same commands as the Snakefile's rule, which would start missing runs. One notebook after
+# another: kernels that start at once may choose the same port, and one of them dies.
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
 	$(BIN)/python -m multirole paper "$(FOLDER)" < /dev/null
 	for name in tables figures mechanisms $$(test ! -f "$(FOLDER)/study.json" || echo study); do \
-	  ( $(BIN)/python -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600 notebooks/$$name.ipynb \
-	      "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null && \
-	    $(BIN)/python -m nbconvert --log-level WARN --no-input --to html "$(FOLDER)/$$name.ipynb" ) & started="$${started:-} $$!"; \
-	done; \
-	for one in $$started; do wait $$one; done
+	  $(BIN)/python -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600 notebooks/$$name.ipynb \
+	    "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null; \
+	  $(BIN)/python -m nbconvert --log-level WARN --no-input --to html "$(FOLDER)/$$name.ipynb"; \
+	done
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --quiet
