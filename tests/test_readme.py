@@ -117,6 +117,13 @@ def test_the_findings_are_the_numbers_of_the_tables():
         "More steps.* bring it to N, four times the episodes to N, both to N: N to N points above every workflow"
     )
     assert said == [*agents, below[0], below[-1]]
+    against = f"peak − {more}, {steps}"
+    with_more = [
+        (f"{name}-{p}, four times the problems", against) for name in NAMES for p in POLICIES
+    ]  # as many episodes as the last agent
+    below = sorted(-points("controls", "value", run=run, number=number)[0] for run, number in with_more)
+    said = rf"and N to N above workflows with as many episodes \({seeds('controls', run=with_more[0][0])}; (?:none|\w+) decided\)"
+    assert finding(said) == [below[0], below[-1]]
     gains = sorted(
         points("table_1", "value", task="code", workflow=w, number=f"{p} − SA-RL")[0]
         for w in WORKFLOWS
@@ -190,8 +197,15 @@ def test_what_is_called_decided_is_so_after_correction():
         assert p_holm("table_1", task="math", number=number) < 0.05
     for label in ("minus the nearest vote", "minus the nearest vote, prompts counted"):
         assert p_holm("inference", task="math", number=label) < 0.05
-    assert p_holm("controls", number="peak − four times the episodes, four steps") < 0.05
     words = ("none", "one", "two", "three", "four", "five", "all")
+    against = "peak − four times the episodes, four steps"
+    cells = [f"{name}-{p}" for name in NAMES for p in POLICIES]
+    assert all(p_holm("controls", run=cell, number=against) < 0.05 for cell in cells)
+    decided = [p_holm("controls", run=f"{cell}, four times the problems", number=against) < 0.05 for cell in cells]
+    assert (
+        f"as many episodes ({seeds('controls', run='Voting-IP, four times the problems')}; {words[sum(decided)]} decided)"
+        in SAID
+    )
     decided = [
         p_holm("table_1", task="code", workflow=w, number=f"{p} − SA-RL") < 0.05 for w in WORKFLOWS for p in POLICIES
     ]

@@ -435,7 +435,7 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
     """Peaks of workflows and of single agents with more episodes, more optimizer steps or both, by the tokens sampled for them."""
     tasks = list(dict.fromkeys(table.values["task"]))
     cells = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
-    figure = Figure(figsize=(2.8 + 3.0 * len(tasks), 3.6), layout="constrained")
+    figure = Figure(figsize=(2.8 + 3.6 * len(tasks), 4.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
         found = table.values[table.values["task"] == task].set_index(["run", "number"])
         for run in found.index.unique("run"):
@@ -450,7 +450,7 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
                 look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
                 axes.annotate(f"{variant}: {steps['value']:.0f} steps", (x, peak["value"]), **look)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlim(0, 1.4 * axes.get_xlim()[1])
+        axes.set_xlim(0, 1.1 * axes.get_xlim()[1])
         axes.set(xlabel="completion tokens sampled in training, millions", title=TASK_NAMES[task])
     figure.supylabel("validation accuracy at the peak", fontsize=8)
     shapes = [
@@ -458,7 +458,8 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
         for w in ("single", *WORKFLOWS)
     ]
     more = Line2D([], [], ls="", marker="o", color="0.2", mfc="white", label="four times the problems")
-    _legend(figure, [*shapes, *_policies(ls="-", lw=3), more])
+    handles = [*shapes, *_policies(ls="-", lw=3), more]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=1.2)
     return plate(results, "controls", figure)
 
 

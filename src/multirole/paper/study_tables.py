@@ -208,8 +208,10 @@ def covered(results: Results, study: Study) -> pd.DataFrame:
 def controls(results: Results, study: Study) -> pd.DataFrame:
     """The single agent matched on iterations, updates and sampled tokens, beside the workflows of the same task.
 
-    Every workflow's peak is also compared, paired by seed, with that of each variant of the single agent.
+    Every workflow's peak is also compared, paired by seed, with that of each variant of the single agent; one with other problems per
+    iteration than the grid's, with the variants that have as many, as was declared.
     """
+    usual = results.grid.cells()[0]
     runs: dict[tuple[str, str], list[Run]] = {}
     agents: dict[tuple[str, str], list[Run]] = {}  # (task, variant)
 
@@ -219,8 +221,8 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
             runs.setdefault((cell.task, name), []).append(run)
 
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
-        usual = [cell for cell in results.grid.cells() if cell.task == task]
-        for cell in sorted(usual, key=lambda cell: (cell.workflow != "single", cell.workflow)):
+        in_grid = [cell for cell in results.grid.cells() if cell.task == task]
+        for cell in sorted(in_grid, key=lambda cell: (cell.workflow != "single", cell.workflow)):
             add(cell, "as many iterations" if cell.workflow == "single" else "")
         for variant, _, cell in [*study.runs("controls"), *study.runs("updates")]:
             if cell.task == task:
@@ -234,8 +236,10 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
         rows += [number(place, over_seeds(outcomes(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
-        for (of, variant), singles in agents.items() if found[0].cell.workflow != "single" else ():
-            if of == task and (apart := paired(found, singles, "best")):
+        cell = found[0].cell
+        for (of, variant), singles in agents.items() if cell.workflow != "single" else ():
+            is_asked = cell.n_problems in (usual.n_problems, singles[0].cell.n_problems)
+            if of == task and is_asked and (apart := paired(found, singles, "best")):
                 rows.append(number(f"peak − {variant}", apart, "difference", **where))
     return pd.DataFrame(rows)
 
