@@ -8,7 +8,6 @@ there the loss also has a KL term. `Bench.plain` computes log-probs the simple w
 
 import copy
 import itertools
-import math
 import random
 import tempfile
 import warnings
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import get_scheduler
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import full, gather_objects, local
@@ -86,19 +86,11 @@ def given_reward(problem: int, attempt: int) -> float:
     return 0.25 * problem + 0.1 * (1 + problem) * ((3 * attempt + problem) % 4)
 
 
-def rate_at(args: MultiRoleGRPOConfig, tick: int) -> float | None:
-    """The learning rate at a tick of the schedule, from its definition; None for a schedule that is not known here."""
-    warmup, total, kind = args.warmup_steps, args.max_steps, str(getattr(args.lr_scheduler_type, "value", ""))
-    if kind != "constant" and tick < warmup:
-        return args.learning_rate * tick / warmup
-    left = (min(tick, total) - warmup) / (total - warmup)
-    shapes = {
-        "constant": 1.0,
-        "constant_with_warmup": 1.0,
-        "linear": 1 - left,
-        "cosine": 0.5 + 0.5 * math.cos(math.pi * left),
-    }
-    return args.learning_rate * shapes[kind] if kind in shapes else None
+def rate_at(args: MultiRoleGRPOConfig, tick: int) -> float:
+    """The learning rate at a tick of transformers' schedule, for an optimizer that never steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, args.warmup_steps, args.max_steps)
+    return args.learning_rate * schedule.lr_lambdas[0](min(tick, args.max_steps))
 
 
 class PlainAdamW:
@@ -164,10 +156,9 @@ class Watcher(MultiRoleCallback):
         moved = {key: sum(not a.equal(b) for a, b in zip(now[key], self.held[key], strict=True)) for key in now}
         self.trial.steps.append((step, moved))
         tick, calls = trainer.state.global_step, list(self.plan)
-        due = rate_at(
-            args, tick if args.lr_clock == "iteration" else tick * len(self.bench.adapters) + calls.index(name)
-        )
-        lr = step.lr if due is None else due
+        if args.lr_clock != "iteration":
+            tick = tick * len(self.bench.adapters) + calls.index(name)
+        lr = rate_at(args, tick)
         before, after = (torch.cat([t.flatten() for t in tensors[name]]) for tensors in (self.held, now))
         expected = self.optimizers[name].step(before, self.gradient, lr, args)
         self.trial.wrong.append(((after - expected).abs().max().item() / lr, abs(step.lr - lr) / lr))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Problem
-from multirole.doctor.bench import BETA, Bench, Trial, Weights, rate_at
+from multirole.doctor.bench import BETA, Bench, Trial, Weights
 from multirole.tasks import TaskLike
 
 ROWS_OF_A_ROLE = 4
@@ -319,11 +319,9 @@ def optimizer(case: Case) -> Verdict:
     """Each step is that of AdamW on the clipped gradient, with moments that go on, at the scheduled rate."""
     wrong = [both for trial in case.trials for both in trial.wrong]
     weights, rates = (max(column) for column in zip(*wrong, strict=True))
-    args = case.bench.trainer.args
-    unknown = "" if rate_at(args, 0) is not None else f" (not known for {args.lr_scheduler_type})"
     return (
         weights < 1e-3 and rates < 1e-6,
-        f"weights of {len(wrong)} steps differ by {weights:.1e} learning rates at most, the rate by {rates:.1e}{unknown}",
+        f"weights of {len(wrong)} steps differ by {weights:.1e} learning rates at most, the rate by {rates:.1e}",
         "less than 1.0e-03 and 1.0e-06",
     )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.policy import adapter_names
-from multirole.experiment.cell import GROUPS, Cell
+from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import step_of
 from multirole.experiment.folders import folder_of, is_done
 from multirole.experiment.launch import Launch
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
 """What is evaluated of each kind of adapters where nothing else is asked for."""
-SOLVERS = {"orch_workers": "worker"}
-"""The generator-type role of a workflow, whose turns answer the problem themselves; "generator" where it is not named here."""
 
 
 class Choice(Settings):
@@ -84,10 +82,6 @@ class Evaluation(Choice):
             return None
         return self.cell if self.adapters == "own" else self.cell.sibling("single", "sp")
 
-    def needs(self) -> list[Cell]:
-        """The trained cells whose runs must be finished first."""
-        return [] if self.source is None else [self.source]
-
     @property
     def name(self) -> str:
         """The kind of adapters, then what is not its usual checkpoints and one rollout."""
@@ -115,13 +109,13 @@ class Evaluation(Choice):
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
     training_only = ("n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
-    return [one for one in parameters(Choice, *GROUPS, Launch) if one.name not in training_only]
+    return [one for one in parameters(Choice, Cell, Launch) if one.name not in training_only]
 
 
 def solver_of(cell: Cell) -> str:
-    """The role whose turns are answers to the problem; for a workflow of one's own, the one with the most slots."""
+    """The role whose turns are answers to the problem; for a workflow of one's own without it, the one with the most slots."""
     slots = cell.make_workflow().roles
-    named = SOLVERS.get(cell.workflow_name, "generator")
+    named = "worker" if cell.workflow_name == "orch_workers" else "generator"
     return named if named in slots else max(slots, key=lambda role: slots[role])
 
 
