@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from multirole.experiment.cell import Cell, cell_parameters
-from multirole.experiment.evaluation import Choice, evaluation_parameters
+from multirole.experiment.evaluation import Evaluation, evaluation_parameters
 from multirole.experiment.launch import Launch
 from multirole.experiment.presets import TASKS
 from multirole.experiment.settings import choices
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("shell", choices=SHELLS)
     text, line = SHELLS[parser.parse_args(argv).shell]
     names = dict.fromkeys(one.name for one in [*evaluation_parameters(), *cell_parameters()])
-    fields = Choice.model_fields | Cell.model_fields | Launch.model_fields
+    fields = Evaluation.model_fields | Cell.model_fields | Launch.model_fields
     words = {name: choices(field.annotation) for name, field in fields.items()}
     words |= {"workflow": tuple(WORKFLOWS), "policy": ("sp", "ip"), "task": tuple(TASKS)}
     values = "\n".join(line.format(name=name, words=" ".join(few)) for name, few in words.items() if few)

@@ -247,14 +247,13 @@ class Bench:
             self._add_noise(name, NUDGE * self.noises[name], 100 + i)
 
     def checksums(self) -> dict[str, int]:
-        """The sum of the bit patterns of every tensor of the base, as far as this process holds it."""
+        """The sum of the bytes of every tensor of the base, as far as this process holds it."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         prefix = self.model.base_model.prefix
         base = {name: local(p.detach()) for name, p in self.model.named_parameters() if prefix not in name}
-        return {name: int(p.view(kinds[p.element_size()]).sum(dtype=torch.int64)) for name, p in base.items()}
+        return {name: int(p.reshape(-1).view(torch.uint8).sum(dtype=torch.int64)) for name, p in base.items()}
 
     def new_optimizer(self) -> None:
         """Forget the state of the optimizer, and put the schedule where the iterations are."""

@@ -16,21 +16,11 @@ if TYPE_CHECKING:
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
 """What is evaluated of each kind of adapters where nothing else is asked for."""
+OPTIONS = ("adapters", "checkpoints", "n_rollouts")
+"""The parameters beside those of a cell."""
 
 
-class Choice(Settings):
-    """The notebook's parameters beside those of a cell."""
-
-    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
-        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
-    )
-    checkpoints: str | None = option(
-        "early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None
-    )
-    n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
-
-
-class Evaluation(Choice):
+class Evaluation(Settings):
     """What is evaluated; bad values raise ValueError.
 
     Args:
@@ -43,8 +33,12 @@ class Evaluation(Choice):
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
+    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
+        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
+    )
+    checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
+    n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any
-    checkpoints: str = "own"
 
     def __init__(self, cell: Cell, adapters: str = "own", checkpoints: str | None = None, n_rollouts: int = 1) -> None:
         if adapters == "base" or checkpoints is None:
@@ -66,9 +60,9 @@ class Evaluation(Choice):
     @refusing()
     def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
-        own = {name: given[name] for name in Choice.model_fields if name in given}
+        own = {name: given[name] for name in OPTIONS if name in given}
         rest = {name: value for name, value in given.items() if name not in own}
-        cell, launch = Cell.from_parameters(rest, others=Choice.model_fields)
+        cell, launch = Cell.from_parameters(rest, others=OPTIONS)
         if launch.n_processes > 1:
             raise ValueError(
                 f"`n_processes` must be 1 for an evaluation, got {launch.n_processes}. Use vllm_tensor_parallel for more GPUs."
@@ -108,8 +102,8 @@ class Evaluation(Choice):
 
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
-    training_only = ("n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
-    return [one for one in parameters(Choice, Cell, Launch) if one.name not in training_only]
+    left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
+    return [one for one in parameters(Evaluation, Cell, Launch) if one.name not in left_out]
 
 
 def solver_of(cell: Cell) -> str:
