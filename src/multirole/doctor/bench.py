@@ -358,13 +358,8 @@ class Bench:
         ]  # fmt: skip
 
     def plain(
-        self,
-        turn: Turn,
-        adapter: str | None,
-        temperature: float | None = None,
-        is_exact: bool = False,
-        keeps: bool = False,
-    ) -> Tensor:
+        self, turn: Turn, adapter: str | None, temperature: float | None = None, is_exact: bool = False, keeps: bool = False
+    ) -> Tensor:  # fmt: skip
         """Log-probs (C,) of a completion: the row alone, no padding, no fused head. `adapter` None is the base.
 
         On the host, or on the device with their graph (`keeps`). `is_exact` computes in float32, whatever the base is in.
@@ -437,7 +432,7 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     held = {name: p.detach().clone() for name, p in model.named_parameters() if model.base_model.prefix in name}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     modes, active = [(module, module.training) for module in model.modules()], model.active_adapter
-    generators = (random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all())
+    generators = random.getstate(), np.random.get_state()
     was_checkpointing = base.is_gradient_checkpointing
     for name in ("args", "state", "control", "_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"):
         setattr(trainer, name, copy.deepcopy(attributes[name]))
@@ -453,8 +448,9 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     try:
         if args.gradient_checkpointing:  # as `train` does
             trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-        yield Bench(trainer)
-        trainer.engine.sleep()
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield Bench(trainer)
+            trainer.engine.sleep()
     finally:
         if args.gradient_checkpointing and not was_checkpointing:
             base.gradient_checkpointing_disable()
@@ -474,5 +470,3 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
             module.training = mode
         random.setstate(generators[0])
         np.random.set_state(generators[1])
-        torch.set_rng_state(generators[2])
-        torch.cuda.set_rng_state_all(generators[3])
