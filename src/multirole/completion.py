@@ -7,6 +7,7 @@ multirole completion fish > ~/.config/fish/completions/multirole.fish
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 from multirole.experiment.cell import Cell, cell_parameters
 from multirole.experiment.evaluation import Evaluation, evaluation_parameters
@@ -39,6 +40,17 @@ SHELLS = {  # the script, and its line for a parameter of few words
 }
 
 
+def script(shell: str, commands: Iterable[str]) -> str:
+    """The completion of one shell."""
+    names = list(dict.fromkeys(one.name for one in [*evaluation_parameters(), *cell_parameters()]))
+    fields = Evaluation.model_fields | Cell.model_fields | Launch.model_fields
+    words = {name: choices(field.annotation) for name, field in fields.items()}
+    words |= {"workflow": tuple(WORKFLOWS), "policy": ("sp", "ip"), "task": tuple(TASKS)}
+    text, line = SHELLS[shell]
+    values = "\n".join(line.format(name=name, words=" ".join(few)) for name, few in words.items() if few)
+    return text.format(commands=" ".join(commands), names=" ".join(names), values=values)
+
+
 def main(argv: list[str]) -> int:
     """Print a shell's completion script."""
     from multirole.__main__ import COMMANDS
@@ -47,11 +59,5 @@ def main(argv: list[str]) -> int:
         prog="multirole completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shell", choices=SHELLS)
-    text, line = SHELLS[parser.parse_args(argv).shell]
-    names = dict.fromkeys(one.name for one in [*evaluation_parameters(), *cell_parameters()])
-    fields = Evaluation.model_fields | Cell.model_fields | Launch.model_fields
-    words = {name: choices(field.annotation) for name, field in fields.items()}
-    words |= {"workflow": tuple(WORKFLOWS), "policy": ("sp", "ip"), "task": tuple(TASKS)}
-    values = "\n".join(line.format(name=name, words=" ".join(few)) for name, few in words.items() if few)
-    sys.stdout.write(text.format(commands=" ".join(COMMANDS), names=" ".join(names), values=values))
+    sys.stdout.write(script(parser.parse_args(argv).shell, COMMANDS))
     return 0

@@ -451,13 +451,9 @@ def about_cell(found: Plan, launch: Launch, device: str) -> list[str]:
     cell = found.cell
     disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
     lines = [found.table().to_string(), disk]
-    if launch.vllm_max_num_seqs and launch.vllm_max_num_batched_tokens and found.cache is not None:
-        step = launch.vllm_max_num_batched_tokens
-        lines.append(
-            f"vLLM runs {launch.vllm_max_num_seqs} requests at once: what a stage asks for, what the cache holds of the shortest stage "
-            f"at expected lengths, or {MOST_ROWS}, whichever is least. A step has {step} tokens, whose work space takes "
-            f"{vllm_work(shape_of(cell), 0, step) / GIB:.2f} GiB."
-        )
+    if launch.vllm_max_num_seqs and found.cache is not None:
+        rows, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
+        lines.append(f"vLLM runs {rows} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, device).items())
