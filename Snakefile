@@ -78,7 +78,7 @@ rule train:
     shell: "{params}"
 
 rule evaluate:
-    input: lambda w: [ancient(f"{folder_of(cell, RESULTS)}/DONE") for cell in EVALUATIONS[w.id].needs()]
+    input: lambda w: [ancient(f"{folder_of(cell, RESULTS)}/DONE") for cell in [EVALUATIONS[w.id].source] if cell]
     output: f"{FOLDER}/evaluations/{{id,[^/]+/[^/]+}}/DONE"
     params: lambda w: papermill("eval_cell.ipynb", f"{FOLDER}/evaluations/{w.id}/eval.ipynb", EVALUATIONS[w.id], min(GPUS, 1))
     resources: gpu=min(GPUS, 1)

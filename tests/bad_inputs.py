@@ -24,7 +24,7 @@ from test_checkpoints import HARMS
 from multirole.__main__ import main
 from multirole.experiment import own, run
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluation import Choice
+from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import claim
 from multirole.experiment.launch import Launch
 from multirole.experiment.models import locate
@@ -129,9 +129,9 @@ def _text(value: object) -> str:
 
 def _declared() -> Iterator[tuple[str, str, Any, list[object]]]:
     """(command, parameter, its types, its bounds) of all parameters but those that are names of several kinds."""
-    for command, group in (("train", Cell), ("train", Launch), ("evaluate", Choice)):
+    for command, group in (("train", Cell), ("train", Launch), ("evaluate", Evaluation)):
         for name, field in group.model_fields.items():
-            if name not in ("workflow", "policy", "task", "kl_anchor"):
+            if name not in ("cell", "workflow", "policy", "task", "kl_anchor"):
                 union = get_origin(field.annotation) in (Union, UnionType)
                 yield command, name, get_args(field.annotation) if union else (field.annotation,), field.metadata
 

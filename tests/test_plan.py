@@ -28,7 +28,6 @@ from multirole.plan import (
     disk_need,
     group_limits,
     hours,
-    idle,
     main,
     plan,
     settled,
@@ -147,15 +146,6 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
         sys.stdout.write(f"{job}: {found}, planned activations {activations}\n")
         assert sum(parts[name][1] for name in held) - one == pytest.approx(found["before"], rel=0.01), job
         assert activations + one == pytest.approx(found["peak"] - found["before"], rel=0.15), job
-
-
-@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
-@pytest.mark.parametrize("workflow", ["single", "voting", "eval_opt", "orch_workers"])
-def test_no_process_waits_for_a_tenth_of_an_update(workflow, sharding):
-    cell = Cell(workflow, "sp", scale="4b")
-    assert idle(cell, Launch()) == 0
-    for n_processes in (2, 8):
-        assert 0 <= idle(cell, Launch(n_processes=n_processes, sharding=sharding)) < 0.1
 
 
 def test_constants_of_other_code_are_still_its_own():

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from multirole import __version__
+from multirole.experiment.settings import Refused, did_you_mean, refusing
 
 COMMANDS = {
     "train": ("multirole.__main__:train", "train one cell, in this process or as one of several (torchrun)"),
@@ -29,7 +30,6 @@ def train(argv: list[str]) -> int:
     """Train one cell to DONE."""
     from multirole.experiment.cell import Cell, cell_parameters
     from multirole.experiment.launch import is_launched, parameters_from
-    from multirole.experiment.settings import refusing
 
     cell, launch = Cell.from_parameters(parameters_from("train", argv, cell_parameters()))
     from multirole import doctor, plan  # these import torch
@@ -52,7 +52,6 @@ def evaluate(argv: list[str]) -> int:
     """Evaluate a trained cell, the base model, or a transfer."""
     from multirole.experiment.evaluation import Evaluation, evaluation_parameters, steps_of
     from multirole.experiment.launch import parameters_from
-    from multirole.experiment.settings import refusing
 
     evaluation, launch = Evaluation.from_parameters(parameters_from("evaluate", argv, evaluation_parameters()))
     with refusing():
@@ -72,7 +71,6 @@ def doctor(argv: list[str]) -> int:
     """
     from multirole.experiment.cell import Cell
     from multirole.experiment.launch import read_command
-    from multirole.experiment.settings import refusing
 
     parser = argparse.ArgumentParser(prog="multirole doctor", description=doctor.__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found as JSON")
@@ -89,11 +87,9 @@ def inspect(argv: list[str]) -> int:
     """Write a page that shows one run, or one for every finished run below a folder and an index of them."""
     parser = argparse.ArgumentParser(prog="multirole inspect", description=inspect.__doc__)
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="a run's folder, or a folder of runs")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="of one run's page (default: inspector.html in its folder)"
-    )
+    out = "of one run's page (default: inspector.html in its folder)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     arguments = parser.parse_args(argv)
-    from multirole.experiment.settings import refusing
     from multirole.inspector import inspect_all, inspect_run
 
     is_one = arguments.out is not None or (arguments.results_dir / "config.json").exists()
@@ -107,12 +103,10 @@ def pack(argv: list[str]) -> int:
     """Pack finished runs into one file per table."""
     parser = argparse.ArgumentParser(prog="multirole pack", description=pack.__doc__)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which gets the packed tables")
-    parser.add_argument(
-        "--runs", type=Path, metavar="FOLDER", help="where the folders of the runs are (default: there)"
-    )
+    there = "where the folders of the runs are (default: there)"
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help=there)
     arguments = parser.parse_args(argv)
     folder = arguments.folder
-    from multirole.experiment.settings import Refused, refusing
     from multirole.paper import pack as packing
     from multirole.paper.study import detailed
 
@@ -131,7 +125,6 @@ def paper(argv: list[str]) -> int:
     parser.add_argument("--page", action="store_true", help="write only the page of results, from what is there")
     arguments = parser.parse_args(argv)
     folder = arguments.folder
-    from multirole.experiment.settings import Refused, refusing
     from multirole.paper.grid import Grid
 
     with refusing():
@@ -164,7 +157,6 @@ def main() -> int:
     parser.add_argument("command", metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    from multirole.experiment.settings import Refused, did_you_mean
 
     if given.command not in COMMANDS:
         known = did_you_mean(given.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from multirole.experiment.cell import Cell, cell_parameters
-from multirole.experiment.evaluation import Choice, evaluation_parameters
+from multirole.experiment.evaluation import Evaluation, evaluation_parameters
 from multirole.experiment.launch import Launch
 from multirole.experiment.presets import TASKS
 from multirole.experiment.settings import choices
@@ -43,7 +43,7 @@ SHELLS = {  # the script, and its line for a parameter of few words
 def script(shell: str, commands: Iterable[str]) -> str:
     """The completion of one shell."""
     names = list(dict.fromkeys(one.name for one in [*evaluation_parameters(), *cell_parameters()]))
-    fields = Choice.model_fields | Cell.model_fields | Launch.model_fields
+    fields = Evaluation.model_fields | Cell.model_fields | Launch.model_fields
     words = {name: choices(field.annotation) for name, field in fields.items()}
     words |= {"workflow": tuple(WORKFLOWS), "policy": ("sp", "ip"), "task": tuple(TASKS)}
     text, line = SHELLS[shell]

@@ -13,17 +13,13 @@ Times are a roofline under the assumptions that `ASSUMED` names and the command 
 
 import argparse
 import os
-import random
 import shutil
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from multirole.core.policy import adapter_names
-from multirole.core.types import Turn
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import ONE_PROCESS, Launch, read_command
@@ -58,16 +54,18 @@ N_VALIDATION = {"math": 1412, "code": 1000}
 """Problems of the pinned validation sets."""
 DEVICES = {"a100": (80, 312e12, 2.0e12), "h100": (80, 989e12, 3.35e12), "h200": (141, 989e12, 4.8e12)}
 """Name -> GiB, dense bfloat16 FLOP/s and bytes/s of memory, by NVIDIA's data sheets."""
+QUESTION_TOKENS = {"math": 160, "code": 640}
+"""Assumed mean tokens of a first prompt with its template."""
+REPLY = 0.25
+"""Assumed mean reply, as a part of its cap."""
 ASSUMED = {
     "update_flops": (0.35, "of the peak FLOP/s while training"),
     "sampling_bytes": (0.6, "of the memory's bandwidth while sampling"),
     "step_seconds": (0.004, "seconds of a sampling step beside its arithmetic"),
-    "mean_reply": (0.25, "of the cap is the mean reply, and the longest of a stage is the cap"),
+    "mean_reply": (REPLY, "of the cap is the mean reply, and the longest of a stage is the cap"),
     "start_minutes": (10, "minutes from the start of a job to its first iteration"),
 }
 """name -> (value, what it is of)."""
-QUESTION_TOKENS = {"math": 160, "code": 640}
-"""Assumed mean tokens of a first prompt with its template. Mean replies are assumed to fill a quarter of their cap."""
 
 
 class Part(NamedTuple):
@@ -130,6 +128,9 @@ class Plan:
         return found
 
 
+# ---- memory
+
+
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
     """Count what `cell` needs without reading weights; `gpu_bytes` None looks at the devices of this machine."""
     n, s, recomputes = launch.n_processes, shape_of(cell), launch.recomputes(cell.scale)
@@ -138,13 +139,11 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
     shards = n if launch.is_sharded else 1
     base, own = BYTES[cell.dtype] * s.parameters // shards, adapters(cell) // shards
-    one, slots = own // len(names), n_parts(cell)
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
-    batch = activations(cell, s, tokens, on_gpu, recomputes)
-    merges, linear = cell.dtype == "float32" and shards == 1, s.layers * sum(a * b for a, b in s.linear_sizes)
-    sums = (1 + min(2, slots - 1)) * one  # the last part's flat copy and up to two sums, when no micro-batch runs
-    layer = sum(a * b for a, b in s.linear_sizes) + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
+    merges = cell.dtype == "float32" and shards == 1
+    gradients = (n_parts(cell) + (not merges)) * own // len(names)  # by part, and what is accumulated
+    layer = s.linear + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
     gathered = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)  # this layer and the next; embedding and head
     buckets = own if n > 1 and shards == 1 else 0  # accelerate wraps the model in DistributedDataParallel
     kept = own if cell.diagnostics and not on_gpu else 0  # a GPU's host keeps them
@@ -156,14 +155,16 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part(f"frozen base, {cell.dtype}", base, base, split),
         Part("adapters, float32", own, own, rank),
         Part("AdamW moments, float32", 2 * own, 2 * own, rank),
-        Part("gradients, float32", 0, (slots + (not merges)) * one, rank),  # by part, and what is accumulated
-        Part("layers with the adapter merged", 0, merges * 4 * linear, split),
-        Part(f"activations of {tokens} tokens", 0, batch, "lower micro_batch_tokens" if tokens > row else lengths),
-        Part("sums of gradients, float32", 0, max(0, sums - batch), rank),  # never beside the activations
+        Part("gradients, float32", 0, gradients, rank),
+        Part("layers with the adapter merged", 0, merges * 4 * s.layers * s.linear, split),
+        Part(
+            f"activations of {tokens} tokens", 0, activations(cell, s, tokens, on_gpu, recomputes),
+            "lower micro_batch_tokens" if tokens > row else lengths,
+        ),
         Part("changes of two iterations, float32", kept, 2 * kept, rank),
         Part("layers gathered by FSDP2", 0, gathered if shards > 1 else 0, "fixed"),
         Part("data-parallel buckets, float32", buckets, buckets, rank),
-    ]
+    ]  # fmt: skip
     cache = None
     if uses_vllm(cell, gpu_bytes):
         part, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
@@ -171,42 +172,6 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     else:
         parts += transformers_engine(cell, s, n)
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
-
-
-def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
-    """Whether vLLM samples; a GPU that is only named is assumed to have it."""
-    return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
-
-
-def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
-    """The launch with what is left to the plan decided.
-
-    These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing: none where all layers fit with room to spare.
-    """
-    kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
-    if kind == "GPU" and uses_vllm(cell, gpu_bytes):
-        launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
-    if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
-        return launch
-    kept = launch.replace(gradient_checkpointing=False)
-    found = plan(cell, kept, gpu_bytes)
-    return kept if found.fits and max(found.peaks.values()) <= CHECKPOINTING_ABOVE * found.size else launch
-
-
-def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
-    """The tokens of vLLM's steps, and how many requests run at once.
-
-    These are as many as a stage asks for, as the cache holds of the shortest stage's expected length (of longer ones vLLM admits
-    fewer by itself), and as have a CUDA graph. More would only take work space from the cache.
-    """
-    s, n_engines = shape_of(cell), max(1, launch.n_processes // launch.vllm_tensor_parallel)
-    step = next((n for n in STEPS if vllm_work(s, 0, n) <= STEP_SHARE * launch.vllm_memory * gpu_bytes), STEPS[-1])
-    largest = launch.replace(vllm_max_num_seqs=MOST_ROWS, vllm_max_num_batched_tokens=step)
-    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
-    shortest = min(prompt for _, prompt, _ in calls(cell)) + ASSUMED["mean_reply"][0] * cell.max_response_tokens
-    asked = cell.n_problems * cell.n_episodes * max(slots for slots, _, _ in calls(cell)) // n_engines
-    rows = min(asked, MOST_ROWS, int(room / shortest))
-    return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
 
 def adapters(cell: Cell) -> int:
@@ -255,14 +220,14 @@ def calls(cell: Cell) -> list[tuple[int, int, int]]:
     workflow, written, found = cell.make_workflow(), 0, []
     for _ in range(cell.rounds if workflow.name == "eval_opt" else 1):
         for slots in workflow.roles.values():
-            prompt = min(question + written * cell.max_response_tokens // 4, cell.max_prompt_tokens)
+            prompt = min(question + int(written * REPLY * cell.max_response_tokens), cell.max_prompt_tokens)
             found.append((slots, prompt, 1 if written else cell.n_episodes * slots))
             written += slots
     return found
 
 
 def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
-    """TransformersEngine's parts, float32; asleep it keeps only its position tables.
+    """TransformersEngine's parts, float32; asleep it keeps nothing to speak of.
 
     Weights: embedding, head, and the merged layers of the base and of each adapter. KV pools: none is freed before the
     rollout ends; a row has room for a whole reply, a prompt that enough rows share is stored once, and calls of similar
@@ -270,11 +235,7 @@ def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
     the larger of attention (q and k rotated, four products of their size and three of the stream's) and the MLP (gate and
     up of two layers, 4I, and five tensors of the stream's size); decoding holds six tensors of vocabulary size per row.
     """
-    linear = s.layers * sum(a * b for a, b in s.linear_sizes)
-    weights = 4 * (2 * s.vocab * s.hidden + (1 + len(adapter_names(cell.policy))) * linear)
-    tables = (
-        2 * 4 * s.head_dim * (cell.max_prompt_tokens + cell.max_response_tokens + s.layers * (s.heads + s.kv_heads))
-    )
+    weights = 4 * (2 * s.vocab * s.hidden + (1 + len(adapter_names(cell.policy))) * s.layers * s.linear)
     qk, qkv = ((s.heads + n * s.kv_heads) * s.head_dim for n in (1, 2))
     widest = 2 * s.head_dim + qkv + max(5 * qk + 3 * s.hidden, qk + 4 * s.intermediate + 5 * s.hidden)
     pools: dict[tuple[int, int], int] = {}
@@ -286,13 +247,20 @@ def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
         tokens = rows * cell.max_response_tokens + (distinct if is_shared else rows) * prompt
         pools[kind] = max(pools.get(kind, 0), tokens)
         step = max(step, 4 * min(max(PREFILL_TOKENS, prompt), distinct * prompt) * widest, 4 * rows * 6 * s.vocab)
-    caches = sum(pools.values()) * 4 * 2 * s.layers * s.kv_heads * s.head_dim
+    caches = sum(pools.values()) * 4 * s.kv_elements
     fewer = "lower max_prompt_tokens, max_response_tokens, n_problems or n_episodes"
     return [
         Part("transformers engine, merged weights", weights, 0, "use fewer adapters"),
-        Part("transformers engine, position tables", tables, tables, fewer),  # which publish holds twice
-        Part("transformers engine, KV cache and one step", max(caches + step, tables), 0, fewer),
+        Part("transformers engine, KV cache and one step", caches + step, 0, fewer),
     ]
+
+
+# ---- vLLM
+
+
+def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
+    """Whether vLLM samples; a GPU that is only named is assumed to have it."""
+    return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
 
 
 def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> tuple[Part, float]:
@@ -301,20 +269,16 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> 
     It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch with its CUDA graphs.
     On a CPU it never sleeps.
     """
-    length = cell.max_prompt_tokens + cell.max_response_tokens
-    b = BYTES[cell.dtype]
-    row = b * kv_elements(s) * length / launch.vllm_tensor_parallel
+    length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[cell.dtype]
+    row = b * s.kv_elements * length / launch.vllm_tensor_parallel
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
     held = b * (s.parameters + slots) // launch.vllm_tensor_parallel
     if gpu_bytes is None:
         return Part("vLLM", held + GIB, held + GIB, "write engine='transformers'"), GIB / row
-    work = VLLM_GRAPHS + vllm_work(
-        s, launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
-    )
-    share = round(launch.vllm_memory * gpu_bytes)
+    rows, tokens = launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
+    work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
-    part = Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy)
-    return part, (share - held - work) / row
+    return Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy), (share - held - work) / row
 
 
 def vllm_work(s: Shape, rows: int, tokens: int) -> int:
@@ -322,9 +286,38 @@ def vllm_work(s: Shape, rows: int, tokens: int) -> int:
     return tokens * 2 * (3 * s.intermediate + 3 * s.hidden) + rows * s.vocab * 4 * 2
 
 
-def kv_elements(s: Shape) -> int:
-    """Numbers that the KV cache holds of one token."""
-    return 2 * s.layers * s.kv_heads * s.head_dim
+def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
+    """The tokens of vLLM's steps, and how many requests run at once.
+
+    These are as many as a stage asks for, as the cache holds of the shortest stage's expected length (of longer ones vLLM admits
+    fewer by itself), and as have a CUDA graph. More would only take work space from the cache.
+    """
+    s, n_engines = shape_of(cell), max(1, launch.n_processes // launch.vllm_tensor_parallel)
+    step = next((n for n in STEPS if vllm_work(s, 0, n) <= STEP_SHARE * launch.vllm_memory * gpu_bytes), STEPS[-1])
+    largest = launch.replace(vllm_max_num_seqs=MOST_ROWS, vllm_max_num_batched_tokens=step)
+    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
+    shortest = min(prompt for _, prompt, _ in calls(cell)) + REPLY * cell.max_response_tokens
+    asked = cell.n_problems * cell.n_episodes * max(slots for slots, _, _ in calls(cell)) // n_engines
+    rows = min(asked, MOST_ROWS, int(room / shortest))
+    return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
+
+
+def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
+    """The launch with what is left to the plan decided.
+
+    These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing: none where all layers fit with room to spare.
+    """
+    kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
+    if kind == "GPU" and uses_vllm(cell, gpu_bytes):
+        launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
+    if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
+        return launch
+    kept = launch.replace(gradient_checkpointing=False)
+    found = plan(cell, kept, gpu_bytes)
+    return kept if found.fits and max(found.peaks.values()) <= CHECKPOINTING_ABOVE * found.size else launch
+
+
+# ---- time and disk
 
 
 def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
@@ -336,8 +329,7 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
     s, (gib, peak, bandwidth) = shape_of(cell), DEVICES[device]
     value = {name: number for name, (number, _) in ASSUMED.items()}
     n, cap = launch.n_processes, cell.max_response_tokens
-    cache = vllm_engine(cell, launch, s, gib * GIB)[1]
-    room = (cache or 0) * (cell.max_prompt_tokens + cap)  # tokens
+    room = vllm_engine(cell, launch, s, gib * GIB)[1] * (cell.max_prompt_tokens + cap)  # tokens
     reply = value["mean_reply"] * cap
 
     def rollout(n_problems: int, n_episodes: int) -> float:
@@ -347,7 +339,7 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
             at_once = max(1.0, min(rows, launch.vllm_max_num_seqs or MOST_ROWS, room / mean_length))
             own, prefilled = max(rows * reply / at_once, cap), prompt / max(1, min(sharing, n_episodes * slots))
             steps += own
-            read += 2 * (own * s.parameters + rows * reply * kv_elements(s) * mean_length)
+            read += 2 * (own * s.parameters + rows * reply * s.kv_elements * mean_length)
             flops += 2 * s.parameters * rows * (reply + prefilled)
         arithmetic = max(read / (value["sampling_bytes"] * bandwidth), flops / (value["update_flops"] * peak))
         return arithmetic + steps * value["step_seconds"]
@@ -355,81 +347,29 @@ def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
     tokens = cell.n_problems * cell.n_episodes * sum(slots * (prompt + reply) for slots, prompt, _ in calls(cell))
     passes = 2 + 2 + 2 * launch.recomputes(cell.scale)  # forward, backward to the inputs alone, forward again
     passes += 2 * (cell.old_logprobs == "recomputed") + 2 * any(cell.anchors.values()) + 2 * cell.diagnostics
-    update = passes * s.parameters * tokens / (n * (1 - idle(cell, launch)) * value["update_flops"] * peak)
     n_validations = 1 + -(-cell.iterations // cell.eval_every)
     n_validation = cell.n_validation or N_VALIDATION.get(cell.task_label, 1000)
     seconds = {
         "sampling": cell.iterations * rollout(cell.n_problems, cell.n_episodes),
-        "update": cell.iterations * update,
+        "update": cell.iterations * passes * s.parameters * tokens / (n * value["update_flops"] * peak),
         "validation": n_validations * rollout(n_validation, 1),
         "start": 60 * value["start_minutes"],
     }
     return {phase: found / 3600 for phase, found in seconds.items()}
 
 
-def idle(cell: Cell, launch: Launch) -> float:
-    """The part of an update in which a process waits for others, by dealing made-up rows as the trainer deals real ones.
+def disk_need(cell: Cell) -> int:
+    """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every evaluated step.
 
-    Replies have log-normal lengths with the assumed mean, and every other episode an advantage. Scoring a row takes a third of
-    training it.
+    A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
     """
-    n, rng, work = launch.n_processes, random.Random(0), [0.0, 0.0]  # of the slowest process, and the mean
-    if n == 1:
-        return 0.0
-    from multirole.core.distributed import shard  # these import torch
-    from multirole.core.rows import Row, optimizer_steps, padded
+    from multirole.experiment.checkpoints import KEPT
 
-    roles, mean = list(cell.make_workflow().roles), ASSUMED["mean_reply"][0] * cell.max_response_tokens
-    rows: list[Row] = []
-    for episode in range(cell.n_problems * cell.n_episodes):
-        for i, (slots, prompt, _) in enumerate(calls(cell)):
-            role = roles[i % len(roles)]
-            for slot in range(slots):
-                reply = min(cell.max_response_tokens, max(1, round(mean * rng.lognormvariate(-0.32, 0.8))))
-                turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")  # type: ignore[arg-type]
-                rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))  # type: ignore[arg-type]
-    rng.shuffle(rows)
-    given: Any = SimpleNamespace(**dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes})
-    for adapter in adapter_names(cell.policy):
-        for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], given):
-            parts, loads = defaultdict(list), [0.0] * n
-            for row in step:
-                part = (row.turn.role, row.turn.slot) if cell.dtype != "float32" or launch.is_sharded else None
-                parts[bool(row.advantage), part].append(row)
-            passes: list[list[float]] = [[] for _ in range(n)]
-            for (is_trained, _), owned in parts.items():
-                cost = 3.0 if is_trained else 1.0
-                for rank in range(n):
-                    now = loads if rank == n - 1 else list(loads)
-                    own = shard(owned, cell.micro_batch_tokens, rank, now, launch.is_sharded, cost)
-                    passes[rank] += [cost * padded(micro) for micro, _ in own]
-            # FSDP2's processes wait for each other in every pass, others at the end of a step
-            work[0] += sum(map(max, zip(*passes, strict=True))) if launch.is_sharded else max(map(sum, passes))
-            work[1] += sum(cost for own in passes for cost in own) / n
-    return 1 - work[1] / work[0]
+    n_evaluated = -(-cell.iterations // cell.eval_every)
+    return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4
 
 
-def grid(scale: str, given: dict[str, object], device: str) -> "pd.DataFrame":
-    """Memory, GPU-hours and disk of every cell of the matrix at one scale and seed, each on one device, and their sum."""
-    import pandas as pd
-
-    rows = {}
-    for task in TASKS:
-        for workflow, policy in [(w, p) for w in WORKFLOWS for p in ("sp", "ip") if w != "single" or p == "sp"]:
-            cell, launch = Cell.from_parameters(
-                given | {"workflow": workflow, "policy": policy, "task": task, "scale": scale}
-            )
-            size = DEVICES[device][0] * GIB
-            launch = settled(cell, launch, size)
-            found = plan(cell, launch, size)
-            rows[cell.id] = {
-                "fits": "yes" if found.fits else "NO", "GiB": max(found.peaks.values()) / GIB,
-                **hours(cell, launch, device), "disk GiB": disk_need(cell) / GIB,
-            }  # fmt: skip
-    table = pd.DataFrame(rows).T.infer_objects()
-    table.insert(6, "GPU-hours", table[["sampling", "update", "validation", "start"]].sum(axis=1))
-    table.loc["all"] = table.drop(columns=["fits", "GiB"]).sum()
-    return table
+# ---- this machine
 
 
 def this_device() -> tuple[str, int]:
@@ -454,15 +394,17 @@ def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     return [int(text) for text in texts if text != "max"]
 
 
-def disk_need(cell: Cell) -> int:
-    """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every evaluated step.
+def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
+    """Refuse a run that this machine's memory, or the disk of its results, cannot hold (ValueError).
 
-    A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
+    Returns the launch with what is left to the plan decided.
     """
-    from multirole.experiment.checkpoints import KEPT
-
-    n_evaluated = -(-cell.iterations // cell.eval_every)
-    return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4
+    launch = settled(cell, launch)
+    found = plan(cell, launch)
+    if not found.fits:
+        raise ValueError(found.verdict())
+    check_disk(cell, folder_of(cell, launch.results_dir))
+    return launch
 
 
 def check_disk(cell: Cell, folder: Path) -> None:
@@ -477,17 +419,7 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
-def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
-    """Refuse a run that this machine's memory, or the disk of its results, cannot hold (ValueError).
-
-    Returns the launch with what is left to the plan decided.
-    """
-    launch = settled(cell, launch)
-    found = plan(cell, launch)
-    if not found.fits:
-        raise ValueError(found.verdict())
-    check_disk(cell, folder_of(cell, launch.results_dir))
-    return launch
+# ---- the command
 
 
 def main(argv: list[str]) -> int:
@@ -504,43 +436,63 @@ def main(argv: list[str]) -> int:
     size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
     with refusing():
         if arguments.grid:
-            return _print_grid(arguments.scale, given, arguments.device, arguments.devices or 1)
-        cell, launch = Cell.from_parameters(given)
-        launch = settled(cell, launch.replace(n_processes=arguments.devices or launch.n_processes), size)
-        found = plan(cell, launch, size)
-    lines = [found.table().to_string()]
-    lines.append(
-        f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
-    )
+            lines, fits = about_grid(arguments.scale, given, arguments.device, arguments.devices or 1)
+        else:
+            cell, launch = Cell.from_parameters(given)
+            launch = settled(cell, launch.replace(n_processes=arguments.devices or launch.n_processes), size)
+            found = plan(cell, launch, size)
+            lines, fits = [*about_cell(found, launch, arguments.device), found.verdict()], found.fits
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if fits else 1
+
+
+def about_cell(found: Plan, launch: Launch, device: str) -> list[str]:
+    """The memory by part, the disk, and of a paper scale vLLM's batches and the hours, as text."""
+    cell = found.cell
+    disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
+    lines = [found.table().to_string(), disk]
     if launch.vllm_max_num_seqs and found.cache is not None:
-        lines.append(
-            f"vLLM runs {launch.vllm_max_num_seqs} requests at once: what a stage asks for, what the cache holds of the shortest stage "
-            f"at expected lengths, or {MOST_ROWS}, whichever is least. A step has {launch.vllm_max_num_batched_tokens} tokens, whose work space takes "
-            f"{vllm_work(shape_of(cell), 0, launch.vllm_max_num_batched_tokens or 0) / GIB:.2f} GiB."
-        )
+        rows, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
+        lines.append(f"vLLM runs {rows} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
-        phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, arguments.device).items())
+        phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, device).items())
         lines.append(
-            f"Layers are {layers}. Hours on {launch.n_processes} x {arguments.device}: {phases}; processes wait for each other in "
-            f"{idle(cell, launch):.0%} of an update. Assumed: {assumptions()}."
+            f"Layers are {layers}. Hours on {launch.n_processes} x {device}: {phases}. Assumed: {assumptions()}."
         )
-    sys.stdout.write("\n".join([*lines, found.verdict()]) + "\n")
-    return 0 if found.fits else 1
+    return lines
+
+
+def about_grid(scale: str, given: dict[str, object], device: str, devices: int) -> tuple[list[str], bool]:
+    """Memory, GPU-hours and disk of every cell of the matrix at one scale and seed, each on one device, and their sum.
+
+    As text; and whether every cell fits.
+    """
+    import pandas as pd
+
+    rows, size = {}, DEVICES[device][0] * GIB
+    for task in TASKS:
+        for workflow, policy in [(w, p) for w in WORKFLOWS for p in ("sp", "ip") if w != "single" or p == "sp"]:
+            coordinates = {"workflow": workflow, "policy": policy, "task": task, "scale": scale}
+            cell, launch = Cell.from_parameters(given | coordinates)
+            launch = settled(cell, launch, size)
+            found, phases = plan(cell, launch, size), hours(cell, launch, device)
+            rows[cell.id] = {
+                "fits": "yes" if found.fits else "NO", "GiB": max(found.peaks.values()) / GIB, **phases,
+                "GPU-hours": sum(phases.values()), "disk GiB": disk_need(cell) / GIB,
+            }  # fmt: skip
+    table = pd.DataFrame(rows).T.infer_objects()
+    days = max(table["GPU-hours"].sum() / devices, table["GPU-hours"].max()) / 24
+    table.loc["all"] = table.drop(columns=["fits", "GiB"]).sum()
+    total = table.loc["all"]
+    sums = (
+        f"One seed of the grid at {scale}: {total['GPU-hours']:.0f} GPU-hours, {days:.1f} days on {devices} x {device}, "
+        f"{total['disk GiB']:.0f} GiB of disk. Evaluations beside training are not counted."
+    )
+    lines = [f"{table.to_string(na_rep='', float_format='{:.1f}'.format)}\n", sums]
+    return [*lines, f"Assumed, not measured: {assumptions()}."], not (table["fits"] == "NO").any()
 
 
 def assumptions() -> str:
     """What times rest on, as text."""
     return "; ".join(f"{number:g} {what}" for number, what in ASSUMED.values())
-
-
-def _print_grid(scale: str, given: dict[str, object], device: str, devices: int) -> int:
-    table = grid(scale, given, device)
-    total, longest = table.loc["all", "GPU-hours"], table["GPU-hours"].iloc[:-1].max()
-    days = max(total / devices, longest) / 24
-    sys.stdout.write(
-        f"{table.to_string(na_rep='', float_format='{:.1f}'.format)}\n\n"
-        f"One seed of the grid at {scale}: {total:.0f} GPU-hours, {days:.1f} days on {devices} x {device}, "
-        f"{table.loc['all', 'disk GiB']:.0f} GiB of disk. Evaluations beside training are not counted.\nAssumed, not measured: {assumptions()}.\n"
-    )
-    return int((table["fits"] == "NO").any())

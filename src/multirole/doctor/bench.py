@@ -8,7 +8,6 @@ there the loss also has a KL term. `Bench.plain` computes log-probs the simple w
 
 import copy
 import itertools
-import math
 import random
 import tempfile
 import warnings
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import get_scheduler
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import full, gather_objects, local
@@ -86,19 +86,11 @@ def given_reward(problem: int, attempt: int) -> float:
     return 0.25 * problem + 0.1 * (1 + problem) * ((3 * attempt + problem) % 4)
 
 
-def rate_at(args: MultiRoleGRPOConfig, tick: int) -> float | None:
-    """The learning rate at a tick of the schedule, from its definition; None for a schedule that is not known here."""
-    warmup, total, kind = args.warmup_steps, args.max_steps, str(getattr(args.lr_scheduler_type, "value", ""))
-    if kind != "constant" and tick < warmup:
-        return args.learning_rate * tick / warmup
-    left = (min(tick, total) - warmup) / (total - warmup)
-    shapes = {
-        "constant": 1.0,
-        "constant_with_warmup": 1.0,
-        "linear": 1 - left,
-        "cosine": 0.5 + 0.5 * math.cos(math.pi * left),
-    }
-    return args.learning_rate * shapes[kind] if kind in shapes else None
+def rate_at(args: MultiRoleGRPOConfig, tick: int) -> float:
+    """The learning rate at a tick of transformers' schedule, for an optimizer that never steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, args.warmup_steps, args.max_steps)
+    return args.learning_rate * schedule.lr_lambdas[0](min(tick, args.max_steps))
 
 
 class PlainAdamW:
@@ -164,10 +156,9 @@ class Watcher(MultiRoleCallback):
         moved = {key: sum(not a.equal(b) for a, b in zip(now[key], self.held[key], strict=True)) for key in now}
         self.trial.steps.append((step, moved))
         tick, calls = trainer.state.global_step, list(self.plan)
-        due = rate_at(
-            args, tick if args.lr_clock == "iteration" else tick * len(self.bench.adapters) + calls.index(name)
-        )
-        lr = step.lr if due is None else due
+        if args.lr_clock != "iteration":
+            tick = tick * len(self.bench.adapters) + calls.index(name)
+        lr = rate_at(args, tick)
         before, after = (torch.cat([t.flatten() for t in tensors[name]]) for tensors in (self.held, now))
         expected = self.optimizers[name].step(before, self.gradient, lr, args)
         self.trial.wrong.append(((after - expected).abs().max().item() / lr, abs(step.lr - lr) / lr))
@@ -256,14 +247,13 @@ class Bench:
             self._add_noise(name, NUDGE * self.noises[name], 100 + i)
 
     def checksums(self) -> dict[str, int]:
-        """The sum of the bit patterns of every tensor of the base, as far as this process holds it."""
+        """The sum of the bytes of every tensor of the base, as far as this process holds it."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         prefix = self.model.base_model.prefix
         base = {name: local(p.detach()) for name, p in self.model.named_parameters() if prefix not in name}
-        return {name: int(p.view(kinds[p.element_size()]).sum(dtype=torch.int64)) for name, p in base.items()}
+        return {name: int(p.reshape(-1).view(torch.uint8).sum(dtype=torch.int64)) for name, p in base.items()}
 
     def new_optimizer(self) -> None:
         """Forget the state of the optimizer, and put the schedule where the iterations are."""
@@ -368,13 +358,8 @@ class Bench:
         ]  # fmt: skip
 
     def plain(
-        self,
-        turn: Turn,
-        adapter: str | None,
-        temperature: float | None = None,
-        is_exact: bool = False,
-        keeps: bool = False,
-    ) -> Tensor:
+        self, turn: Turn, adapter: str | None, temperature: float | None = None, is_exact: bool = False, keeps: bool = False
+    ) -> Tensor:  # fmt: skip
         """Log-probs (C,) of a completion: the row alone, no padding, no fused head. `adapter` None is the base.
 
         On the host, or on the device with their graph (`keeps`). `is_exact` computes in float32, whatever the base is in.
@@ -447,7 +432,7 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     held = {name: p.detach().clone() for name, p in model.named_parameters() if model.base_model.prefix in name}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     modes, active = [(module, module.training) for module in model.modules()], model.active_adapter
-    generators = (random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all())
+    generators = random.getstate(), np.random.get_state()
     was_checkpointing = base.is_gradient_checkpointing
     for name in ("args", "state", "control", "_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"):
         setattr(trainer, name, copy.deepcopy(attributes[name]))
@@ -463,8 +448,9 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
     try:
         if args.gradient_checkpointing:  # as `train` does
             trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-        yield Bench(trainer)
-        trainer.engine.sleep()
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield Bench(trainer)
+            trainer.engine.sleep()
     finally:
         if args.gradient_checkpointing and not was_checkpointing:
             base.gradient_checkpointing_disable()
@@ -484,5 +470,3 @@ def on_bench(trainer: MultiRoleGRPOTrainer) -> Iterator[Bench]:
             module.training = mode
         random.setstate(generators[0])
         np.random.set_state(generators[1])
-        torch.set_rng_state(generators[2])
-        torch.cuda.set_rng_state_all(generators[3])

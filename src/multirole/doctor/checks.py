@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Problem
-from multirole.doctor.bench import BETA, Bench, Trial, Weights, rate_at
+from multirole.doctor.bench import BETA, Bench, Trial, Weights
 from multirole.tasks import TaskLike
 
 ROWS_OF_A_ROLE = 4
@@ -78,9 +79,8 @@ class Case:
         if self.is_exact:
             return 0.0
         self.bench.put(self.weights[0])
-        pairs = [
-            [self.bench.plain(r.turn, r.adapter, is_exact=e) for e in (True, False)] for r in self.few(self.first.rows)
-        ]
+        plain, few = self.bench.plain, self.few(self.first.rows)
+        pairs = [(plain(row.turn, row.adapter, is_exact=True), plain(row.turn, row.adapter)) for row in few]
         return torch.cat([(a - b).abs() for a, b in pairs]).mean().item()
 
     def few(self, rows: list[Row]) -> list[Row]:
@@ -88,18 +88,14 @@ class Case:
         roles = {row.turn.role for row in rows}
         return [r for role in sorted(roles) for r in [r for r in rows if r.turn.role == role][:ROWS_OF_A_ROLE]]
 
-    def gaps(self, rows: list[Row], temperature: float | None = None) -> Tensor:
-        """|log-prob of the engine - plain log-prob under the present weights| per token."""
-        return torch.cat([self._gap(row, row.adapter, temperature) for row in rows])
-
-    def mixed_up(self, rows: list[Row]) -> float:
-        """The least mean difference if rows had been sampled by another adapter, or by the base."""
-        others: list[str | None] = [*self.bench.adapters, None]
-        pairs = [(other, [row for row in rows if row.adapter != other]) for other in others]
-        return min(torch.cat([self._gap(r, other, None) for r in mine]).mean().item() for other, mine in pairs if mine)
-
-    def _gap(self, row: Row, adapter: str | None, temperature: float | None) -> Tensor:
-        return (self.bench.plain(row.turn, adapter, temperature) - torch.tensor(row.turn.logprobs)).abs()
+    def gaps(
+        self, at: int, rows: list[Row], adapters: Iterable[str | None] = (), temperature: float | None = None
+    ) -> Tensor:
+        """|log-prob of the engine - plain log-prob| per token, under the weights `at` and the rows' own adapters or other ones."""
+        self.bench.put(self.weights[at])
+        pairs = zip(rows, adapters or [row.adapter for row in rows], strict=False)
+        plain = [(row, self.bench.plain(row.turn, adapter, temperature)) for row, adapter in pairs]
+        return torch.cat([(logps - torch.tensor(row.turn.logprobs)).abs() for row, logps in plain])
 
     def compare(self, gaps: Tensor, fault: float, what: str) -> Verdict:
         """Judge differences of log-probs against rounding, and against what a fault would make of them."""
@@ -119,25 +115,24 @@ class Case:
 def engine(case: Case) -> Verdict:
     """The engine's log-probs are the trainer's at the first step of every adapter."""
     gaps = [micro.gaps.abs() for trial in case.trials[:2] for micro in trial.micros if micro.step == 0]
-    case.bench.put(case.weights[0])
-    return case.compare(torch.cat(gaps), case.mixed_up(case.few(case.first.rows)), "another adapter")
+    few, adapters = case.few(case.first.rows), [*case.bench.adapters, None]  # sampled by each, or by the base
+    pairs = [(other, [row for row in few if row.adapter != other]) for other in adapters]
+    fault = min(case.gaps(0, rows, repeat(other)).mean().item() for other, rows in pairs if rows)
+    return case.compare(torch.cat(gaps), fault, "another adapter")
 
 
 def published_weights(case: Case) -> Verdict:
     """The second iteration is sampled from the weights after the first one, and not from those before it."""
     rows = case.few(case.trials[1].rows)
-    case.bench.put(case.weights[0])
-    old = case.gaps(rows).mean().item()
-    case.bench.put(case.weights[1])
-    return case.compare(case.gaps(rows), old, "the weights before the update")
+    return case.compare(case.gaps(1, rows), case.gaps(0, rows).mean().item(), "the weights before the update")
 
 
 def temperature(case: Case) -> Verdict:
     """The engine's log-probs are those of logits / temperature."""
     rows, given = case.few(case.first.rows), case.bench.trainer.args.temperature
     other = 1.0 if given != 1.0 else 0.7
-    case.bench.put(case.weights[0])
-    return case.compare(case.gaps(rows), case.gaps(rows, other).mean().item(), f"temperature {other:g}, not {given:g},")
+    fault = case.gaps(0, rows, temperature=other).mean().item()
+    return case.compare(case.gaps(0, rows), fault, f"temperature {other:g}, not {given:g},")
 
 
 def evaluation(case: Case) -> Verdict:
@@ -146,9 +141,7 @@ def evaluation(case: Case) -> Verdict:
     rows = case.few([Row(episode, turn, policy[turn.role]) for episode in case.evaluated for turn in episode.turns])
     if not rows:
         return True, "the trainer has no evaluation problems", "nothing"
-    case.bench.put(case.weights[-1])
-    base = torch.cat([case._gap(row, None, None) for row in rows]).mean().item()
-    return case.compare(case.gaps(rows), base, "the base model")
+    return case.compare(case.gaps(-1, rows), case.gaps(-1, rows, repeat(None)).mean().item(), "the base model")
 
 
 def seeds(case: Case) -> Verdict:
@@ -319,11 +312,9 @@ def optimizer(case: Case) -> Verdict:
     """Each step is that of AdamW on the clipped gradient, with moments that go on, at the scheduled rate."""
     wrong = [both for trial in case.trials for both in trial.wrong]
     weights, rates = (max(column) for column in zip(*wrong, strict=True))
-    args = case.bench.trainer.args
-    unknown = "" if rate_at(args, 0) is not None else f" (not known for {args.lr_scheduler_type})"
     return (
         weights < 1e-3 and rates < 1e-6,
-        f"weights of {len(wrong)} steps differ by {weights:.1e} learning rates at most, the rate by {rates:.1e}{unknown}",
+        f"weights of {len(wrong)} steps differ by {weights:.1e} learning rates at most, the rate by {rates:.1e}",
         "less than 1.0e-03 and 1.0e-06",
     )
 

@@ -23,12 +23,23 @@ from multirole.experiment.settings import Parameter, Settings, lower_case, optio
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
 LONGEST_ID = 60
+COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
+"""Where a cell stands in the matrix."""
 IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that a notebook's globals hold besides parameters."""
 
 
-class Coordinates(Settings):
-    """Where a cell stands in the matrix."""
+class Cell(Settings):
+    """One training run. Raises ValueError for settings that cannot work.
+
+    Settings that are not given, or given as None, take the value of the scale and the preset, so that attributes of a cell
+    are settled values. `policy` is settled as the map of roles to adapters.
+
+    Args:
+        workflow: a name, "path/to/file.py:Name", or an object with `name`, `roles` and `async def run(problem, call)`.
+        policy: "sp", "ip", or a map such as "generator=a,aggregator=b".
+        task: "math", "code" (the embedded tasks of the same kind at a tiny scale), "path/to/file.py:name", or a task object.
+    """
 
     workflow: Any = option(
         "single, eval_opt, voting, orch_workers, or one of your own as examples/debate.py:Debate", "voting"
@@ -43,19 +54,13 @@ class Coordinates(Settings):
         "paper, or released_code where the authors' code differs", "paper"
     )
 
-
-class Training(Settings):
-    """How much is trained. An iteration is one batch of rollouts and all optimizer steps taken on it."""
-
+    # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
     iterations: int = option("batches of rollouts", 500, tiny=60, ge=1, le=10**6)
     n_problems: int = option("problems per iteration", 64, tiny=8, ge=1, le=10**5)
     n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
     learning_rate: float = option("peak", 2e-5, tiny=2e-3, ge=0, le=10)
 
-
-class Data(Settings):
-    """Model, rows and lengths."""
-
+    # model, rows and lengths
     model: str | None = option("a local folder with a model and its tokenizer, in place of the pinned one", None)
     data: str | None = option("a local file or folder of rows, in place of the task's pinned dataset", None)
     n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1, le=10**7)
@@ -71,10 +76,7 @@ class Data(Settings):
     eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
     save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1, le=10**6)
 
-
-class Caps(Settings):
-    """Sizes of the built-in workflows."""
-
+    # sizes of the built-in workflows
     rounds: int = option("drafts, and as many verdicts, of Eval-Opt", 3, tiny=3, ge=1, le=100)
     n_voters: int = option("generators of Voting", 3, ge=1, le=100)
     n_workers: int = option("strategies, and so workers, of Orch-Workers at most", 3, ge=1, le=100)
@@ -82,10 +84,7 @@ class Caps(Settings):
         "what a selection without a box is, candidate_1 or first_digit", "candidate_1", released_code="first_digit"
     )
 
-
-class Rewards(Settings):
-    """Rewards of the built-in tasks, and what becomes of rewards."""
-
+    # rewards, and what becomes of them
     malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released_code=0.0, ge=-1, le=1)
     code_reward: Literal["fraction", "all_pass"] = option(
         "of hidden tests, fraction or all_pass", "fraction", released_code="all_pass"
@@ -99,10 +98,7 @@ class Rewards(Settings):
     process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0, le=10**6)
     allow_unsafe_code: bool = option("train on code without a sandbox; only in a virtual machine", False)
 
-
-class Optimization(Settings):
-    """Adapters, optimizer and schedule."""
-
+    # adapters, optimizer and schedule
     lora_rank: int = option("of every linear layer", 64, tiny=16, ge=1, le=512)
     lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1, le=10**6)
     warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0, le=10**6)
@@ -125,10 +121,7 @@ class Optimization(Settings):
         "shuffled, or a mountain of short, long, short", "shuffled", released_code="mountain"
     )
 
-
-class Loss(Settings):
-    """The clipped objective."""
-
+    # the clipped objective
     clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
     clip_high: float = option("the upper side", 0.28, ge=0, le=10**6)
     dual_clip: float = option(
@@ -139,38 +132,16 @@ class Loss(Settings):
     )
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
-
-class Watching(Settings):
-    """What is watched, and what may be done about it."""
-
+    # what is watched, and what may be done about it
     diagnostics: bool = option("metrics of gradients and texts by role; changes no weight", True)
     on_alarm: Literal["log", "checkpoint", "stop"] = option("log, checkpoint or stop", "log")
 
-
-class Compute(Settings):
-    """Engine and precision."""
-
+    # engine and precision
     engine: Literal["auto", "transformers", "vllm"] = option("auto is vllm on a GPU, else transformers", "auto")
     dtype: Literal["float32", "bfloat16"] = option(
         "of the frozen base, float32 or bfloat16; adapters are float32", "bfloat16", tiny="float32"
     )
     micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1, le=10**9)
-
-
-GROUPS = (Coordinates, Training, Data, Caps, Rewards, Optimization, Loss, Watching, Compute)
-
-
-class Cell(Compute, Watching, Loss, Optimization, Rewards, Caps, Data, Training, Coordinates):
-    """One training run. Raises ValueError for settings that cannot work.
-
-    Settings that are not given, or given as None, take the value of the scale and the preset, so that attributes of a cell
-    are settled values. `policy` is settled as the map of roles to adapters.
-
-    Args:
-        workflow: a name, "path/to/file.py:Name", or an object with `name`, `roles` and `async def run(problem, call)`.
-        policy: "sp", "ip", or a map such as "generator=a,aggregator=b".
-        task: "math", "code" (the embedded tasks of the same kind at a tiny scale), "path/to/file.py:name", or a task object.
-    """
 
     _workflow: Workflow | None = PrivateAttr(None)  # one's own
     _task: Any = PrivateAttr(None)
@@ -353,14 +324,14 @@ def policy_name(policy: dict[str, str]) -> str:
 
 def cell_parameters() -> list[Parameter]:
     """The parameters of the notebooks, in their order."""
-    return parameters(*GROUPS, Launch)
+    return parameters(Cell, Launch)
 
 
 def preset_values(workflow: object, task: Any, scale: object, preset: object) -> dict[str, Any]:
     """The value of every setting that is not given."""
     values: dict[str, Any] = {}
     for name, field in Cell.model_fields.items():
-        if name not in Coordinates.model_fields:
+        if name not in COORDINATES:
             special = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
             values[name] = special.get("tiny", field.default) if is_tiny(scale) else field.default
             if preset == "released_code" and not (is_tiny(scale) and name == "renderer"):

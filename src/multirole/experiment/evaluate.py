@@ -19,7 +19,6 @@ from pathlib import Path
 
 from multirole.core.engine import Sampling
 from multirole.core.rollout import Rollout
-from multirole.core.types import Episode
 from multirole.diagnostics.judging import grade
 from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
 from multirole.experiment.folders import folder_of, is_done, open_folder, write_done
@@ -67,9 +66,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
     model, tokenizer = load_model(cell)
     engine = make_engine(cell, model, tokenizer, launch)
-    outcomes: list[dict] = []
-    turns: list[dict] = []
-    sums: dict[str, str] = {}
+    outcomes, turns, sums = list[dict](), list[dict](), dict[str, str]()
     try:
         for version, step in enumerate(steps):
             if step and source is not None:
@@ -84,7 +81,16 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
             episodes = rollout.run(attempts, -1, Sampling(cell.max_response_tokens, cell.temperature))
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)
-            rows = [_row(step, episode) for episode in episodes]
+            rows = [
+                outcome_row(step, episode)
+                | {
+                    "rollout": episode.index,
+                    "prompt_tokens": sum(len(turn.prompt_ids) for turn in episode.turns),
+                    "completion_tokens": sum(len(turn.completion_ids) for turn in episode.turns),
+                    "slots_correct": [turn.is_right for turn in episode.turns if turn.is_right is not None],
+                }
+                for episode in episodes
+            ]
             say(
                 f"evaluation at iteration {step}   accuracy {interval(sum(bool(row['correct']) for row in rows), len(rows))}"
             )
@@ -103,13 +109,3 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     write_table(folder / "eval.parquet", outcomes)
     write_table(folder / "turns.parquet", turns)
     write_done(folder)
-
-
-def _row(step: int, episode: Episode) -> dict[str, object]:
-    """A row of eval.parquet."""
-    return outcome_row(step, episode) | {
-        "rollout": episode.index,
-        "prompt_tokens": sum(len(turn.prompt_ids) for turn in episode.turns),
-        "completion_tokens": sum(len(turn.completion_ids) for turn in episode.turns),
-        "slots_correct": [turn.is_right for turn in episode.turns if turn.is_right is not None],
-    }

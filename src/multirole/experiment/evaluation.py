@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.policy import adapter_names
-from multirole.experiment.cell import GROUPS, Cell
+from multirole.experiment.cell import Cell
 from multirole.experiment.checkpoints import step_of
 from multirole.experiment.folders import folder_of, is_done
 from multirole.experiment.launch import Launch
@@ -16,23 +16,11 @@ if TYPE_CHECKING:
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
 """What is evaluated of each kind of adapters where nothing else is asked for."""
-SOLVERS = {"orch_workers": "worker"}
-"""The generator-type role of a workflow, whose turns answer the problem themselves; "generator" where it is not named here."""
+OPTIONS = ("adapters", "checkpoints", "n_rollouts")
+"""The parameters beside those of a cell."""
 
 
-class Choice(Settings):
-    """The notebook's parameters beside those of a cell."""
-
-    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
-        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
-    )
-    checkpoints: str | None = option(
-        "early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None
-    )
-    n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
-
-
-class Evaluation(Choice):
+class Evaluation(Settings):
     """What is evaluated; bad values raise ValueError.
 
     Args:
@@ -45,8 +33,12 @@ class Evaluation(Choice):
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
+    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
+        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
+    )
+    checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
+    n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any
-    checkpoints: str = "own"
 
     def __init__(self, cell: Cell, adapters: str = "own", checkpoints: str | None = None, n_rollouts: int = 1) -> None:
         if adapters == "base" or checkpoints is None:
@@ -68,9 +60,9 @@ class Evaluation(Choice):
     @refusing()
     def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
-        own = {name: given[name] for name in Choice.model_fields if name in given}
+        own = {name: given[name] for name in OPTIONS if name in given}
         rest = {name: value for name, value in given.items() if name not in own}
-        cell, launch = Cell.from_parameters(rest, others=Choice.model_fields)
+        cell, launch = Cell.from_parameters(rest, others=OPTIONS)
         if launch.n_processes > 1:
             raise ValueError(
                 f"`n_processes` must be 1 for an evaluation, got {launch.n_processes}. Use vllm_tensor_parallel for more GPUs."
@@ -83,10 +75,6 @@ class Evaluation(Choice):
         if self.adapters == "base":
             return None
         return self.cell if self.adapters == "own" else self.cell.sibling("single", "sp")
-
-    def needs(self) -> list[Cell]:
-        """The trained cells whose runs must be finished first."""
-        return [] if self.source is None else [self.source]
 
     @property
     def name(self) -> str:
@@ -114,14 +102,14 @@ class Evaluation(Choice):
 
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
-    training_only = ("n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
-    return [one for one in parameters(Choice, *GROUPS, Launch) if one.name not in training_only]
+    left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
+    return [one for one in parameters(Evaluation, Cell, Launch) if one.name not in left_out]
 
 
 def solver_of(cell: Cell) -> str:
-    """The role whose turns are answers to the problem; for a workflow of one's own, the one with the most slots."""
+    """The role whose turns are answers to the problem; for a workflow of one's own without it, the one with the most slots."""
     slots = cell.make_workflow().roles
-    named = SOLVERS.get(cell.workflow_name, "generator")
+    named = "worker" if cell.workflow_name == "orch_workers" else "generator"
     return named if named in slots else max(slots, key=lambda role: slots[role])
 
 

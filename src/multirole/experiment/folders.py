@@ -28,22 +28,6 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     return Path(results_dir) / cell.scale / cell.id
 
 
-def write_config(folder: Path, config: dict[str, object]) -> None:
-    """Write config.json; ValueError if the folder holds another configuration's results."""
-    text, path = json.dumps(config, indent=2, default=str), folder / "config.json"
-    try:
-        held = json.loads(path.read_text()) if path.exists() else {}
-        # a run from before an option existed ran what is now that option's default
-        is_other = json.loads(text) | held != json.loads(text)
-    except (ValueError, TypeError):
-        is_other = True
-    if is_other:
-        raise ValueError(
-            f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
-        )
-    write_text(path, text)
-
-
 @contextmanager
 def open_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> Iterator[None]:
     """Make a results folder, hold its lock and write its configuration; for one process only.
@@ -58,8 +42,19 @@ def open_folder(folder: Path, results_dir: str | Path, config: dict[str, object]
         raise ValueError(
             f"`results_dir` must be a folder that can be written to, got {str(results_dir)!r}: {error}."
         ) from error
+    text, path = json.dumps(config, indent=2, default=str), folder / "config.json"
     with claim(folder):
-        write_config(folder, config)
+        try:
+            held = json.loads(path.read_text()) if path.exists() else {}
+            # a run from before an option existed ran what is now that option's default
+            is_other = json.loads(text) | held != json.loads(text)
+        except (ValueError, TypeError):
+            is_other = True
+        if is_other:
+            raise ValueError(
+                f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
+            )
+        write_text(path, text)
         yield
 
 

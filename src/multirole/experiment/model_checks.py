@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 from multirole.core.types import assistant, user
@@ -18,7 +18,10 @@ TURN = "<|im_start|>"
 
 
 def check_model(cell: Cell, folder: Path, engine: str) -> None:
-    """Raise ValueError for a folder that cannot serve this cell."""
+    """Raise ValueError for a folder that cannot serve this cell.
+
+    Its tokenizer must end a turn, write the cell's prompts, and keep within the embedding's rows.
+    """
     try:
         config = AutoConfig.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -39,7 +42,24 @@ def check_model(cell: Cell, folder: Path, engine: str) -> None:
             folder,
             f"holds a {CAUSAL[config.model_type]}, and the transformers engine serves {served}. Use engine='vllm'.",
         )
-    _check_tokenizer(folder, cell.renderer, tokenizer, config.vocab_size)
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= config.vocab_size:
+        _refuse(
+            folder, f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."
+        )
+    if tokenizer.eos_token_id is None:
+        _refuse(folder, "has a tokenizer without an end-of-sequence token, so no turn would end. Set its eos_token.")
+    if cell.renderer == "released_code" and len(tokenizer.encode(TURN, add_special_tokens=False)) != 1:
+        _refuse(folder, f"has a tokenizer without {TURN}, which renderer='released_code' writes. Use 'chat_template'.")
+    talk = [user("Add 1."), assistant("It is 2."), user("Add 3.")]
+    for i, message in enumerate(talk):
+        other = [*talk[:i], message | {"content": "Hello."}, *talk[i + 1 :]]
+        try:
+            is_left_out = RENDERERS[cell.renderer](tokenizer, talk) == RENDERERS[cell.renderer](tokenizer, other)
+        except (jinja2.TemplateError, ValueError) as error:
+            _refuse(folder, f"has a chat template that cannot write messages ({error}).", error)
+        if is_left_out:
+            _refuse(folder, f"has a chat template that leaves out message {i + 1} of a conversation of {len(talk)}.")
 
 
 def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
@@ -56,23 +76,3 @@ def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
 
 def _refuse(folder: Path, problem: str, cause: Exception | None = None) -> NoReturn:
     raise ValueError(f"The model folder {str(folder)!r} {problem}") from cause
-
-
-def _check_tokenizer(folder: Path, renderer: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
-    """Refuse a tokenizer that cannot end a turn, write the cell's prompts, or keep within the embedding's rows."""
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= vocabulary:
-        _refuse(folder, f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {vocabulary - 1}.")
-    if tokenizer.eos_token_id is None:
-        _refuse(folder, "has a tokenizer without an end-of-sequence token, so no turn would end. Set its eos_token.")
-    if renderer == "released_code" and len(tokenizer.encode(TURN, add_special_tokens=False)) != 1:
-        _refuse(folder, f"has a tokenizer without {TURN}, which renderer='released_code' writes. Use 'chat_template'.")
-    talk = [user("Add 1."), assistant("It is 2."), user("Add 3.")]
-    for i, message in enumerate(talk):
-        other = [*talk[:i], message | {"content": "Hello."}, *talk[i + 1 :]]
-        try:
-            is_left_out = RENDERERS[renderer](tokenizer, talk) == RENDERERS[renderer](tokenizer, other)
-        except (jinja2.TemplateError, ValueError) as error:
-            _refuse(folder, f"has a chat template that cannot write messages ({error}).", error)
-        if is_left_out:
-            _refuse(folder, f"has a chat template that leaves out message {i + 1} of a conversation of {len(talk)}.")

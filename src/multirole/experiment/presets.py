@@ -32,11 +32,20 @@ class Shape:
         return [(h, q), (h, kv), (h, kv), (q, h), *mlp]
 
     @property
+    def linear(self) -> int:
+        """Weights of one layer's linear modules."""
+        return sum(a * b for a, b in self.linear_sizes)
+
+    @property
     def parameters(self) -> int:
         """Weights of the base: embedding, head where it is apart, linear modules, norms (Qwen3's, q and k norms included)."""
         norms = 2 * self.hidden + 2 * self.head_dim
-        linear = sum(a * b for a, b in self.linear_sizes)
-        return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (linear + norms) + self.hidden
+        return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (self.linear + norms) + self.hidden
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers that a KV cache holds of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of one LoRA adapter on every linear module."""

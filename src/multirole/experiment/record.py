@@ -90,10 +90,8 @@ class Recorder:
 
     def _restore(self, checkpoint: Path | None) -> None:
         """Make the run's tables and turns those of a checkpoint; None takes all away."""
-        kept: dict[Path, Path] = {}
-        if checkpoint is not None:
-            record = checkpoint / RECORD
-            kept = {path.relative_to(record): path for path in sorted(record.rglob("*.parquet"))}
+        record = checkpoint / RECORD if checkpoint else Path()
+        kept = {path.relative_to(record): path for path in sorted(record.rglob("*.parquet"))} if checkpoint else {}
         for path in [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet")]:
             if path.relative_to(self.folder) not in kept:
                 remove(path)
@@ -106,8 +104,8 @@ class Recorder:
         staged, step = staging(self.folder), step_of(checkpoint) if checkpoint else 0
         (self.folder / "turns").mkdir(exist_ok=True)
         if checkpoint is not None:
-            tables = {path.stem: pq.read_table(path).to_pylist() for path in (checkpoint / RECORD).glob("*.parquet")}
-            self.tables |= tables
+            for path in (checkpoint / RECORD).glob("*.parquet"):
+                self.tables[path.stem] = pq.read_table(path).to_pylist()
         elif (self.folder / "metrics.parquet").exists() and not outcome_of(self.folder):
             # tables are put there when a checkpoint has its name, or at the end of a run that diverged before it had one
             raise ValueError(
@@ -173,12 +171,8 @@ class Recording(MultiRoleCallback):
             }
         )
         self.cpu = time.process_time()
-        found = {
-            "ledger": self.diagnostics.ledger,
-            "steps": self.diagnostics.steps(),
-            "cosines": self.diagnostics.cosines(),
-        }
-        for name, rows in found.items():
+        watched = self.diagnostics
+        for name, rows in (("ledger", watched.ledger), ("steps", watched.steps()), ("cosines", watched.cosines())):
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]
         tables["episodes"] += [
@@ -189,9 +183,7 @@ class Recording(MultiRoleCallback):
             for e in episodes
         ]  # fmt: skip
 
-    def on_episodes_evaluated(
-        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]
-    ) -> None:  # fmt: skip
+    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Add the outcome of every problem, and write the turns of the first `N_INSPECTED` episodes, token by token."""
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
@@ -199,12 +191,8 @@ class Recording(MultiRoleCallback):
             trainer.save_adapters()  # every process is asked for its shard
         if self.recorder is None:
             return
-        tables = self.recorder.tables
-        found = {
-            "eval": [outcome_row(step, e) for e in episodes],
-            "skills": [{"step": step} | r for r in self.skills.rows],
-        }
-        for name, new in found.items():
+        tables, skills = self.recorder.tables, [{"step": step} | row for row in self.skills.rows]
+        for name, new in (("eval", [outcome_row(step, e) for e in episodes]), ("skills", skills)):
             tables[name] = [row for row in tables[name] if row["step"] != step] + new
         decode = trainer.processing_class.decode
         turns = [

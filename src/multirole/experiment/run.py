@@ -106,9 +106,8 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     set_seed(cell.seed)  # adapters are initialised at random
     disable_progress_bar()  # it would stay in the executed notebook
     path = locate(cell)
-    base, loading = AutoModelForCausalLM.from_pretrained(
-        path, dtype=getattr(torch, cell.dtype), output_loading_info=True
-    )
+    dtype = getattr(torch, cell.dtype)
+    base, loading = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
     check_loaded(path, loading)
     tokenizer = AutoTokenizer.from_pretrained(path)
     lora = LoraConfig(
@@ -129,10 +128,7 @@ def make_engine(
     max_length = cell.max_prompt_tokens + cell.max_response_tokens
     engine: Any = load_engine(engine_of(cell))
     declared = model.generation_config.eos_token_id or []
-    ends = {
-        tokenizer.eos_token_id,
-        *([declared] if isinstance(declared, int) else declared),
-    }  # as TRL has them in training
+    ends = {tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared)}  # as TRL in training
     if engine_of(cell) == "vllm":
         return engine(
             str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length, dtype=getattr(torch, cell.dtype),

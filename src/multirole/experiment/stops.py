@@ -33,10 +33,6 @@ STOPPED = "The run was told to stop and is not finished. The same command contin
 class Stopped(SystemExit):
     """The run was told to stop; the process exits with `RESUMABLE`."""
 
-    def __init__(self) -> None:
-        super().__init__(STOPPED)
-        self.code = RESUMABLE
-
     def __str__(self) -> str:
         return STOPPED
 
@@ -72,7 +68,7 @@ class Stop(TrainerCallback):
         """Raise `Stopped` if the run was told to stop."""
         if self.is_asked:
             logger.warning(STOPPED)
-            raise Stopped
+            raise Stopped(RESUMABLE)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """From now on there is something to save."""
