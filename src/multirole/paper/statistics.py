@@ -1,7 +1,7 @@
 """Intervals and tests over seeds; the paper had one seed and none. The rules, such as the margin, stand in `claims.yaml`.
 
-The unit is a seed: outcomes are (S, P), S seeds of one cell on the same P validation problems, and a seed's number is its mean
-over problems, so that the noise of an evaluation is part of the spread between seeds. Statements over several cells have the
+The unit is a seed, whose number is its mean over validation problems, the same for all seeds of a cell, so that the noise of an
+evaluation is part of the spread between seeds. Statements over several cells have the
 cell as their unit, whose number is its mean over seeds: with as many seeds in every cell, that is the mixed model with cells as random
 effects, with cells - 1 degrees of freedom. All intervals are Student's t; `coverage` simulates what they cover.
 """
@@ -36,10 +36,10 @@ class Interval(NamedTuple):
     seeds: int
 
 
-def t_interval(values: np.ndarray | list[float]) -> Interval:
+def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
     """The mean of one number per unit and its interval."""
     values = np.asarray(values, float)
-    n, mean = len(values), float(values.mean())
+    n, mean = len(values), float(values.mean()) if len(values) else math.nan
     if n < 2:
         return Interval(mean, *[math.nan] * 5, n)
     sd = float(values.std(ddof=1))
@@ -49,18 +49,9 @@ def t_interval(values: np.ndarray | list[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, float(p), float(t.sf((MARGIN - abs(mean)) / error, n - 1)), sd, n)
 
 
-def over_seeds(outcomes: np.ndarray) -> Interval:
-    """Interval of the mean of (S, P) outcomes."""
-    return t_interval(outcomes.mean(axis=1))
-
-
-def difference(after: np.ndarray, before: np.ndarray) -> Interval:
-    """Interval of mean(after) - mean(before), (S, P) each of the same seeds in the same order; ValueError for other shapes."""
-    if after.shape != before.shape:
-        raise ValueError(
-            f"Outcomes of shapes {after.shape} and {before.shape} cannot be paired. Give those of the same seeds."
-        )
-    return t_interval(after.mean(axis=1) - before.mean(axis=1))
+def difference(after: pd.Series, before: pd.Series) -> Interval:
+    """The mean of `after` minus `before`, paired by seed, of the seeds that have both; NaN where none has."""
+    return t_interval((after - before).dropna())
 
 
 ALL = "all cells"

@@ -60,9 +60,7 @@ class Study:
 
     def cell(self, name: str, where: str, seed: int) -> Cell:
         """Make the variant of the grid's cell "workflow policy task"."""
-        workflow, policy, task = where.split()
-        parameters = {"policy": policy} | self.grid.parameters | self._own(name, policy)
-        return Cell(workflow, task=task, scale=self.grid.scale, seed=seed, **parameters)
+        return self.grid.cell(*where.split(), seed, **self._own(name, where.split()[1]))
 
     def _own(self, name: str, policy: str) -> dict[str, object]:
         """A variant's parameters; where one adapter has all roles, both clocks of the schedule are one, and one run is enough."""

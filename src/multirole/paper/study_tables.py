@@ -14,8 +14,7 @@ import pandas as pd
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
-from multirole.paper.grid import POLICIES
-from multirole.paper.results import Key, Results, Run, outcomes
+from multirole.paper.results import Key, Results, Run, accuracies
 from multirole.paper.skills import JUDGES, gain_of
 from multirole.paper.statistics import (
     ALL,
@@ -25,7 +24,6 @@ from multirole.paper.statistics import (
     corrected,
     coverage,
     difference,
-    over_seeds,
     seeds_needed,
     t_interval,
 )  # fmt: skip
@@ -66,20 +64,13 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
 
 
-def paired(after: Iterable[Run], before: Iterable[Run], at: str) -> Interval | None:
-    """Outcomes of runs at a named checkpoint minus those of the other runs of the same seeds; None without such a pair."""
-    others = {run.cell.seed: run for run in before}
-    both = [run for run in after if run.cell.seed in others]
-    return difference(outcomes(both, at), outcomes([others[run.cell.seed] for run in both], at)) if both else None
-
-
-def beside(name: str, usual: np.ndarray, changed: np.ndarray, where: dict, unit: str = "accuracy") -> list[dict]:
+def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: str = "accuracy") -> list[dict]:
     """A number of the twins and of the variant, and its change; one value per seed each."""
     change = f"change {'at' if unit == 'accuracy' else 'of'} the {name}"
     return [
         number(f"{name}, twin", t_interval(usual), unit, **where),
         number(name, t_interval(changed), unit, **where),
-        number(change, t_interval(changed - usual), "difference", **where),
+        number(change, difference(changed, usual), "difference", **where),
     ]
 
 
@@ -93,7 +84,7 @@ def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFra
         counts = {"runs": len(twin.changed), "falls, twin": before, "falls": after}
         rows += [number(name, count, "count", **where) for name, count in counts.items()]
         for x, place in SHOWN.items():
-            rows += beside(place, *(outcomes(runs, x).mean(axis=1) for runs in (twin.usual, twin.changed)), where)
+            rows += beside(place, accuracies(twin.usual, x), accuracies(twin.changed, x), where)
             pooled.setdefault((twin.variant, place), []).append(rows[-1]["value"])
     for (variant, place), means in pooled.items():
         if len(means) >= LEAST_CELLS:
@@ -106,10 +97,10 @@ def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     """One step per iteration against one step per batch of rows, and against the single agent."""
     found, rows, means = list(twins(results, study, "updates")), [], []
     for twin in found:
-        where = twin.where()
-        if apart := paired(twin.changed, results.runs_of("single", "sp", twin.task).values(), "best"):
-            rows.append(number("peak − SA-RL", apart, "difference", **where))
-            means.append(rows[-1]["value"])
+        apart = difference(accuracies(twin.changed, "best"), results.accuracy("single", "sp", twin.task, "best"))
+        if apart.seeds:
+            rows.append(number("peak − SA-RL", apart, "difference", **twin.where()))
+            means.append(apart.mean)
     if len(means) >= LEAST_CELLS:
         where = {"workflow": ALL, "policy": "", "task": "", "variant": found[0].variant}
         rows.append(number("peak − SA-RL", t_interval(means), "difference", **where))
@@ -128,15 +119,13 @@ def kept(found: Iterable[Twins]) -> pd.DataFrame:
     rows = []
     for twin in found:
         where = twin.where() | {"role": JUDGES[twin.workflow][1]}
-        pair = (twin.usual, twin.changed)
-        gains = np.array([[gain_of(run, where["role"])[-2:].mean() for run in runs] for runs in pair])
-        gains = gains[:, ~np.isnan(gains).any(axis=0)]
+        pairs = zip(twin.usual, twin.changed, strict=True)
+        ends = [[gain_of(run, where["role"])[-2:].mean() for run in pair] for pair in pairs]
+        gains = pd.DataFrame(ends, columns=["usual", "changed"]).dropna()
         rows.append(number("runs", len(twin.changed), "count", **where))
-        if gains.size:
-            rows += beside("gain", *gains, where, "gain")
-        if twin.changed:
-            ends = (outcomes(runs, "terminal").mean(axis=1) for runs in pair)
-            rows += beside("end", *ends, where)
+        if len(gains):
+            rows += beside("gain", gains["usual"], gains["changed"], where, "gain")
+        rows += beside("end", accuracies(twin.usual, "terminal"), accuracies(twin.changed, "terminal"), where)
     return pd.DataFrame(rows)
 
 
@@ -163,21 +152,19 @@ def power(results: Results, study: Study) -> pd.DataFrame:
     for x, place in SHOWN.items():
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            runs = {one: results.runs_of(workflow, one, task).values() for one in POLICIES}
-            ends = outcomes(runs[policy], x).mean(axis=1)
+            ends = results.accuracy(workflow, policy, task, x)
             within += [ends - ends.mean()] if len(ends) > 1 else []
-            if policy == "ip" and (gap := paired(runs["ip"], runs["sp"], x)):
+            gap = difference(ends, results.accuracy(workflow, "sp", task, x))
+            if policy == "ip" and gap.seeds:
                 compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
         if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
-            freedom = sum(len(one) - 1 for one in within)
-            sd = float(np.sqrt(2 * (np.concatenate(within) ** 2).sum() / freedom))
-            compared["noise floor: two seeds of one cell", ALL, place] = t_interval([0.0])._replace(
-                sd=sd, seeds=freedom + len(within)
-            )
+            apart = pd.concat(within)
+            sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
+            of_pairs = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
+            compared["noise floor: two seeds of one cell", ALL, place] = of_pairs
         for twin in [*twins(results, study, "aa"), *twins(results, study, "updates")]:
-            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(
-                outcomes(twin.changed, x), outcomes(twin.usual, x)
-            )
+            apart = difference(accuracies(twin.changed, x), accuracies(twin.usual, x))
+            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = apart
     rows = []
     for (what, cell, place), found in compared.items():
         where = {"compared": what, "cell": cell, "at": place}
@@ -186,22 +173,20 @@ def power(results: Results, study: Study) -> pd.DataFrame:
             number("SD (points)", 100 * found.sd, "tokens", **where),
         ]
         for effect in RULES["effects"]:
-            needed = seeds_needed(found.sd, effect) if found.sd == found.sd else None
-            label = f"seeds for {100 * effect:.0f} points"
-            rows.append(number(label, needed or np.nan, "count" if needed else "missing", **where))
+            needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
+            rows.append(number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where))
     return pd.DataFrame(rows)
 
 
 def covered(results: Results, study: Study) -> pd.DataFrame:
     """What the intervals of these tables cover in simulation, also with the spread of the ends of the grid's runs."""
-    cells = [results.runs_of(*cell).values() for cell in dict.fromkeys(key[:3] for key in results.runs)]
-    ends = [outcomes(runs, "terminal").mean(axis=1) for runs in cells]
+    ends = [results.accuracy(*cell, "terminal") for cell in dict.fromkeys(key[:3] for key in results.runs)]
     apart = np.concatenate([(one - one.mean()) * np.sqrt(len(one) / max(1, len(one) - 1)) for one in ends])
     rows = []
     for line in coverage(apart).to_dict("records"):
         where = {"units": line["units"], "noise": line["noise"]}
-        for label, name in (("t", "t"), ("percentile bootstrap", "bootstrap")):
-            rows.append(number(label, line[name], "missing" if line[name] != line[name] else "rate", **where))
+        rows.append(number("t", line["t"], "rate", **where))
+        rows.append(number("percentile bootstrap", line["bootstrap"], "rate", **where))
     return pd.DataFrame(rows)
 
 
@@ -233,9 +218,10 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
-        rows += [number(place, over_seeds(outcomes(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
+        rows += [number(place, t_interval(accuracies(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
         for (of, variant), singles in agents.items() if found[0].cell.workflow != "single" else ():
-            if of == task and (apart := paired(found, singles, "best")):
+            apart = difference(accuracies(found, "best"), accuracies(singles, "best"))
+            if of == task and apart.seeds:
                 rows.append(number(f"peak − {variant}", apart, "difference", **where))
     return pd.DataFrame(rows)
 
@@ -271,14 +257,14 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
                 name: np.mean([one[columns].sum(axis=1).groupby(one["problem"]).sum().mean() for one in firsts])
                 for name, columns in counted.items()
             }
-            of_seeds = {seed: vote(table, k) for seed, table in draws.items()}
+            of_seeds = pd.Series({seed: vote(table, k).mean() for seed, table in draws.items()})
             votes.append((spent, of_seeds))
-            best = np.stack([one.groupby("problem")["correct"].any().astype(float) for one in firsts])
+            best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
             name = f"Single agent, vote of {k}" if k > 1 else "Single agent, once"
-            found.append((name, spent, np.stack(list(of_seeds.values())), {}))
+            found.append((name, spent, of_seeds, {}))
             found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best, {})] if k > 1 else []
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
-            runs = results.runs_of(workflow, policy, task)
+            runs, peaks = results.runs_of(workflow, policy, task), results.accuracy(workflow, policy, task, "best")
             at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
             rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
             if not any(map(len, rows_at)):  # not all may be evaluated yet
@@ -287,14 +273,12 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
             for name, columns in counted.items():
                 spent[name] = np.mean([one[columns].sum(axis=1).mean() for one in rows_at if len(one)])
                 _, nearest = min(votes, key=lambda one: abs(one[0][name] - spent[name]))
-                if both := [seed for seed in runs if seed in nearest]:
-                    pair = [runs[seed].at("best") for seed in both], [nearest[seed] for seed in both]
-                    apart[f"minus the nearest {name}"] = difference(*map(np.stack, pair))
-            found.append((f"{cell_name(workflow, policy)}, peak", spent, outcomes(runs.values(), "best"), apart))
+                apart[f"minus the nearest {name}"] = difference(peaks, nearest)
+            found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
             where = {"task": task, "run": name}
             rows.append(number("sampled tokens per problem", tokens["vote"], "count", **where))
             rows.append(number("with prompts", tokens["vote, prompts counted"], "count", **where))
-            rows.append(number("accuracy", over_seeds(right), "accuracy", **where))
+            rows.append(number("accuracy", t_interval(right), "accuracy", **where))
             rows += [number(label, interval, "difference", **where) for label, interval in apart.items()]
     return pd.DataFrame(rows)
