@@ -280,7 +280,7 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     figure = Figure(figsize=(6.8, 5.2), layout="constrained")
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = skills.JUDGES[workflow]
+        role, measure = skills.JUDGES[workflow], skills.MEASURES[workflow][0]
         for policy, colour in POLICY_COLOURS.items():
             runs = results.runs_of(workflow, policy, task)
             lengths = pd.DataFrame({seed: metric_of(run, role, "length_mean") for seed, run in runs.items()})

@@ -35,10 +35,6 @@ LEVEL = 17
 """Of zstd; slow to write, as fast to read as any other."""
 LEFT_OUT = {"eval": {"answer"}}
 """Table -> columns that are not packed: these are a quarter of all bytes, and nothing here reads them."""
-DERIVED = ("alarms",)
-"""Tables that older runs have and that are read off `roles` now; they are neither packed nor unpacked."""
-
-
 DETAILS = {
     "turns": {"tokens", "logprobs", "base_logprobs"},
     "steps": {
@@ -107,9 +103,9 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     target = Path(to) / ("evaluations" if row["kind"] == "evaluation" else "") / run
     tables: dict[str, pa.Table] = {}
     for name, columns in json.loads(row["columns"]).items():
-        if name in DERIVED:
-            continue
         path = Path(folder) / f"{name}.parquet"
+        if not path.exists():  # an older run's alarms, which are read off `roles` now
+            continue
         held = set(pq.read_schema(path).names)
         columns = [column for column in columns if column in held]  # others were left out
         packed = pq.read_table(path, columns=columns, filters=[("run", "==", run)])
@@ -137,8 +133,6 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
     is_evaluation, found = folder.parent.parent.name == "evaluations", {}
     for path in sorted([*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
-        if stem in DERIVED:
-            continue
         found.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)
     return found
 

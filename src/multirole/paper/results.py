@@ -110,11 +110,6 @@ class Results:
         asked = [*(cell.id for cell in self.grid.cells()), *(e.id for e in self.grid.evaluations())]
         return [name for name in asked if name not in self.packed.index]
 
-    @cache  # noqa: B019  (a handful of instances, each used to the end)
-    def table(self, name: str) -> pd.DataFrame:
-        """Return a table of all runs below each other, such as "metrics" or "eval", with the columns of `Key` first."""
-        return self._read(name, self.runs)
-
     def run(self, key: Key) -> Run | None:
         """Return one run of the grid; None if it is not packed."""
         return self.find(self.grid.cell(*key))
@@ -123,7 +118,7 @@ class Results:
         """Return a cell's run, in the grid or not; None if it is not packed."""
         return self._made.setdefault(cell.id, Run(cell, self.folder)) if cell.id in self.packed.index else None
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  (a handful of instances, each used to the end)
     def runs_of(self, workflow: str, policy: str, task: str, **changed: object) -> dict[int, Run]:
         """Seed -> packed run of a cell of the grid, or of one in a regime, a change of the grid's parameters."""
         if workflow == "single":  # it takes one step per iteration anyway
@@ -141,13 +136,10 @@ class Results:
 
     @cache  # noqa: B019
     def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
-        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all")."""
-        runs = {key: run for (kind, key), run in self.evaluations.items() if kind == adapters}
-        return self._read(pack.EVALUATION_TABLES[name], runs)
-
-    def _read(self, name: str, runs: dict[Key, str]) -> pd.DataFrame:
-        table = pack.read(self.folder, name, list(runs.values())).astype({"run": str}).set_index("run")
-        keys = pd.DataFrame(list(runs), columns=Key._fields, index=list(runs.values()))
+        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all"), with `Key`'s columns."""
+        found = {run: key for (kind, key), run in self.evaluations.items() if kind == adapters}
+        table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(found)).astype({"run": str}).set_index("run")
+        keys = pd.DataFrame(list(found.values()), columns=Key._fields, index=list(found))
         return keys.join(table, how="inner").reset_index(drop=True)
 
     def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:

@@ -13,12 +13,8 @@ from multirole.paper.statistics import t_interval
 from multirole.paper.write import number
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
-JUDGES = {
-    "eval_opt": ("evaluator", "judges"),
-    "voting": ("aggregator", "selects"),
-    "orch_workers": ("synthesizer", "merges"),
-}
-"""A workflow's judging role, and the measure of `diagnostics.skills` that says what it adds."""
+"""workflow -> the measures of `diagnostics.skills` of its roles, that of its judging role first."""
+JUDGES = {"eval_opt": "evaluator", "voting": "aggregator", "orch_workers": "synthesizer"}
 TWINS: dict[str, dict[str, Callable[[Sequence[bool]], bool]]] = {
     "eval_opt": {"first draft": lambda slots: slots[0]},
     "voting": {

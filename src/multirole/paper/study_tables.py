@@ -15,7 +15,7 @@ from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.results import Key, Results, Run, accuracies
-from multirole.paper.skills import JUDGES, gain_of
+from multirole.paper.skills import MEASURES, gain_of
 from multirole.paper.statistics import (
     ALL,
     ALPHA,
@@ -47,6 +47,10 @@ class Twins(NamedTuple):
         """The keys of its line in a table."""
         return dict(zip(self._fields[:4], self[:4], strict=True))
 
+    def at(self, name: str) -> tuple[pd.Series, pd.Series]:
+        """Accuracies of both at a named checkpoint."""
+        return accuracies(self.usual, name), accuracies(self.changed, name)
+
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
     """Yield every variant of the questions on every cell that has a packed run of both, in the study's order.
@@ -74,58 +78,59 @@ def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: s
     ]
 
 
-def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFrame:
+def with_means(rows: list[dict]) -> list[dict]:
+    """Add the mean over cells of every variant's differences, where it has enough cells."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["unit"] == "difference":
+            means.setdefault((row["variant"], row["number"]), []).append(row["value"])
+    where = {"workflow": ALL, "policy": "", "task": ""}
+    return rows + [
+        number(name, t_interval(values), "difference", **where, variant=variant)
+        for (variant, name), values in means.items()
+        if len(values) >= LEAST_CELLS
+    ]
+
+
+def changes(results: Results, study: Study, question: str) -> list[dict]:
     """Falls, peak and end of each variant beside its twin in the grid, the mean over the cells of a variant, and the A/A pairs."""
-    rows: list[dict] = []
-    pooled: dict[tuple[str, str], list[float]] = {}
-    for twin in [*found, *placebo]:
+    rows = []
+    for twin in twins(results, study, question, "aa"):
         where = twin.where()
         before, after = (sum(run.falls for run in runs) for runs in (twin.usual, twin.changed))
         counts = {"runs": len(twin.changed), "falls, twin": before, "falls": after}
         rows += [number(name, count, "count", **where) for name, count in counts.items()]
         for x, place in SHOWN.items():
-            rows += beside(place, accuracies(twin.usual, x), accuracies(twin.changed, x), where)
-            pooled.setdefault((twin.variant, place), []).append(rows[-1]["value"])
-    for (variant, place), means in pooled.items():
-        if len(means) >= LEAST_CELLS:
-            where = {"workflow": ALL, "policy": "", "task": "", "variant": variant}
-            rows.append(number(f"change at the {place}", t_interval(means), "difference", **where))
-    return pd.DataFrame(rows)
+            rows += beside(place, *twin.at(x), where)
+    return with_means(rows)
 
 
 def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     """One step per iteration against one step per batch of rows, and against the single agent."""
-    found, rows, means = list(twins(results, study, "updates")), [], []
-    for twin in found:
+    rows = []
+    for twin in twins(results, study, "updates"):
         apart = difference(accuracies(twin.changed, "best"), results.accuracy("single", "sp", twin.task, "best"))
-        if apart.seeds:
-            rows.append(number("peak − SA-RL", apart, "difference", **twin.where()))
-            means.append(apart.mean)
-    if len(means) >= LEAST_CELLS:
-        where = {"workflow": ALL, "policy": "", "task": "", "variant": found[0].variant}
-        rows.append(number("peak − SA-RL", t_interval(means), "difference", **where))
-    return pd.concat([changes(found, twins(results, study, "aa")), pd.DataFrame(rows)])
+        rows += [number("peak − SA-RL", apart, "difference", **twin.where())] if apart.seeds else []
+    return pd.DataFrame(changes(results, study, "updates") + with_means(rows))
 
 
 def setup(results: Results, study: Study) -> pd.DataFrame:
     """What the schedule, its clock, dual clip and the order of rows change."""
-    found = twins(results, study, "setup")
-    own = (twin for twin in found if twin.usual[0].cell.id != twin.changed[0].cell.id)
-    return changes(own, twins(results, study, "aa"))
+    return pd.DataFrame(changes(results, study, "setup"))
 
 
 def kept(found: Iterable[Twins]) -> pd.DataFrame:
     """The judging role's gain with each variant, and the end."""
     rows = []
     for twin in found:
-        where = twin.where() | {"role": JUDGES[twin.workflow][1]}
+        where = twin.where() | {"role": MEASURES[twin.workflow][0]}
         pairs = zip(twin.usual, twin.changed, strict=True)
         ends = [[gain_of(run, where["role"])[-2:].mean() for run in pair] for pair in pairs]
         gains = pd.DataFrame(ends, columns=["usual", "changed"]).dropna()
         rows.append(number("runs", len(twin.changed), "count", **where))
         if len(gains):
             rows += beside("gain", gains["usual"], gains["changed"], where, "gain")
-        rows += beside("end", accuracies(twin.usual, "terminal"), accuracies(twin.changed, "terminal"), where)
+        rows += beside("end", *twin.at("terminal"), where)
     return pd.DataFrame(rows)
 
 
@@ -162,9 +167,9 @@ def power(results: Results, study: Study) -> pd.DataFrame:
             sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
             of_pairs = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
             compared["noise floor: two seeds of one cell", ALL, place] = of_pairs
-        for twin in [*twins(results, study, "aa"), *twins(results, study, "updates")]:
-            apart = difference(accuracies(twin.changed, x), accuracies(twin.usual, x))
-            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = apart
+        for twin in twins(results, study, "aa", "updates"):
+            usual, changed = twin.at(x)
+            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(changed, usual)
     rows = []
     for (what, cell, place), found in compared.items():
         where = {"compared": what, "cell": cell, "at": place}
@@ -237,6 +242,18 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
     return chosen.reindex(sorted(answers["problem"].unique()), fill_value=False).astype(float)
 
 
+COUNTED = {"vote": ["completion_tokens"], "vote, prompts counted": ["prompt_tokens", "completion_tokens"]}
+
+
+def tokens_per_problem(seeds: list[pd.DataFrame]) -> dict[str, float]:
+    """What is counted -> the tokens of all answers to a problem, mean over problems and seeds."""
+    sums = {
+        name: [one[columns].sum(axis=1).groupby(one["problem"]).sum().mean() for one in seeds]
+        for name, columns in COUNTED.items()
+    }
+    return {name: np.mean(of_seeds) for name, of_seeds in sums.items()}
+
+
 def inference(results: Results, study: Study) -> pd.DataFrame:
     """Votes and best of k of the single agent at its peak, and the peak of each workflow, by tokens per problem.
 
@@ -244,7 +261,6 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
     of all tokens, prompts included.
     """
     rows, own, drawn = [], results.evaluated("own"), {}
-    counted = {"vote": ["completion_tokens"], "vote, prompts counted": ["prompt_tokens", "completion_tokens"]}
     for draw in study.draws():
         if (table := results.drawn(draw)) is not None:
             table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
@@ -253,10 +269,7 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
         found, votes = [], []
         for k in range(1, study.rollouts + 1):
             firsts = [table[table["rollout"] < k] for table in draws.values()]
-            spent = {
-                name: np.mean([one[columns].sum(axis=1).groupby(one["problem"]).sum().mean() for one in firsts])
-                for name, columns in counted.items()
-            }
+            spent = tokens_per_problem(firsts)
             of_seeds = pd.Series({seed: vote(table, k).mean() for seed, table in draws.items()})
             votes.append((spent, of_seeds))
             best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
@@ -266,13 +279,12 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
             runs, peaks = results.runs_of(workflow, policy, task), results.accuracy(workflow, policy, task, "best")
             at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
-            rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
-            if not any(map(len, rows_at)):  # not all may be evaluated yet
+            played = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
+            if not any(map(len, played)):  # not all may be evaluated yet
                 continue
-            spent, apart = {}, {}
-            for name, columns in counted.items():
-                spent[name] = np.mean([one[columns].sum(axis=1).mean() for one in rows_at if len(one)])
-                _, nearest = min(votes, key=lambda one: abs(one[0][name] - spent[name]))
+            spent, apart = tokens_per_problem([one for one in played if len(one)]), {}
+            for name, tokens in spent.items():
+                _, nearest = min(votes, key=lambda one: abs(one[0][name] - tokens))
                 apart[f"minus the nearest {name}"] = difference(peaks, nearest)
             found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
