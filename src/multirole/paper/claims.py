@@ -32,12 +32,6 @@ def falls(run: Run) -> bool:
     return fall is not None and fall.is_terminal
 
 
-def metric_of(run: Run, role: str, metric: str) -> pd.Series:
-    """iteration -> value of one role."""
-    rows = run.table("roles")
-    return rows[rows["role"] == role].set_index("iteration")[metric]
-
-
 def largest(run: Run, table: str, metric: str) -> float:
     """The log of a metric's maximum over a run."""
     return math.log(max(run.table(table)[metric].max(), 1e-6))
@@ -64,20 +58,20 @@ def grows(run: Run, role: str, flat: str) -> bool:
     """Whether a role's texts reach `longer` times their first length in an iteration in which another role's have not."""
     ratios = []
     for name in (role, flat):
-        length = metric_of(run, name, "length_mean")
+        length = run.series("length_mean", name)
         ratios.append(length.rolling(FIRST).mean() / length.iloc[:FIRST].mean())
     return bool(((ratios[0] >= RULES["longer"]) & (ratios[1] < RULES["longer"])).any())
 
 
 def writes_code(run: Run, role: str) -> bool:
     """Whether a role comes to write Python fences."""
-    share = metric_of(run, role, "code_fence_rate")
+    share = run.series("code_fence_rate", role)
     return bool((share.rolling(FIRST).mean() - share.iloc[:FIRST].mean() >= RULES["more_code"]).any())
 
 
 def climbs_and_falls(run: Run, role: str, metric: str, flat: str | None = None) -> bool:
     """Whether a role's metric climbs, farther than another role's, and the run falls."""
-    climbs = {name: climb(metric_of(run, name, metric)) for name in (role, flat) if name}
+    climbs = {name: climb(run.series(metric, name)) for name in (role, flat) if name}
     is_apart = flat is None or climbs[role] >= 1.5 * climbs[flat]
     return climbs[role] >= RULES["climbs"] and is_apart and falls(run)
 

@@ -63,7 +63,7 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
     """What becomes of the single agent in every arm."""
     rows = []
     for arm, by_seed in arms(results, study).items():
-        where = dict(zip(("steps", "rows", "rate"), (arm.steps, arm.rows, f"{arm.rate:g}"), strict=True))
+        where = arm._asdict() | {"rate": f"{arm.rate:g}"}
         runs, unstable = runs_of(by_seed), is_unstable(by_seed)
         steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])

@@ -33,7 +33,7 @@ from multirole.diagnostics.names import (
     cell_name,
 )
 from multirole.paper import dynamics, factorial, skills
-from multirole.paper.claims import REGIMES, metric_of
+from multirole.paper.claims import REGIMES
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import t_interval
@@ -140,8 +140,7 @@ def figure_4(results: Results, task: str) -> Plate:
         for policy, colour in POLICY_COLOURS.items():
             if not (runs := results.runs_of(workflow, policy, task)):
                 continue
-            metrics = {seed: run.table("metrics").set_index("iteration") for seed, run in runs.items()}
-            raw = pd.DataFrame({seed: table["accuracy"] for seed, table in metrics.items()})
+            raw = pd.DataFrame({seed: run.series("accuracy") for seed, run in runs.items()})
             above.plot(raw, color=colour, lw=0.5, alpha=0.3)
             for axes, curves in ((above, dynamics.smoothed(raw)), (below, validation(runs))):
                 look = {"color": colour, "ls": POLICY_STYLES[policy], "lw": 1.5, "zorder": 3}
@@ -283,7 +282,7 @@ def figure_of_roles(results: Results, task: str) -> Plate:
         role, measure = skills.JUDGES[workflow], skills.MEASURES[workflow][0]
         for policy, colour in POLICY_COLOURS.items():
             runs = results.runs_of(workflow, policy, task)
-            lengths = pd.DataFrame({seed: metric_of(run, role, "length_mean") for seed, run in runs.items()})
+            lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
             gains = pd.DataFrame({seed: skills.gain_of(run, measure) for seed, run in runs.items()})
             drawn = validation(runs), dynamics.smoothed(lengths), gains
             for axes, curves, bounds in zip(column, drawn, ((0, 1), (0, None), (-1, 1)), strict=True):

@@ -40,6 +40,11 @@ class Run:
         tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
         return tables.get(self.cell.id, pd.DataFrame())
 
+    def series(self, metric: str, role: str | None = None) -> pd.Series:
+        """iteration -> a metric, of one role or of the run."""
+        rows = self.table("roles" if role else "metrics")
+        return (rows[rows["role"] == role] if role else rows).set_index("iteration")[metric]
+
     @cached_property
     def correct(self) -> pd.DataFrame:
         """Validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from multirole.paper.claims import DECLARED, REGIMES, metric_of
+from multirole.paper.claims import DECLARED, REGIMES
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import t_interval
@@ -94,7 +94,7 @@ def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
     if "gain" in about:
         gain = gain_of(run, about["gain"])
         return (gain.iloc[0], gain.iloc[-2:].mean() - gain.iloc[0]) if len(gain) else (np.nan, np.nan)
-    series, window = metric_of(run, about["role"], about["metric"]), DECLARED["phenomena"]["window"]
+    series, window = run.series(about["metric"], about["role"]), DECLARED["phenomena"]["window"]
     start, end = series.iloc[:window].mean(), series.iloc[-window:].mean()
     return start, end / start - 1 if about["metric"] == "length_mean" else end - start
 

@@ -7,6 +7,7 @@ effects, with cells - 1 degrees of freedom. All intervals are Student's t; `cove
 """
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ def coverage(observed: np.ndarray, draws: int = 20_000) -> pd.DataFrame:
     three seeds that differ in their true effect by 5 points, the t interval being over cells.
     """
     rng, noise, rows = np.random.default_rng(0), math.sqrt(2 * 0.25 / 512), []
-    for n, sd in [(n, sd) for n in (3, 5, 10) for sd in (0.02, 0.05, 0.2, None)]:
+    for n, sd in product((3, 5, 10), (0.02, 0.05, 0.2, None)):
         spread = (
             rng.normal(0, sd, (draws, n)) if sd else rng.choice(observed, (draws, n)) - rng.choice(observed, (draws, n))
         )
@@ -102,14 +103,8 @@ def coverage(observed: np.ndarray, draws: int = 20_000) -> pd.DataFrame:
         rows.append((f"{n} seeds", source, _covered(values), float(((low <= 0) & (high >= 0)).mean())))
     for cells in (3, 8, 12):
         means = rng.normal(0, 0.05, (draws, cells)) + rng.normal(0, 0.1, (draws, cells, 3)).mean(axis=2)
-        rows.append(
-            (
-                f"{cells} cells of 3 seeds, pooled",
-                "normal, SD 5 points of cells, 10 of seeds",
-                _covered(means),
-                math.nan,
-            )
-        )
+        source = "normal, SD 5 points of cells, 10 of seeds"
+        rows.append((f"{cells} cells of 3 seeds, pooled", source, _covered(means), math.nan))
     return pd.DataFrame(rows, columns=["units", "noise", "t", "bootstrap"])
 
 

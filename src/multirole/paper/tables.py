@@ -4,6 +4,7 @@ import json
 from functools import cache
 from itertools import product
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pandas as pd
 import yaml
@@ -11,10 +12,10 @@ import yaml
 from multirole.diagnostics.names import TASK_NAMES
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import is_tiny
-from multirole.paper import claims, factorial, setup_tables, signature_tables, skills, study_tables
-from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
+from multirole.paper import claims
+from multirole.paper.dynamics import FIRST_ITERATIONS
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
-from multirole.paper.results import Results
+from multirole.paper.results import Results, accuracies
 from multirole.paper.statistics import ALL, RULES, difference, split_half_peak, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import Table, number, pivoted
@@ -128,40 +129,16 @@ def ip_against_sp(results: Results) -> pd.DataFrame:
 
 def by_regime(results: Results) -> pd.DataFrame:
     """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
-    rows, places = [], {"base": lambda curve: curve.iloc[0], "peak": pd.Series.max, "end": lambda curve: curve.iloc[-1]}
+    rows = []
     for (name, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
         if runs := results.runs_of(workflow, policy, task, **changed):
             where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
-            rows.append(number("runs", len(runs), "count", **where))
-            for place, read in places.items():
-                found = t_interval([read(run.accuracy) for run in runs.values()])
-                rows.append(number(place, found, "accuracy", **where))
+            of = {place: accuracies(runs.values(), at) for place, at in (("base", "base"), ("end", "terminal"))}
+            of["peak"] = pd.Series(
+                {seed: run.accuracy.max() for seed, run in runs.items()}
+            )  # it may be the untrained one
+            rows += [number("runs", len(runs), "count", **where), *measured(of, ["base", "peak", "end"], **where)]
     return pd.DataFrame(rows)
-
-
-MEASURES = {
-    "comparison": comparison,
-    "by_regime": by_regime,
-    "checks": checks,
-    "ip_against_sp": ip_against_sp,
-    "dynamics": dynamics,
-    "signatures": signature_tables.panel_values,
-    "hyper_parameters": setup_tables.hyper_parameters,
-    "compute": setup_tables.compute,
-    "skills": skills.skills,
-    "trivial_twins": skills.trivial_twins,
-    "phenomena": skills.phenomena,
-    "matched_updates": study_tables.matched_updates,
-    "setup": study_tables.setup,
-    "factorial": factorial.of_arms,
-    "predictors": factorial.predictors,
-    "contrasts": factorial.contrasts,
-    "power": study_tables.power,
-    "coverage": study_tables.covered,
-    "judges": study_tables.judges,
-    "controls": study_tables.controls,
-    "inference": study_tables.inference,
-}
 
 
 def made_from(results: Results, study: Study, question: str) -> str:
@@ -177,9 +154,9 @@ def make(
     **options: object,
 ) -> Table:  # fmt: skip
     """Measure and draw one declared table; values that are texts are shown as they are."""
-    if measure == "signatures":
+    if measure == "signature_tables:panel_values":
         options["labels"] = DECLARED["signatures"]
-    values = MEASURES[measure](*(results, study) if study else (results,), **options)
+    values = resolve_name(f"multirole.paper.{measure}")(*(results, study) if study else (results,), **options)
     shown = pivoted(values) if "number" in values else values
     facts = sentences(results) | ({"made_from": made_from(results, study, question)} if study and question else {})
     return Table(name, title, caption.format(**facts), shown, values)
