@@ -177,7 +177,7 @@ def test_every_scale_of_the_configuration_is_a_grid():
 def test_the_study_is_one_of_the_default_grid():
     declared = yaml.safe_load((ROOT / "grid.yaml").read_text())
     grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
-    assert Study.of(grid, yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
+    assert Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
 
 
 @pytest.mark.parametrize("name", ["default", "slurm"])

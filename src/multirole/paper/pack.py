@@ -219,7 +219,7 @@ def _is_split(field: pa.Field) -> bool:
 
 
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
-    def thousandths(logprobs: pa.ChunkedArray) -> pa.ChunkedArray:
+    def thousandths(logprobs: pa.Array) -> pa.Array:
         scaled = pc.multiply(pc.round(pc.multiply(logprobs.cast(pa.float64()), 100)), 10)
         return pc.max_element_wise(scaled, -32760).cast(pa.int16())
 
@@ -243,17 +243,15 @@ def _with_text(table: pa.Table, text: pa.ChunkedArray) -> pa.Table:
 
 
 def _mapped(
-    table: pa.Table, logprobs: Callable[[pa.ChunkedArray], pa.ChunkedArray], types: dict[pa.DataType, pa.DataType]
+    table: pa.Table, logprobs: Callable[[pa.Array], pa.Array], types: dict[pa.DataType, pa.DataType]
 ) -> pa.Table:
     """Convert the values of log-prob columns, which are lists, and the types of others."""
     columns = {}
     for field in table.schema:
         column = table[field.name]
         if field.name.endswith("logprobs") and pa.types.is_list(field.type):
-            lengths = pc.fill_null(pc.list_value_length(column), 0).combine_chunks()
-            offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-            values = logprobs(pc.list_flatten(column)).combine_chunks()
-            column = pa.ListArray.from_arrays(offsets, values, mask=column.is_null().combine_chunks())
+            lists = column.combine_chunks()
+            column = pa.ListArray.from_arrays(lists.offsets, logprobs(lists.values), mask=lists.is_null())
         elif field.name not in EXACT:
             column = column.cast(types.get(field.type, field.type))
         columns[field.name] = column

@@ -53,11 +53,6 @@ class Study:
             )
         self.cells()  # raises what Cell refuses
 
-    @classmethod
-    def of(cls, grid: Grid, given: dict[str, object]) -> "Study":
-        """Make a study from the content of `study.yaml`."""
-        return cls(grid, **given)
-
     def cell(self, name: str, where: str, seed: int) -> Cell:
         """Make the variant of the grid's cell "workflow policy task"."""
         return self.grid.cell(*where.split(), seed, **self._own(name, where.split()[1]))
@@ -100,7 +95,7 @@ class Study:
     def read(cls, grid: Grid, folder: str | Path) -> "Study | None":
         """Read the study of a results folder `<results_dir>/<scale>`; None if none is recorded."""
         path = Path(folder) / "study.json"
-        return cls.of(grid, json.loads(path.read_text())) if path.is_file() else None
+        return cls(grid, **json.loads(path.read_text())) if path.is_file() else None
 
 
 def detailed(folder: str | Path) -> set[str] | None:

@@ -16,17 +16,7 @@ from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.results import Key, Results, Run, accuracies
 from multirole.paper.skills import MEASURES, gain_of
-from multirole.paper.statistics import (
-    ALL,
-    ALPHA,
-    RULES,
-    Interval,
-    corrected,
-    coverage,
-    difference,
-    seeds_needed,
-    t_interval,
-)  # fmt: skip
+from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, coverage, difference, seeds_needed, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import number
 
@@ -153,7 +143,7 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
 
 def power(results: Results, study: Study) -> pd.DataFrame:
     """The spread of what is compared, and the seeds that a paired t test needs to find effects of the declared sizes."""
-    compared: dict[tuple[str, str, str], Interval] = {}
+    compared = {}
     for x, place in SHOWN.items():
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
@@ -173,10 +163,8 @@ def power(results: Results, study: Study) -> pd.DataFrame:
     rows = []
     for (what, cell, place), found in compared.items():
         where = {"compared": what, "cell": cell, "at": place}
-        rows += [
-            number("runs", found.seeds, "count", **where),
-            number("SD (points)", 100 * found.sd, "tokens", **where),
-        ]
+        rows.append(number("runs", found.seeds, "count", **where))
+        rows.append(number("SD (points)", 100 * found.sd, "tokens", **where))
         for effect in RULES["effects"]:
             needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
             rows.append(number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where))
@@ -242,16 +230,11 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
     return chosen.reindex(sorted(answers["problem"].unique()), fill_value=False).astype(float)
 
 
-COUNTED = {"vote": ["completion_tokens"], "vote, prompts counted": ["prompt_tokens", "completion_tokens"]}
-
-
 def tokens_per_problem(seeds: list[pd.DataFrame]) -> dict[str, float]:
     """What is counted -> the tokens of all answers to a problem, mean over problems and seeds."""
-    sums = {
-        name: [one[columns].sum(axis=1).groupby(one["problem"]).sum().mean() for one in seeds]
-        for name, columns in COUNTED.items()
-    }
-    return {name: np.mean(of_seeds) for name, of_seeds in sums.items()}
+    spent = [one.groupby("problem")[["completion_tokens", "prompt_tokens"]].sum().mean() for one in seeds]
+    sampled, read = pd.concat(spent, axis=1).mean(axis=1)
+    return {"vote": sampled, "vote, prompts counted": sampled + read}
 
 
 def inference(results: Results, study: Study) -> pd.DataFrame:

@@ -39,11 +39,9 @@ def sentences(results: Results) -> dict[str, str]:
     over = "; ".join(f"{named_seeds(of)} of {TASK_NAMES[task]}" for task, of in there.items() if of)
     if all(of == seeds for of in there.values()) or not over:
         over = named_seeds(seeds)
-    counts = {
-        "runs": (results.grid.cells(), results.runs),
-        "evaluations": (results.grid.evaluations(), results.evaluations),
-    }
-    missing = [f"{len(asked) - len(done)} of {len(asked)} {what}" for what, (asked, done) in counts.items()]
+    asked = len(results.grid.cells()), len(results.grid.evaluations())
+    runs, evaluations = asked[0] - len(results.runs), asked[1] - len(results.evaluations)
+    missing = f"{runs} of {asked[0]} runs and {evaluations} of {asked[1]} evaluations"
     read = results.evaluated("own", "turns")
     facts = {
         "model": model,
@@ -52,7 +50,7 @@ def sentences(results: Results) -> dict[str, str]:
         "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
-        "finished": f"Not finished: {' and '.join(missing)}." if results.missing() else "All runs are finished.",
+        "finished": f"Not finished: {missing}." if runs or evaluations else "All runs are finished.",
         "cap": cell.max_response_tokens,
         "first": FIRST_ITERATIONS,
         "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
@@ -77,10 +75,8 @@ def measured(of: dict[str, pd.Series], columns: list[str], **where: str) -> list
     rows = []
     for column in columns:
         after, _, before = column.partition(" − ")
-        found, unit = (
-            (difference(of[after], of[before]), "difference") if before else (t_interval(of[after]), "accuracy")
-        )
-        rows.append(number(column, found, unit, **where))
+        found = difference(of[after], of[before]) if before else t_interval(of[after])
+        rows.append(number(column, found, "difference" if before else "accuracy", **where))
     return rows
 
 

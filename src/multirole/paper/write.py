@@ -159,8 +159,7 @@ def show(folder: str | Path, name: str) -> None:
     path = Path(folder) / f"{name}.md"
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{folder} holds no tables and figures yet. Run first: multirole paper {folder}")
+    if (image := path.with_suffix(".png")).exists():
+        display(Image(image))
     if path.exists():
-        image = path.with_suffix(".png")
-        display(
-            *([Image(image)] if image.exists() else []), Markdown(path.read_text(encoding="utf-8").removeprefix("# "))
-        )
+        display(Markdown(path.read_text(encoding="utf-8").removeprefix("# ")))
