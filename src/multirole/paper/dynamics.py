@@ -51,16 +51,11 @@ def weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
 
 def amplitudes(series: pd.DataFrame) -> dict[str, float]:
     """One role's amplitudes in one run, NaN where undefined; `series` is indexed by iteration."""
-    chi2 = series["chi2"]
-    first = chi2.abs().iloc[:FIRST_ITERATIONS].median()
-    over_first = {
-        name: series[name].max() / series[name].iloc[0] if series[name].iloc[0] else np.nan
-        for name in ("perplexity", "grad_norm")
-    }
+    chi2, others = series["chi2"], series[["perplexity", "grad_norm"]]
+    first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), others.max() / others.iloc[0].replace(0, np.nan)
     found = (
         chi2.max() / first if first >= ROUNDING else np.nan,
-        over_first["perplexity"],
-        over_first["grad_norm"],
+        *rises,
         chi2.idxmax() if chi2.max() >= ROUNDING else np.nan,
         chi2.max(),
         series["chi2_after"].max(),

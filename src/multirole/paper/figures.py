@@ -225,8 +225,7 @@ def _cliffs(results: Results, name: str, columns: dict[str, dict[int, Run]]) -> 
         panels["validation"].legend(ncols=2, loc="lower left")
         axes[0].legend(handles=handles, title=title, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=7)
     figure.align_ylabels()
-    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": LEAST}
-    return plate(results, name, figure, cliffs=CAPTIONS["cliffs"].format(**facts))
+    return plate(results, name, figure)
 
 
 def _draw_role(panels: dict[str, Axes], name: str, runs: list[pd.DataFrame]) -> Line2D:
@@ -265,11 +264,10 @@ def figure_of_skills(results: Results) -> Plate:
     for axes in grid[-1]:
         axes.set_xlabel("iteration")
     figure.supylabel("accuracy, and gain over the trivial role", fontsize=8)
-    lines = [
-        Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}")
-        for task in results.grid.tasks
-        for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task]))
-    ]
+    lines = []
+    for task in results.grid.tasks:
+        for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task])):
+            lines.append(Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}"))
     _legend(figure, lines)
     return plate(results, "skills", figure)
 
@@ -446,8 +444,9 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
 def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
     """Add a figure's caption; the layout is made now, while the style is in force."""
     figure.draw_without_rendering()
-    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "first": dynamics.FIRST_ITERATIONS} | facts
-    return Plate(name or caption, figure, CAPTIONS[caption].format(**facts))
+    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": LEAST} | facts
+    cliffs = CAPTIONS["cliffs"].format(**facts)
+    return Plate(name or caption, figure, CAPTIONS[caption].format(cliffs=cliffs, **facts))
 
 
 def validation(runs: dict[int, Run]) -> pd.DataFrame:
@@ -467,10 +466,8 @@ def _level(axes: Axes, found: pd.Series, ls: str = ":") -> None:
 
 
 def _policies(**look: object) -> list[Line2D]:
-    return [
-        Line2D([], [], color=POLICY_COLOURS[p], label=POLICY_NAMES[p], **{"ls": POLICY_STYLES[p]} | look)
-        for p in POLICIES
-    ]
+    looks = {policy: {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]} | look for policy in POLICIES}
+    return [Line2D([], [], label=POLICY_NAMES[policy], **own) for policy, own in looks.items()]
 
 
 def _legend(figure: Figure, handles: list) -> None:
