@@ -18,10 +18,10 @@ from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_N
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
 from multirole.paper import figures as drawing
-from multirole.paper.claims import regimes_of
+from multirole.paper.claims import REGIMES
+from multirole.paper.dynamics import extremes, matched, over_first, smoothed, typical
 from multirole.paper.figures import accuracy_by_regime, figure_2, figure_of_regimes, figures
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.measures import accuracy, amplitudes, base, matched, over_first, smoothed, typical
 from multirole.paper.results import Key, Results
 from multirole.paper.write import STYLE, Plate, write_figure
 
@@ -52,6 +52,10 @@ def plates(finished) -> dict[str, Plate]:
 @pytest.fixture(scope="module")
 def plates_of_one_seed(unfinished) -> dict[str, Plate]:
     return {plate.name: plate for plate in figures(unfinished)}
+
+
+def gain(results: Results, workflow: str, policy: str, task: str) -> pd.Series:
+    return results.accuracy(workflow, policy, task, "best") - results.accuracy(workflow, policy, task, "base")
 
 
 def table_of(results: Results, name: str, key: Key) -> pd.DataFrame:
@@ -85,17 +89,14 @@ def test_gains_are_peak_minus_base_of_the_validation_tables(finished):
     for seed in (0, 1, 2):
         curve = table_of(finished, "eval", Key("voting", "sp", "code", seed)).groupby("step")["correct"].mean()
         gains[seed], bases[seed] = curve[curve.index > 0].max() - curve[0], curve[0]
-    found = accuracy(finished, "voting", "sp", "code", "best", since="base")
-    assert found.by_seed == pytest.approx(gains)
-    assert found.interval.mean == pytest.approx(np.mean(list(gains.values())))
-    assert found.interval.seeds == 3
-    assert base(finished, "voting", "code") == pytest.approx(np.mean(list(bases.values())))
+    assert gain(finished, "voting", "sp", "code").to_dict() == pytest.approx(gains)
+    assert finished.base("voting", "code").to_dict() == pytest.approx(bases)
 
 
 def test_figure_2_draws_a_bar_per_finished_cell(finished, plates):
     bars = [bar.get_height() for bar in plates["figure_2"].figure.axes[0].patches]
     cells = [(workflow, policy) for workflow in WORKFLOWS for policy in POLICIES]
-    means = [accuracy(finished, *cell, "math", "best", since="base").interval.mean for cell in cells]
+    means = [gain(finished, *cell, "math").mean() for cell in cells]
     assert bars == pytest.approx(means)
 
 
@@ -106,10 +107,8 @@ def test_matched_cells_are_compared_in_the_seeds_that_both_have(grid_results, fi
     for seed in (0, 2):
         curve = table_of(finished, "eval", Key("voting", "ip", "math", seed)).groupby("step")["correct"].mean()
         at_the_end[seed] = curve.iloc[-1]
-    ip = accuracy(uneven, "voting", "ip", "math", "terminal", seeds=[0, 2])
-    assert ip.by_seed == pytest.approx(at_the_end)
-    assert ip.interval.mean == pytest.approx(np.mean(list(at_the_end.values())))
-    table = amplitudes(uneven)
+    assert uneven.accuracy("voting", "ip", "math", "terminal")[[0, 2]].to_dict() == pytest.approx(at_the_end)
+    table = extremes(uneven)
     mine = table[(table["workflow"] == "voting") & (table["task"] == "math")]
     assert sorted(zip(mine["policy"], mine["seed"], strict=True)) == [("ip", 0), ("ip", 2), ("sp", 0), ("sp", 2)]
 
@@ -119,7 +118,7 @@ def test_figure_3_puts_sp_on_x_and_ip_on_y(finished, plates):
     clouds = [c.get_offsets().data for c in panel.collections if isinstance(c, PathCollection)]
     means = [cloud[0].tolist() for cloud in clouds if len(cloud) == 1]  # the other clouds are seeds
     expected = [
-        [accuracy(finished, workflow, policy, task, "terminal").interval.mean for policy in ("sp", "ip")]
+        [finished.accuracy(workflow, policy, task, "terminal").mean() for policy in ("sp", "ip")]
         for workflow, task in matched(finished)
     ]
     assert np.array(means) == pytest.approx(np.array(expected))
@@ -138,8 +137,8 @@ def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
     assert not [name for name in plates if name.startswith("regimes")], (
         "the fixture has one regime, which Figure 4 shows"
     )
-    paper, empty = (regimes_of(finished)[name] for name in ("paper", "stress"))
-    monkeypatch.setattr(drawing, "regimes_of", lambda _: {"paper": paper, "stress": empty, "again": paper})
+    paper, empty = REGIMES["paper"], REGIMES["stress"]
+    monkeypatch.setattr(drawing, "REGIMES", {"paper": paper, "stress": empty, "again": paper})
     figure = figure_of_regimes(finished, "math", accuracy_by_regime(finished, "math")).figure
     assert len(figure.axes) == 2 * 4  # paper and again; the single agent and three workflows
     voting = figure.axes[4 + 2]
@@ -157,7 +156,7 @@ def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
     for _, rows in roles.groupby("iteration"):
         pooled.append(np.average(rows["chi2"], weights=rows["tokens"]))
         entropies.append(np.average(rows["entropy"], weights=rows["tokens"]))
-    table = amplitudes(finished)
+    table = extremes(finished)
     row = table[(table[list(Key._fields)] == list(key)).all(axis=1)].iloc[0]
     assert row["chi2_role"] == pytest.approx(roles["chi2"].max())
     assert row["chi2"] == pytest.approx(max(pooled) if policy == "sp" else roles["chi2"].max())
@@ -167,7 +166,7 @@ def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
 
 
 def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):
-    table, panel = amplitudes(finished), plates["figure_5"].figure.axes[2]
+    table, panel = extremes(finished), plates["figure_5"].figure.axes[2]
     drawn = [y for cloud in panel.collections for _, y in cloud.get_offsets().data]
     assert sorted(drawn) == pytest.approx(sorted(table["grad_norm"])) and len(drawn) == 36
 

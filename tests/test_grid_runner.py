@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import folder_of
 from multirole.experiment.presets import SCALES
 from multirole.paper.grid import Grid
@@ -102,7 +103,11 @@ def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(chec
 def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
     """Neither edits nor times run anything again."""
     everything = folders(checkout)
-    missing = next(folder for folder, what in everything.items() if what == GRID.transfer("voting", "math", 3))
+    missing = next(
+        folder
+        for folder, what in everything.items()
+        if what == Evaluation(GRID.cell("voting", "sp", "math", 3), "transfer")
+    )
     for age, folder in enumerate(everything):
         if folder != missing:
             stamp = 1e9 - age  # a trained cell is newer than the evaluations of it
@@ -172,7 +177,7 @@ def test_every_scale_of_the_configuration_is_a_grid():
 def test_the_study_is_one_of_the_default_grid():
     declared = yaml.safe_load((ROOT / "grid.yaml").read_text())
     grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
-    assert Study.of(grid, yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
+    assert Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
 
 
 @pytest.mark.parametrize("name", ["default", "slurm"])

@@ -299,6 +299,10 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
         make_run(results / name, accuracy=(0.5, 1.0))
     digest = hashlib.sha256((results / "a&b" / "config.json").read_bytes()).hexdigest()
     (results / "a&b" / "DONE").write_text(json.dumps({"config.json": digest}))
+    evaluation = results / "evaluations" / "own" / "a&b"  # has no page of its own
+    evaluation.mkdir(parents=True)
+    (evaluation / "config.json").write_text(json.dumps({"adapters": "own", "cell": {"policy": {}}}))
+    (evaluation / "DONE").write_text("{}")
     assert inspect([str(tmp_path / "results")]) == 0
     page = results / "a&b" / "inspector.html"
     assert read(page)[1]["index"] == "../../inspector.html" and not (results / "unfinished" / "inspector.html").exists()

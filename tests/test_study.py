@@ -21,7 +21,6 @@ from multirole.paper.claims import DECLARED as CLAIMS
 from multirole.paper.factorial import Arm, arms, contrasts, is_unstable, of_arms, predictors
 from multirole.paper.figures import figures_of_study
 from multirole.paper.grid import Grid
-from multirole.paper.measures import accuracy
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, Run, key_of
 from multirole.paper.statistics import Interval
@@ -77,7 +76,7 @@ def results(grid_results, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results") / grid_results.name
     shutil.copytree(grid_results, folder)
     results = Results(folder)
-    for cell in Study.of(results.grid, GIVEN).cells():
+    for cell in Study(results.grid, **GIVEN).cells():
         twin = folder_of(cell, folder.parent)
         shutil.copytree(folder_of(results.grid.cell(*key_of(cell)), folder.parent), twin)
         write_text(twin / "config.json", json.dumps(cell.to_dict()))
@@ -118,7 +117,7 @@ def arm_results(monkeypatch) -> Results:
 
 
 def test_the_arms_of_the_factorial_by_hand(arm_results):
-    study = Study.of(arm_results.grid, FACTORIAL)
+    study = Study(arm_results.grid, **FACTORIAL)
     found = {arm: is_unstable(seeds) for arm, seeds in arms(arm_results, study).items()}
     assert len(found) == 5 and Arm(1, 64, 1.0) in found  # with the grid's own run
     assert {arm[:2] for arm, is_bad in found.items() if is_bad} == FALLING
@@ -140,7 +139,7 @@ def test_the_arms_of_the_factorial_by_hand(arm_results):
 
 
 def test_without_an_arm_of_its_own_there_is_no_factorial(arm_results, monkeypatch):
-    study, find = Study.of(arm_results.grid, FACTORIAL), Results.find
+    study, find = Study(arm_results.grid, **FACTORIAL), Results.find
     usual = {arm_results.grid.cell("single", "sp", "math", seed).id for seed in range(3)}
     monkeypatch.setattr(Results, "find", lambda self, cell: find(self, cell) if cell.id in usual else None)
     assert arms(arm_results, study) == {}
@@ -148,7 +147,7 @@ def test_without_an_arm_of_its_own_there_is_no_factorial(arm_results, monkeypatc
 
 
 def test_the_factorial_is_drawn_of_the_arms_that_are_there(arm_results):
-    study = Study.of(arm_results.grid, FACTORIAL)
+    study = Study(arm_results.grid, **FACTORIAL)
     values = of_arms(arm_results, study).set_index(["steps", "rows", "rate", "number"])["value"]
     assert values[4, 16, "0.25", "runs"] == 2 and values[4, 16, "1", "falls"] == 3
     assert values[4, 16, "1", "steps per iteration"] == 2 and values[4, 16, "1", "end"] == pytest.approx(0.25)
@@ -161,7 +160,7 @@ def test_the_factorial_is_drawn_of_the_arms_that_are_there(arm_results):
 
 @pytest.fixture(scope="module")
 def study(results):
-    return Study.of(results.grid, GIVEN)
+    return Study(results.grid, **GIVEN)
 
 
 def ends(results, policy):
@@ -199,7 +198,7 @@ def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
         "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
         "arm": {"question": "judges", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
     }}  # fmt: skip
-    study = Study.of(results.grid, given)
+    study = Study(results.grid, **given)
     assert [(name, cell.seed) for name, _, cell in study.runs("judges")] == [
         ("control", 0), ("control", 1), ("arm", 1), ("arm", 7),
     ]  # fmt: skip
@@ -214,16 +213,13 @@ def test_controls_count_what_was_spent(results, study):
         "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
         "the same": {"question": "controls", "parameters": {"n_episodes": 8}, "cells": ["single sp math"]},
     }}  # fmt: skip
-    values = controls(results, Study.of(results.grid, given)).set_index(["run", "number"])["value"]
+    values = controls(results, Study(results.grid, **given)).set_index(["run", "number"])["value"]
     cell = results.grid.cell("voting", "sp", "math", 0)
     steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
     assert values["Voting-SP", "optimizer steps"] == len(steps)
     assert "Single agent, more" not in values  # not trained here
-    peaks = {
-        key: accuracy(results, *key, "math", "best", seeds=(0, 1)).interval.mean
-        for key in (("voting", "sp"), ("single", "sp"))
-    }
-    assert values["Voting-SP", "peak − the same"] == pytest.approx(peaks["voting", "sp"] - peaks["single", "sp"])
+    peaks = {name: results.accuracy(name, "sp", "math", "best")[[0, 1]].mean() for name in ("voting", "single")}
+    assert values["Voting-SP", "peak − the same"] == pytest.approx(peaks["voting"] - peaks["single"])
     assert not len(controls(results, study))  # asked of no task
 
 
@@ -269,7 +265,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
 
 def test_the_shipped_study_changes_what_it_says_and_nothing_else():
     grid = Grid.read(ROOT / "results/tiny-r")
-    study = Study.of(grid, yaml.safe_load((ROOT / "study.yaml").read_text()))
+    study = Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text()))
     for name, where, cell in study.runs():
         usual, parameters = grid.cell(*where.split(), cell.seed), dict(study.variants[name].parameters)
         if where.split()[1] == "sp":
@@ -295,7 +291,7 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 )
 def test_bad_studies_are_refused(results, change, said):
     with pytest.raises(ValueError, match=said):
-        Study.of(results.grid, GIVEN | change)
+        Study(results.grid, **GIVEN | change)
 
 
 def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_all_roles(results, study):

@@ -389,11 +389,11 @@ def test_t_intervals_cover_what_they_say():
 
 
 def test_differences_are_paired_by_seed():
-    before, after = np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])
+    before, after = pd.Series({0: 0.5, 1: 1.0, 2: 0.9}), pd.Series({1: 1.0, 0: 1.0, 3: 0.1})
     found = statistics.difference(after, before)
     assert (found.mean, found.seeds) == (0.25, 2) and found.sd == pytest.approx(0.5 / 2**0.5)
-    with pytest.raises(ValueError, match="same seeds"):
-        statistics.difference(after, before[:1])
+    nothing = statistics.difference(after, before[[2]])
+    assert isnan(nothing.mean) and nothing.seeds == 0
 
 
 def test_only_accuracies_can_be_equivalent():

@@ -131,7 +131,8 @@ def index_row(folder: Path, page: Path, index: Path) -> dict[str, Any]:
 
 def inspect_all(results_dir: Path) -> list[Path]:
     """The pages of all finished runs below a folder, then an index that links to them; ValueError where there is none."""
-    runs = [config.parent for config in sorted(results_dir.rglob("config.json")) if (config.parent / "DONE").exists()]
+    folders = [done.parent for done in sorted(results_dir.rglob("DONE")) if (done.parent / "config.json").exists()]
+    runs = [folder for folder in folders if "policy" in reader.read_config(folder)]  # evaluations have their cell's
     if not runs:
         raise ValueError(
             f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "

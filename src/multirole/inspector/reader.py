@@ -194,7 +194,5 @@ def curves(folder: str | Path, group: str | None = None) -> Iterator[tuple[Panel
             table = table[table["slot_pairs"] > 0]  # elsewhere nothing was compared
         table = table.assign(role=table.get("role", ""))
         values = table.pivot_table(panel.column, "iteration", "role", "last", sort=False)
-        if values.size and (
-            panel.group != "signatures" or values.to_numpy().any()
-        ):  # workflows ask for some forms only
+        if values.size and (panel.group != "signatures" or values.any(axis=None)):  # workflows ask for some forms only
             yield panel, {role: values[role] for role in values}

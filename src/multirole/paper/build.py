@@ -39,11 +39,4 @@ def build(folder: str | Path) -> Results:
 def publish(folder: Path) -> Path:
     """Write the page beside a scale whose `page.yaml` says what to show, and pages of the runs that it names."""
     with TemporaryDirectory() as aside:
-
-        def unpacked(run: str) -> Path:
-            target, skills = pack.unpack(folder, run, aside), pack.read(folder, "skills", [run])
-            if len(skills):  # of an older run they were graded after it
-                skills.drop(columns="run").to_parquet(target / "skills.parquet")
-            return target
-
-        return landing_page(folder, unpacked, folder.parents[1] / "README.md")
+        return landing_page(folder, lambda run: pack.unpack(folder, run, aside), folder.parents[1] / "README.md")

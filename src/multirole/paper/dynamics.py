@@ -1,4 +1,4 @@
-"""How far chi2, perplexity and the gradient norm of each role rise above where they began (Table 2)."""
+"""How training runs: curves by iteration, and how far each role's chi2, perplexity and gradient norm rise (Table 2, Figures 3 to 6)."""
 
 from itertools import product
 
@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Key, Results
+from multirole.paper.results import Results, Run
 from multirole.paper.write import spread
 
 FIRST_ITERATIONS = 5
+SMOOTHED = 5  # iterations
 ROUNDING = 1e-6
 """A chi2 below this is rounding of the engine: a role that takes one step per iteration is measured before the step moves it."""
 POOLED = "all roles (shared)"
@@ -25,24 +26,24 @@ AMPLITUDES = {
 """Number -> unit: the four of the paper, then ours."""
 
 
-def role_series(results: Results, key: Key) -> dict[str, pd.DataFrame]:
+def role_series(run: Run) -> dict[str, pd.DataFrame]:
     """Map each role of a run to its rows by iteration, with chi2, perplexity, grad_norm, chi2_after and optimizer_steps.
 
     A shared adapter has one entry for all of its roles first, then each role's own part in it.
     """
-    roles, ledger = (results.run(key).table(name) for name in ("roles", "ledger"))
+    roles, ledger = run.table("roles"), run.table("ledger")
     by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
-    of_roles = {role: by_role[role] for role in results.grid.cell(*key).policy if role in by_role}
-    if key.policy == "ip" or len(of_roles) == 1:
+    of_roles = {role: by_role[role] for role in run.cell.policy if role in by_role}
+    if run.cell.policy_name == "ip" or len(of_roles) == 1:
         return of_roles
     steps = ledger.groupby("iteration")["grad_norm"]
     means = {"chi2": "tokens", "perplexity": "rows", "chi2_after": "tokens"}
-    pooled = {name: _weighted(roles, name, weight) for name, weight in means.items()}
+    pooled = {name: weighted(roles, name, weight) for name, weight in means.items()}
     pooled |= {"grad_norm": steps.mean(), "optimizer_steps": steps.size()}
     return {POOLED: pd.DataFrame(pooled)} | {f"{role}'s part": rows for role, rows in of_roles.items()}
 
 
-def _weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
+def weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
     """The mean over roles in each iteration."""
     products = (roles[name] * roles[weight]).groupby(roles["iteration"]).sum(min_count=1)
     return products / roles.groupby("iteration")[weight].sum()
@@ -50,16 +51,11 @@ def _weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
 
 def amplitudes(series: pd.DataFrame) -> dict[str, float]:
     """One role's amplitudes in one run, NaN where undefined; `series` is indexed by iteration."""
-    chi2 = series["chi2"]
-    first = chi2.abs().iloc[:FIRST_ITERATIONS].median()
-    over_first = {
-        name: series[name].max() / series[name].iloc[0] if series[name].iloc[0] else np.nan
-        for name in ("perplexity", "grad_norm")
-    }
+    chi2, others = series["chi2"], series[["perplexity", "grad_norm"]]
+    first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), others.max() / others.iloc[0].replace(0, np.nan)
     found = (
         chi2.max() / first if first >= ROUNDING else np.nan,
-        over_first["perplexity"],
-        over_first["grad_norm"],
+        *rises,
         chi2.idxmax() if chi2.max() >= ROUNDING else np.nan,
         chi2.max(),
         series["chi2_after"].max(),
@@ -70,17 +66,63 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
 
 def dynamics(results: Results) -> pd.DataFrame:
     """The median and the range over seeds of every role's amplitudes; the paper's cliff cells come first."""
-    named = [("math", "voting"), ("math", "orch_workers")]
-    tasks = results.grid.tasks
-    cells = [(t, w, p) for t, w in dict.fromkeys([*named, *product(tasks, WORKFLOWS)]) for p in POLICIES]
+    cliffs, lines = [("math", "voting"), ("math", "orch_workers")], product(results.grid.tasks, (*WORKFLOWS, "single"))
+    ordered = sorted(dict.fromkeys([*cliffs, *lines]), key=lambda line: line[1] == "single")
     rows = []
-    for task, workflow, policy in [*cells, *((t, "single", "sp") for t in tasks)]:
+    for (task, workflow), policy in product(ordered, POLICIES):
         found: dict[str, list[dict]] = {}
-        for seed in results.runs_of(workflow, policy, task):
-            for role, series in role_series(results, Key(workflow, policy, task, seed)).items():
+        for run in results.runs_of(workflow, policy, task).values():
+            for role, series in role_series(run).items():
                 found.setdefault(role, []).append(amplitudes(series))
         for role, runs in found.items():
             about = {"task": task, "workflow": workflow, "policy": policy, "role": role}
             for name, unit in AMPLITUDES.items():
                 rows.append(about | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median"))
     return pd.DataFrame(rows)
+
+
+def matched(results: Results) -> dict[tuple[str, str], list[int]]:
+    """(workflow, task) -> the seeds with a run under both policies, where there are any."""
+    found = {}
+    for task, workflow in product(results.grid.tasks, WORKFLOWS):
+        ip, sp = (results.runs_of(workflow, policy, task) for policy in POLICIES)
+        found[workflow, task] = [seed for seed in ip if seed in sp]
+    return {cell: seeds for cell, seeds in found.items() if seeds}
+
+
+def extremes(results: Results) -> pd.DataFrame:
+    """One row per run of a matched cell and seed: its extremes over the iterations.
+
+    `chi2` and `chi2_after` are of the role with the largest one under IP, and of all tokens of the shared adapter under
+    SP, much as the released code logs them; `chi2_role` and `chi2_after_role` of the role with the largest under both.
+    `grad_norm` is of single optimizer steps of an adapter, `entropy` (per token, of all roles) the initial value minus the least.
+    """
+    rows = []
+    for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
+        for seed in seeds:
+            run = results.runs_of(workflow, policy, task)[seed]
+            series, entropy = role_series(run), weighted(run.table("roles"), "entropy", "tokens")
+            row: dict[str, object] = {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
+            for name in ("chi2", "chi2_after"):
+                row[f"{name}_role"] = max(part[name].max() for role, part in series.items() if role != POOLED)
+                row[name] = series[POOLED][name].max() if POOLED in series else row[f"{name}_role"]
+            row["grad_norm"] = run.table("ledger")["grad_norm"].max()
+            row["entropy"] = entropy.iloc[0] - entropy.min()
+            rows.append(row)
+    names = ("chi2_role", "chi2", "chi2_after_role", "chi2_after", "grad_norm", "entropy")
+    return pd.DataFrame(rows, columns=["workflow", "policy", "task", "seed", *names])
+
+
+def smoothed(curves: pd.DataFrame) -> pd.DataFrame:
+    """Centred mean over `SMOOTHED` iterations, over fewer at the ends."""
+    return curves.rolling(SMOOTHED, center=True, min_periods=1).mean()
+
+
+def typical(curves: pd.DataFrame) -> pd.Series:
+    """Median over seeds, then over `SMOOTHED` iterations: a single large value does not show in it."""
+    return curves.median(axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
+
+
+def over_first(series: pd.Series) -> pd.Series:
+    """A positive series over its first value, the median of the first iterations: a single one is noisy."""
+    return series / series.iloc[:FIRST_ITERATIONS].median()

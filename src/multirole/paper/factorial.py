@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from multirole.paper.claims import DECLARED
-from multirole.paper.results import Results, Run, outcomes
-from multirole.paper.statistics import difference, over_seeds, t_interval
+from multirole.paper.results import Results, Run, accuracies
+from multirole.paper.statistics import difference, t_interval
 from multirole.paper.study import Study
 from multirole.paper.study_tables import SHOWN, twins
 from multirole.paper.write import number
@@ -63,15 +63,15 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
     """What becomes of the single agent in every arm."""
     rows = []
     for arm, by_seed in arms(results, study).items():
-        where = dict(zip(("steps", "rows", "rate"), (arm.steps, arm.rows, f"{arm.rate:g}"), strict=True))
+        where = arm._asdict() | {"rate": f"{arm.rate:g}"}
         runs, unstable = runs_of(by_seed), is_unstable(by_seed)
         steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
         rows += [
             number("runs", len(runs), "count", **where),
             number("falls", sum(run.falls for run in runs), "count", **where),
-            number("unstable", np.nan if unstable is None else float(unstable), "missing" if unstable is None else "count", **where),
-            *(number(place, over_seeds(outcomes(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
+            number("unstable", np.nan if unstable is None else float(unstable), "count", **where),
+            *(number(place, t_interval(accuracies(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
             number("steps per iteration", steps, "tokens", **where),
             number("largest chi2, median", chi2, "ratio", **where),
         ]  # fmt: skip
@@ -89,7 +89,7 @@ def predictors(results: Results, study: Study) -> pd.DataFrame:
         errors = [int(((quantity >= limit) != known["unstable"]).sum()) for limit in limits]
         limit, where = limits[int(np.argmin(errors))], {"quantity": name}
         rows += [
-            number("threshold", *((limit, "ratio") if limit < np.inf else (np.nan, "missing")), **where),
+            number("threshold", limit if limit < np.inf else np.nan, "ratio", **where),
             number("arms misjudged", min(errors), "count", **where),
             number("unstable arms", known["unstable"].sum(), "count", **where),
             number("arms", len(known), "count", **where),
@@ -121,7 +121,7 @@ def _contrast(name: str, pairs: list[list[list[Run]]]) -> list[dict]:
     rows += [number(f"falls {when}", sum(one[i] for one in falls), "count", **where) for i, when in enumerate(("before", "after"))]  # fmt: skip
     rows.append(number("pairs with more falls", sum(after > before for before, after in falls), "count", **where))
     for x, place in SHOWN.items():
-        apart = [difference(outcomes(changed, x), outcomes(usual, x)) for usual, changed in pairs]
+        apart = [difference(accuracies(changed, x), accuracies(usual, x)) for usual, changed in pairs]
         one = apart[0] if len(apart) == 1 else t_interval([each.mean for each in apart])
         rows.append(number(f"change at the {place}", one, "difference", **where))
     return rows

@@ -1,6 +1,6 @@
 """The figures of the paper and of a study, from a results folder; runs that are not finished are left out.
 
-`measures` makes the numbers, `figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
+`figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
 """
 
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ import pandas as pd
 import seaborn as sns
 import yaml
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
@@ -31,12 +32,10 @@ from multirole.diagnostics.names import (
     WORKFLOW_NAMES,
     cell_name,
 )
-from multirole.paper import factorial, measures, skills
-from multirole.paper.claims import metric_of, regimes_of
-from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
-from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.measures import accuracy, matched
-from multirole.paper.results import Key, Results
+from multirole.paper import dynamics, factorial, skills
+from multirole.paper.claims import REGIMES
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
+from multirole.paper.results import Results, Run
 from multirole.paper.statistics import t_interval
 from multirole.paper.study import Study
 from multirole.paper.study_tables import twins
@@ -86,23 +85,24 @@ def figure_2(results: Results) -> Plate:
     tasks = results.grid.tasks
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     for task, axes in zip(tasks, panels, strict=True):
-        single = accuracy(results, "single", "sp", task, "best")
+        single = results.accuracy("single", "sp", task, "best")
         for x, workflow in enumerate(WORKFLOWS):
             for policy in POLICIES:
-                if (gain := accuracy(results, workflow, policy, task, "best", since="base")) is None:
+                cell = workflow, policy, task
+                gain = results.accuracy(*cell, "best") - results.accuracy(*cell, "base")
+                if gain.empty:
                     continue
-                at, colour, (mean, low, high) = x + ASIDE[policy], POLICY_COLOURS[policy], gain.interval[:3]
+                at, colour, (mean, low, high) = x + ASIDE[policy], POLICY_COLOURS[policy], t_interval(gain)[:3]
                 axes.bar(at, mean, 0.34, color=colour, alpha=0.85, zorder=2)
                 axes.errorbar(at, mean, [[mean - low], [high - mean]], color="0.15", capsize=3, lw=1.1, zorder=4)
-                axes.scatter(
-                    [at + 0.09] * len(gain.by_seed), gain.by_seed.values(), 12, color="white", ec=colour, zorder=3
-                )
-            if single and (untrained := measures.base(results, workflow, task)) is not None:
-                axes.hlines(single.interval.mean - untrained, x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
+                axes.scatter([at + 0.09] * len(gain), gain, 12, color="white", ec=colour, zorder=3)
+            untrained = results.base(workflow, task)
+            if len(single) and len(untrained):
+                axes.hlines(single.mean() - untrained.mean(), x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
         axes.axhline(0, color="0.35", lw=0.8)
         axes.set_xticks(range(len(WORKFLOWS)), [WORKFLOW_NAMES[w] for w in WORKFLOWS])
         axes.set_title(TASK_NAMES[task])
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
+        _in_percent(axes.yaxis, symbol="")
     panels[0].set_ylabel("peak minus base (points)")
     _legend(figure, [*_policies(lw=6, ls="-"), Line2D([], [], ls=":", **REFERENCE, label="SA-RL's peak minus base")])
     return plate(results, "figure_2", figure)
@@ -112,35 +112,23 @@ def figure_3(results: Results) -> Plate:
     """Accuracy under IP against accuracy under SP, at the peak and at the end."""
     figure = Figure(figsize=(6.4, 3.7), layout="constrained")
     for (at, title), axes in zip((("best", "peak"), ("terminal", "end")), figure.subplots(1, 2), strict=True):
-        for (workflow, task), seeds in matched(results).items():
-            sp, ip = (accuracy(results, workflow, policy, task, at, seeds=seeds) for policy in ("sp", "ip"))
+        for (workflow, task), seeds in dynamics.matched(results).items():
+            sp, ip = (results.accuracy(workflow, policy, task, at)[seeds] for policy in ("sp", "ip"))
             look = {"marker": WORKFLOW_MARKERS[workflow], "color": TASK_COLOURS[task], "edgecolor": "0.15"}
-            (x, *across), (y, *up) = sp.interval[:3], ip.interval[:3]
-            axes.errorbar(
-                x, y, [[y - up[0]], [up[1] - y]], [[x - across[0]], [across[1] - x]], color="0.5", lw=1, zorder=2
-            )
+            (x, left, right), (y, below, above) = t_interval(sp)[:3], t_interval(ip)[:3]
+            errors = [[y - below], [above - y]], [[x - left], [right - x]]
+            axes.errorbar(x, y, *errors, color="0.5", lw=1, zorder=2)
             axes.scatter(x, y, 45, **look, zorder=4)
-            axes.scatter(sp.by_seed.values(), ip.by_seed.values(), 12, **look, lw=0.5, alpha=0.4, zorder=3)
-        low, high = (
-            max(0, min(axes.get_xlim()[0], axes.get_ylim()[0])),
-            min(1.02, max(axes.get_xlim()[1], axes.get_ylim()[1])),
-        )
+            axes.scatter(sp, ip, 12, **look, lw=0.5, alpha=0.4, zorder=3)
+        lows, highs = zip(axes.get_xlim(), axes.get_ylim(), strict=True)
+        low, high = max(0, min(lows)), min(1.02, max(highs))
         axes.plot([low, high], [low, high], color="0.35", lw=0.8, ls="--", zorder=1)
         axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel=f"SP, {title}", ylabel=f"IP, {title}")
         axes.set_title("above the diagonal: IP higher")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    mark = {"ls": "", "mec": "0.15"}
-    shapes = [
-        Line2D([], [], marker=WORKFLOW_MARKERS[w], mfc="white", label=WORKFLOW_NAMES[w], **mark) for w in WORKFLOWS
-    ]
-    _legend(
-        figure,
-        [
-            *shapes,
-            *(Line2D([], [], marker="D", mfc=TASK_COLOURS[t], label=TASK_NAMES[t], **mark) for t in results.grid.tasks),
-        ],
-    )
+        _in_percent(axes.xaxis, axes.yaxis)
+    marks = [(WORKFLOW_MARKERS[workflow], "white", WORKFLOW_NAMES[workflow]) for workflow in WORKFLOWS]
+    marks += [("D", TASK_COLOURS[task], TASK_NAMES[task]) for task in results.grid.tasks]
+    _legend(figure, [Line2D([], [], ls="", marker=m, mfc=c, mec="0.15", label=name) for m, c, name in marks])
     return plate(results, "figure_3", figure)
 
 
@@ -148,30 +136,24 @@ def figure_4(results: Results, task: str) -> Plate:
     """Training success rate and validation accuracy over the run, a column per workflow."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     grid = figure.subplots(2, len(WORKFLOWS), sharex=True, sharey="row")
-    single = accuracy(results, "single", "sp", task, "best")
     for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
         for policy, colour in POLICY_COLOURS.items():
-            raw, points = (
-                measures.training(results, workflow, policy, task),
-                measures.validation(results, workflow, policy, task),
-            )
-            if points.size:
-                above.plot(raw, color=colour, lw=0.5, alpha=0.3)
-                for axes, curves in ((above, measures.smoothed(raw)), (below, points)):
-                    look = {"color": colour, "ls": POLICY_STYLES[policy], "lw": 1.5, "zorder": 3}
-                    axes.plot(curves.mean(axis=1), marker="." if axes is below else "", **look)
-                    axes.fill_between(
-                        curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.15, lw=0
-                    )
-        if (untrained := measures.base(results, workflow, task)) is not None:
-            below.axhline(untrained, ls="--", **REFERENCE)
-        if single:
-            below.axhline(single.interval.mean, ls=":", **REFERENCE)
+            if not (runs := results.runs_of(workflow, policy, task)):
+                continue
+            raw = pd.DataFrame({seed: run.series("accuracy") for seed, run in runs.items()})
+            above.plot(raw, color=colour, lw=0.5, alpha=0.3)
+            for axes, curves in ((above, dynamics.smoothed(raw)), (below, validation(runs))):
+                look = {"color": colour, "ls": POLICY_STYLES[policy], "lw": 1.5, "zorder": 3}
+                axes.plot(curves.mean(axis=1), marker="." if axes is below else "", **look)
+                band = curves.min(axis=1), curves.max(axis=1)
+                axes.fill_between(curves.index, *band, color=colour, alpha=0.15, lw=0)
+        _level(below, results.base(workflow, task), "--")
+        _level(below, results.accuracy("single", "sp", task, "best"))
         above.set_title(WORKFLOW_NAMES[workflow])
         below.set_xlabel("iteration")
     for axes, name in zip(grid[:, 0], ("training success", "validation accuracy"), strict=True):
         axes.set_ylabel(name)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _in_percent(axes.yaxis)
     lines = [Line2D([], [], ls=ls, label=label, **REFERENCE) for ls, label in (("--", "base"), (":", "SA-RL's peak"))]
     _legend(figure, [*_policies(lw=1.7), *lines])
     return plate(results, "figure_4", figure, f"figure_4_{task}", task=TASK_NAMES[task])
@@ -179,7 +161,7 @@ def figure_4(results: Results, task: str) -> Plate:
 
 def figure_5(results: Results) -> Plate:
     """Instability amplitudes of matched cells."""
-    table, cells = measures.amplitudes(results), list(product(results.grid.tasks, WORKFLOWS))
+    table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
         for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]):
@@ -203,94 +185,89 @@ def figure_5(results: Results) -> Plate:
 def figure_6(results: Results) -> Plate:
     """The paper's cliff cells."""
     cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
-    columns = {
-        at + cell_name(*cell): [Key(*cell, seed) for seed in results.runs_of(*cell)] for at, cell in cells.items()
-    }
-    return _cliffs(results, "figure_6", columns)
+    runs = {at + cell_name(*cell): results.runs_of(*cell) for at, cell in cells.items()}
+    return _cliffs(results, "figure_6", runs)
 
 
 def figure_6_falls(results: Results) -> Plate:
     """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end."""
     columns = {}
     for policy in POLICIES:
-        keys = [key for key in results.runs if key.policy == policy and key.workflow in WORKFLOWS]
-        ends = {key: [results.run(key).at(x).mean() for x in ("best", "terminal")] for key in keys}
-        for key in sorted(keys, key=lambda key: ends[key][1] - ends[key][0])[:1]:
-            peak, end = ends[key]
-            columns[f"{cell_name(*key[:3])}, seed {key.seed}: {peak:.0%} to {end:.0%}"] = [key]
+        runs = {key: results.run(key) for key in results.runs if key.policy == policy and key.workflow in WORKFLOWS}
+        for key in sorted(runs, key=lambda key: runs[key].at("terminal") - runs[key].at("best"))[:1]:
+            peak, end = runs[key].at("best"), runs[key].at("terminal")
+            columns[f"{cell_name(*key[:3])}, seed {key.seed}: {peak:.0%} to {end:.0%}"] = {key.seed: runs[key]}
     return _cliffs(results, "figure_6_falls", columns)
 
 
-def _cliffs(results: Results, name: str, columns: dict[str, list[Key]]) -> Plate:
+def _cliffs(results: Results, name: str, columns: dict[str, dict[int, Run]]) -> Plate:
     """A column per cell with the runs of its seeds, a row per diagnostic, a colour per role."""
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
     grid = figure.subplots(len(CLIFFS), len(columns) or 1, sharex=True, squeeze=False)
     for axes, label in zip(grid[:, 0], CLIFFS.values(), strict=True):
         axes.set_ylabel(label)
-    for (title, keys), axes in zip(columns.items(), grid.T, strict=False):
+    for (title, runs), axes in zip(columns.items(), grid.T, strict=False):
         panels = dict(zip(CLIFFS, axes, strict=True))
-        series = [role_series(results, key) for key in keys]
+        series = [dynamics.role_series(run) for run in runs.values()]
         handles = [_draw_role(panels, role, [run[role] for run in series]) for role in (series[0] if series else ())]
         for metric in panels.keys() - {"validation"}:
             panels[metric].set_yscale("log")
-        for policy, colour in POLICY_COLOURS.items() if keys else ():
-            points = measures.validation(results, keys[0].workflow, policy, keys[0].task)
-            points = points[[seed for seed in points if seed in {key.seed for key in keys}]]
+        for policy, colour in POLICY_COLOURS.items() if runs else ():
+            cell = next(iter(runs.values())).cell
+            points = validation(results.runs_of(cell.workflow, policy, cell.task))
+            points = points[[seed for seed in points if seed in runs]]
             if points.size:
                 look = {"color": colour, "ls": POLICY_STYLES[policy]}
                 panels["validation"].plot(points, lw=0.5, alpha=0.4, **look)
                 panels["validation"].plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
-        panels["validation"].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _in_percent(panels["validation"].yaxis)
         panels["validation"].set_xlabel("iteration")
         panels["validation"].legend(ncols=2, loc="lower left")
         axes[0].legend(handles=handles, title=title, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=7)
     figure.align_ylabels()
-    facts = sentences(results) | {"smoothed": measures.SMOOTHED, "least": LEAST}
-    return plate(results, name, figure, cliffs=CAPTIONS["cliffs"].format(**facts))
+    return plate(results, name, figure)
 
 
 def _draw_role(panels: dict[str, Axes], name: str, runs: list[pd.DataFrame]) -> Line2D:
     """One role's diagnostics, a thin line per seed and a thick one for what is typical; returns its legend entry."""
-    label = "shared adapter" if name == POOLED else runs[0]["role"].iloc[0]
-    colour, lw = (POLICY_COLOURS["sp"], 2.2) if name == POOLED else (ROLE_COLOURS[label], 1.4)
+    is_shared = name == dynamics.POOLED
+    label = "shared adapter" if is_shared else runs[0]["role"].iloc[0]
+    colour, lw = (POLICY_COLOURS["sp"], 2.2) if is_shared else (ROLE_COLOURS[label], 1.4)
     for metric in panels.keys() - {"validation"}:
         is_chi2 = metric.startswith("chi2")
-        curves = pd.concat([run[metric] if is_chi2 else measures.over_first(run[metric]) for run in runs], axis=1)
+        curves = pd.concat([run[metric] if is_chi2 else dynamics.over_first(run[metric]) for run in runs], axis=1)
         curves = curves.clip(lower=LEAST if is_chi2 else 0.03)
         panels[metric].plot(curves, color=colour, lw=0.6, alpha=0.4)
-        panels[metric].plot(measures.typical(curves), color=colour, lw=lw)
+        panels[metric].plot(dynamics.typical(curves), color=colour, lw=lw)
     return Line2D([], [], color=colour, lw=lw, label=label)
 
 
 def figure_of_skills(results: Results) -> Plate:
     """Accuracy and what a judging role adds over its trivial twin, a row per role and a column per regime."""
-    regimes, shown = regimes_of(results), (("eval_opt", "judges"), ("voting", "selects"))
+    shown = ("eval_opt", "judges"), ("voting", "selects")
     figure = Figure(figsize=(6.8, 4.0), layout="constrained")
-    grid = figure.subplots(len(shown), len(regimes), sharex=True, sharey=True)
+    grid = figure.subplots(len(shown), len(REGIMES), sharex=True, sharey=True)
     for (workflow, measure), line in zip(shown, grid, strict=True):
-        for (name, regime), axes in zip(regimes.items(), line, strict=True):
+        for (name, changed), axes in zip(REGIMES.items(), line, strict=True):
             for task in results.grid.tasks:
-                runs = [run for policy in POLICIES for run in regime.runs(workflow, policy, task).values()]
-                gains = skills.over_training(regime, workflow, task, measure)
+                accuracy, gains = skills.over_training(results, workflow, task, measure, changed)
                 look = {"color": TASK_COLOURS[task], "marker": ".", "lw": 1.6}
-                if runs:
-                    accuracy = pd.concat([run.accuracy for run in runs], axis=1).mean(axis=1)
-                    axes.plot(accuracy, **look | {"ls": ":", "lw": 1.1, "marker": ""})
+                if accuracy.size:
+                    axes.plot(accuracy.mean(axis=1), **look | {"ls": ":", "lw": 1.1, "marker": ""})
                 if gains.size:
                     axes.plot(gains, color=TASK_COLOURS[task], lw=0.4, alpha=0.3)
                     axes.plot(gains.mean(axis=1), ls=TASK_STYLES[task], **look)
             axes.axhline(0, color="0.6", lw=0.8)
             axes.set_title(f"{WORKFLOW_NAMES[workflow]}: {measure}; {name}", fontsize=8)
             axes.set_ylim(-0.55, 1.02)
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            _in_percent(axes.yaxis)
     for axes in grid[-1]:
         axes.set_xlabel("iteration")
     figure.supylabel("accuracy, and gain over the trivial role", fontsize=8)
-    lines = [
-        Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}")
-        for task in results.grid.tasks
-        for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task]))
-    ]
+    lines = []
+    for task in results.grid.tasks:
+        for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task])):
+            lines.append(Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}"))
     _legend(figure, lines)
     return plate(results, "skills", figure)
 
@@ -299,14 +276,13 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     """Accuracy of every workflow, and the length and the gain of its judging role, over training and by policy."""
     figure = Figure(figsize=(6.8, 5.2), layout="constrained")
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
-    single = accuracy(results, "single", "sp", task, "best")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = skills.JUDGES[workflow]
+        role, measure = skills.JUDGES[workflow], skills.MEASURES[workflow][0]
         for policy, colour in POLICY_COLOURS.items():
             runs = results.runs_of(workflow, policy, task)
-            lengths = pd.DataFrame({seed: metric_of(run, role, "length_mean") for seed, run in runs.items()})
+            lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
             gains = pd.DataFrame({seed: skills.gain_of(run, measure) for seed, run in runs.items()})
-            drawn = measures.validation(results, workflow, policy, task), measures.smoothed(lengths), gains
+            drawn = validation(runs), dynamics.smoothed(lengths), gains
             for axes, curves, bounds in zip(column, drawn, ((0, 1), (0, None), (-1, 1)), strict=True):
                 if curves.empty:
                     continue
@@ -314,15 +290,13 @@ def figure_of_roles(results: Results, task: str) -> Plate:
                 if curves.shape[1] > 1:
                     low, high = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds).T
                     axes.fill_between(curves.index, low, high, color=colour, alpha=0.18, lw=0)
-        if single:
-            column[0].axhline(single.interval.mean, ls=":", **REFERENCE)
+        _level(column[0], results.accuracy("single", "sp", task, "best"))
         column[2].axhline(0, color="0.6", lw=0.8)
         column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {role}", fontsize=8)
         column[2].set_xlabel("iteration")
     for axes, label in zip(grid[:, 0], ("validation accuracy", "tokens of its reply", "what it adds"), strict=True):
         axes.set_ylabel(label)
-    for axes in (grid[0, 0], grid[2, 0]):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _in_percent(grid[0, 0].yaxis, grid[2, 0].yaxis)
     _legend(figure, [*_policies(lw=1.7), Line2D([], [], ls=":", label="SA-RL's peak", **REFERENCE)])
     return plate(results, "roles", figure, f"roles_{task}", task=TASK_NAMES[task])
 
@@ -338,8 +312,7 @@ def figure_of_regimes(results: Results, task: str, runs: pd.DataFrame) -> Plate:
     )  # fmt: skip
     facets.set_titles(col_template="{col_name}", row_template="{row_name}")
     facets.set(ylim=(0, 1))
-    for axes in facets.axes.flat:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _in_percent(*(axes.yaxis for axes in facets.axes.flat))
     plt.close(facets.figure)  # a notebook shows plates
     return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
 
@@ -348,9 +321,9 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
     rows = [
         (name, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
-        for name, regime in regimes_of(results).items()
-        for workflow, policy in [("single", "sp"), *product(WORKFLOWS, POLICIES)]
-        for seed, run in regime.runs(workflow, policy, task).items()
+        for name, changed in REGIMES.items()
+        for workflow, policy in (LINES[-1], *LINES[:-1])
+        for seed, run in results.runs_of(workflow, policy, task, **changed).items()
         for step, accuracy in run.accuracy.items()
     ]
     found = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
@@ -370,12 +343,10 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
             curves = pd.concat([run.accuracy for run in runs], axis=1)
             axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
             axes.plot(curves.mean(axis=1), color=colour, lw=1.8, ls=ls, marker=".")
-        if single := accuracy(results, "single", "sp", twin.task, "best"):
-            axes.axhline(single.interval.mean, ls=":", **REFERENCE)
+        _level(axes, results.accuracy("single", "sp", twin.task, "best"))
         axes.set_title(cell_name(*twin[:3]), fontsize=7.5)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    for axes in grid[:, 0]:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
     figure.supxlabel("iteration", fontsize=8)
     labels = "one step per batch of rows, as in the grid", "one step per iteration"
     looks = zip(SETUP_COLOURS, SETUP_STYLES, labels, strict=True)
@@ -387,8 +358,7 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
 def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     """A map of where the single agent's training is stable, and how well each quantity tells."""
     found = {arm: factorial.runs_of(seeds) for arm, seeds in factorial.arms(results, study).items()}
-    lines, rates = ([*dict.fromkeys(of)] for of in zip(*(((a.steps, a.rows), a.rate) for a in found), strict=True))
-    lines, rates = sorted(lines), sorted(rates)
+    lines, rates = sorted({(arm.steps, arm.rows) for arm in found}), sorted({arm.rate for arm in found})
     quantities = factorial.RULES["predictors"]
     figure = Figure(figsize=(6.8, 5.0), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])
@@ -420,7 +390,7 @@ def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.margins(x=0.12)
         axes.set_title(f"{name}\n{by[name, 'arms misjudged']:.0f} of {by[name, 'arms']:.0f} arms misjudged", fontsize=7)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _in_percent(axes.yaxis)
     below.supylabel("accuracy at the end", fontsize=8)
     mark = {"ls": "", "mew": 0.9}
     below.legend(handles=[
@@ -449,7 +419,7 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
                 variant = variant.replace(", ", "\n")
                 look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
                 axes.annotate(f"{variant}: {steps['value']:.0f} steps", (x, peak["value"]), **look)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _in_percent(axes.yaxis)
         axes.set_xlim(0, 1.1 * axes.get_xlim()[1])
         axes.set(xlabel="completion tokens sampled in training, millions", title=TASK_NAMES[task])
     figure.supylabel("validation accuracy at the peak", fontsize=8)
@@ -477,15 +447,30 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
 def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
     """Add a figure's caption; the layout is made now, while the style is in force."""
     figure.draw_without_rendering()
-    facts = sentences(results) | {"smoothed": measures.SMOOTHED, "first": FIRST_ITERATIONS} | facts
-    return Plate(name or caption, figure, CAPTIONS[caption].format(**facts))
+    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": LEAST} | facts
+    cliffs = CAPTIONS["cliffs"].format(**facts)
+    return Plate(name or caption, figure, CAPTIONS[caption].format(cliffs=cliffs, **facts))
+
+
+def validation(runs: dict[int, Run]) -> pd.DataFrame:
+    """Evaluated step x seed: validation accuracy."""
+    return pd.DataFrame({seed: run.accuracy for seed, run in runs.items()})
+
+
+def _in_percent(*of: Axis, symbol: str = "%") -> None:
+    for axis in of:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
+
+
+def _level(axes: Axes, found: pd.Series, ls: str = ":") -> None:
+    """A line at the mean of accuracies, where there are any."""
+    if len(found):
+        axes.axhline(found.mean(), ls=ls, **REFERENCE)
 
 
 def _policies(**look: object) -> list[Line2D]:
-    return [
-        Line2D([], [], color=POLICY_COLOURS[p], label=POLICY_NAMES[p], **{"ls": POLICY_STYLES[p]} | look)
-        for p in POLICIES
-    ]
+    looks = {policy: {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]} | look for policy in POLICIES}
+    return [Line2D([], [], label=POLICY_NAMES[policy], **own) for policy, own in looks.items()]
 
 
 def _legend(figure: Figure, handles: list) -> None:

@@ -6,6 +6,7 @@ options can lie beside them. The Snakefile runs a grid; papermill runs any cell 
 
 import json
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 from pydantic import ConfigDict, Field
@@ -18,6 +19,8 @@ from multirole.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")
+LINES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
+"""(workflow, policy) of a task, as tables list them."""
 CHECKED = ConfigDict(extra="forbid")
 
 
@@ -47,34 +50,26 @@ class Grid:
             raise ValueError(f"`parameters` cannot set {sorted(own)}, which vary within the grid. Leave them out.")
         self.cells()  # raises what Cell refuses
 
-    def cell(self, workflow: str, policy: str, task: str, seed: int) -> Cell:
-        """Make one cell of the matrix."""
-        return Cell(workflow, policy, task, self.scale, seed, **self.parameters)
+    def cell(self, workflow: str, policy: str, task: str, seed: int, /, **changed: object) -> Cell:
+        """Make one cell of the matrix, or a change of it, in which None takes a parameter of the grid away."""
+        parameters = {"policy": policy} | self.parameters | changed
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return Cell(workflow, task=task, scale=self.scale, seed=seed, **given)
 
     def cells(self) -> list[Cell]:
         """List the trained cells: every workflow under every policy, and the single-agent control, per task and seed."""
         pairs = [*((w, p) for w in self.workflows for p in self.policies), ("single", "sp")]
         return [self.cell(w, p, task, seed) for seed in self.seeds for task in self.tasks for w, p in pairs]
 
-    def base(self, workflow: str, task: str) -> Evaluation:
-        """Make the evaluation of the untrained workflow."""
-        return Evaluation(self.cell(workflow, "sp", task, self.seeds[0]), "base", n_rollouts=self.base_rollouts)
-
-    def transfer(self, workflow: str, task: str, seed: int, adapters: str = "transfer") -> Evaluation:
-        """Make the evaluation of the single-agent adapter at its best checkpoint in a workflow (Table 3)."""
-        return Evaluation(self.cell(workflow, "sp", task, seed), adapters)
-
     def evaluations(self) -> list[Evaluation]:
-        """List what is evaluated besides the validation of the runs: base, every run's own checkpoints, transfer."""
-        moved = [
-            self.transfer(w, task, seed, adapters)
-            for seed in self.seeds
-            for task in self.tasks
-            for w in self.workflows
-            for adapters in ("transfer", "transfer_all")
-        ]
-        untrained = [self.base(w, task) for task in self.tasks for w in (*self.workflows, "single")]
-        return [*untrained, *(Evaluation(cell) for cell in self.cells()), *moved]
+        """List what is evaluated besides the validation of the runs: the untrained workflows, every run's own checkpoints,
+        and the single agent's adapter at its best checkpoint in every workflow (Table 3).
+        """
+        first, own = self.seeds[0], [Evaluation(cell) for cell in self.cells()]
+        untrained = product(self.tasks, (*self.workflows, "single"))
+        base = [Evaluation(self.cell(w, "sp", t, first), "base", n_rollouts=self.base_rollouts) for t, w in untrained]
+        moved = product(self.seeds, self.tasks, self.workflows, ("transfer", "transfer_all"))
+        return [*base, *own, *(Evaluation(self.cell(w, "sp", t, seed), adapters) for seed, t, w, adapters in moved)]
 
     def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a cell (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""

@@ -35,10 +35,6 @@ LEVEL = 17
 """Of zstd; slow to write, as fast to read as any other."""
 LEFT_OUT = {"eval": {"answer"}}
 """Table -> columns that are not packed: these are a quarter of all bytes, and nothing here reads them."""
-DERIVED = ("alarms",)
-"""Tables that older runs have and that are read off `roles` now; they are neither packed nor unpacked."""
-
-
 DETAILS = {
     "turns": {"tokens", "logprobs", "base_logprobs"},
     "steps": {
@@ -105,23 +101,21 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         raise ValueError(f"{folder} holds no run {run!r}. The names are in {Path(folder) / 'runs.parquet'}.")
     row, recorded = runs.loc[run], {packed: name for name, packed in EVALUATION_TABLES.items()}
     target = Path(to) / ("evaluations" if row["kind"] == "evaluation" else "") / run
-    tables: dict[str, pa.Table] = {}
     for name, columns in json.loads(row["columns"]).items():
-        if name in DERIVED:
-            continue
         path = Path(folder) / f"{name}.parquet"
+        if not path.exists():  # an older run's alarms, which are read off `roles` now
+            continue
         held = set(pq.read_schema(path).names)
         columns = [column for column in columns if column in held]  # others were left out
         packed = pq.read_table(path, columns=columns, filters=[("run", "==", run)])
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
+        parts = {recorded.get(name, name): table}
         if name == "turns":
-            for step in pc.unique(table["step"]).to_pylist():
-                tables[f"turns/step_{step:05d}.parquet"] = table.filter(pc.field("step") == step)
-        else:
-            tables[f"{recorded.get(name, name)}.parquet"] = table
-    for name, table in tables.items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, target / name)
+            steps = pc.unique(table["step"]).to_pylist()
+            parts = {f"turns/step_{step:05d}": table.filter(pc.field("step") == step) for step in steps}
+        for file, part in parts.items():
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(part, target / f"{file}.parquet")
     for name, text in {"config.json": row["settings"], "provenance.json": row["provenance"]}.items():
         (target / name).write_text(json.dumps(json.loads(text), indent=2))
     write_done(target)
@@ -137,8 +131,6 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
     is_evaluation, found = folder.parent.parent.name == "evaluations", {}
     for path in sorted([*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
-        if stem in DERIVED:
-            continue
         found.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)
     return found
 
@@ -225,7 +217,7 @@ def _is_split(field: pa.Field) -> bool:
 
 
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
-    def thousandths(logprobs: pa.ChunkedArray) -> pa.ChunkedArray:
+    def thousandths(logprobs: pa.Array) -> pa.Array:
         scaled = pc.multiply(pc.round(pc.multiply(logprobs.cast(pa.float64()), 100)), 10)
         return pc.max_element_wise(scaled, -32760).cast(pa.int16())
 
@@ -249,17 +241,15 @@ def _with_text(table: pa.Table, text: pa.ChunkedArray) -> pa.Table:
 
 
 def _mapped(
-    table: pa.Table, logprobs: Callable[[pa.ChunkedArray], pa.ChunkedArray], types: dict[pa.DataType, pa.DataType]
+    table: pa.Table, logprobs: Callable[[pa.Array], pa.Array], types: dict[pa.DataType, pa.DataType]
 ) -> pa.Table:
     """Convert the values of log-prob columns, which are lists, and the types of others."""
     columns = {}
     for field in table.schema:
         column = table[field.name]
         if field.name.endswith("logprobs") and pa.types.is_list(field.type):
-            lengths = pc.fill_null(pc.list_value_length(column), 0).combine_chunks()
-            offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-            values = logprobs(pc.list_flatten(column)).combine_chunks()
-            column = pa.ListArray.from_arrays(offsets, values, mask=column.is_null().combine_chunks())
+            lists = column.combine_chunks()
+            column = pa.ListArray.from_arrays(lists.offsets, logprobs(lists.values), mask=lists.is_null())
         elif field.name not in EXACT:
             column = column.cast(types.get(field.type, field.type))
         columns[field.name] = column

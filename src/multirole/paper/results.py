@@ -5,7 +5,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.falls import first_fall
@@ -41,6 +40,11 @@ class Run:
         tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
         return tables.get(self.cell.id, pd.DataFrame())
 
+    def series(self, metric: str, role: str | None = None) -> pd.Series:
+        """iteration -> a metric, of one role or of the run."""
+        rows = self.table("roles" if role else "metrics")
+        return (rows[rows["role"] == role] if role else rows).set_index("iteration")[metric]
+
     @cached_property
     def correct(self) -> pd.DataFrame:
         """Validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
@@ -62,17 +66,17 @@ class Run:
         """Whether validation falls."""
         return first_fall(self.accuracy) is not None
 
-    def at(self, name: str) -> np.ndarray:
-        """(P,): the outcomes at "base", "early", "best" or "terminal".
+    def at(self, name: str) -> float:
+        """Validation accuracy at "base", "early", "best" or "terminal".
 
         "best" is chosen on these same problems, as in the paper: it is optimistic.
         """
-        return self.correct[self.steps[name]].to_numpy()
+        return self.accuracy[self.steps[name]]
 
 
-def outcomes(runs: Iterable[Run], at: str) -> np.ndarray:
-    """(S, P): the runs' outcomes at a named checkpoint."""
-    return np.stack([run.at(at) for run in runs])
+def accuracies(runs: Iterable[Run], at: str) -> pd.Series:
+    """Seed -> validation accuracy of runs of one cell at a named checkpoint."""
+    return pd.Series({run.cell.seed: run.at(at) for run in runs}, dtype=float)
 
 
 @cache
@@ -111,36 +115,36 @@ class Results:
         asked = [*(cell.id for cell in self.grid.cells()), *(e.id for e in self.grid.evaluations())]
         return [name for name in asked if name not in self.packed.index]
 
-    @cache  # noqa: B019  (a handful of instances, each used to the end)
-    def table(self, name: str) -> pd.DataFrame:
-        """Return a table of all runs below each other, such as "metrics" or "eval", with the columns of `Key` first."""
-        return self._read(name, self.runs)
-
-    @cache  # noqa: B019
-    def run(self, key: Key) -> Run:
-        """Return one run of the grid."""
-        return self._run(self.grid.cell(*key))
+    def run(self, key: Key) -> Run | None:
+        """Return one run of the grid; None if it is not packed."""
+        return self.find(self.grid.cell(*key))
 
     def find(self, cell: Cell) -> Run | None:
         """Return a cell's run, in the grid or not; None if it is not packed."""
-        return self._run(cell) if cell.id in self.packed.index else None
+        return self._made.setdefault(cell.id, Run(cell, self.folder)) if cell.id in self.packed.index else None
 
-    def _run(self, cell: Cell) -> Run:
-        return self._made.setdefault(cell.id, Run(cell, self.folder))
+    @cache  # noqa: B019  (a handful of instances, each used to the end)
+    def runs_of(self, workflow: str, policy: str, task: str, **changed: object) -> dict[int, Run]:
+        """Seed -> packed run of a cell of the grid, or of one in a regime, a change of the grid's parameters."""
+        if workflow == "single":  # it takes one step per iteration anyway
+            changed.pop("updates", None)
+        found = {seed: self.find(self.grid.cell(workflow, policy, task, seed, **changed)) for seed in self.grid.seeds}
+        return {seed: run for seed, run in found.items() if run}
 
-    def runs_of(self, workflow: str, policy: str, task: str) -> dict[int, Run]:
-        """Seed -> packed run of a cell."""
-        return {key.seed: self.run(key) for key in self.runs if key[:3] == (workflow, policy, task)}
+    def accuracy(self, workflow: str, policy: str, task: str, at: str) -> pd.Series:
+        """Seed -> validation accuracy of a cell at a named checkpoint."""
+        return accuracies(self.runs_of(workflow, policy, task).values(), at)
+
+    def base(self, workflow: str, task: str) -> pd.Series:
+        """Seed -> accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
+        return accuracies((self.runs_of(workflow, "ip", task) | self.runs_of(workflow, "sp", task)).values(), "base")
 
     @cache  # noqa: B019
     def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
-        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all")."""
-        runs = {key: run for (kind, key), run in self.evaluations.items() if kind == adapters}
-        return self._read(pack.EVALUATION_TABLES[name], runs)
-
-    def _read(self, name: str, runs: dict[Key, str]) -> pd.DataFrame:
-        table = pack.read(self.folder, name, list(runs.values())).astype({"run": str}).set_index("run")
-        keys = pd.DataFrame(list(runs), columns=Key._fields, index=list(runs.values()))
+        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all"), with `Key`'s columns."""
+        found = {run: key for (kind, key), run in self.evaluations.items() if kind == adapters}
+        table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(found)).astype({"run": str}).set_index("run")
+        keys = pd.DataFrame(list(found.values()), columns=Key._fields, index=list(found))
         return keys.join(table, how="inner").reset_index(drop=True)
 
     def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:

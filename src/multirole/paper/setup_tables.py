@@ -7,8 +7,8 @@ import pandas as pd
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS
-from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Key, Results
+from multirole.paper.grid import LINES
+from multirole.paper.results import Results, Run
 from multirole.paper.write import MISSING, number
 
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
@@ -56,30 +56,31 @@ COST = {
 
 def compute(results: Results) -> pd.DataFrame:
     """What every cell cost over its seeds, their sum, and the tokens of the evaluations."""
-    metrics = results.table("metrics")
-    if len(metrics):
-        threads = {}
-        for key in results.runs:
-            about = json.loads(results.packed.loc[results.runs[key], "provenance"])
-            threads[key] = about["processes"] * about["torch_threads"]
-        metrics = metrics.assign(iterations=1, wall_seconds=metrics["rollout_seconds"] + metrics["update_seconds"])
-        cores = [threads[key] for key in metrics[list(Key._fields)].itertuples(index=False, name=None)]
-        metrics["cpu_seconds"] = metrics["wall_seconds"] * cores
-    rows = []
-    for task, (workflow, policy) in product(results.grid.tasks, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
-        mine = metrics[(metrics[["workflow", "policy", "task"]] == [workflow, policy, task]).all(axis=1)]
-        if len(mine):
-            rows += _cost(mine, mine["seed"].nunique(), task=task, workflow=workflow, policy=policy)
-    rows += _cost(metrics, len(results.runs), task="training, sum", workflow="", policy="")
+    rows, trained = [], []
+    for task, (workflow, policy) in product(results.grid.tasks, LINES):
+        if runs := results.runs_of(workflow, policy, task).values():
+            mine = pd.concat([_spent(results, run) for run in runs])
+            rows += _cost(mine, len(runs), task=task, workflow=workflow, policy=policy)
+            trained.append(mine)
+    everything = pd.concat(trained) if trained else pd.DataFrame()
+    rows += _cost(everything, len(results.runs), task="training, sum", workflow="", policy="")
     for kind in dict.fromkeys(kind for kind, _ in results.evaluations):
         n = sum(one == kind for one, _ in results.evaluations)
         rows += _cost(results.evaluated(kind), n, task=f"evaluations, {kind}", workflow="", policy="")
     return pd.DataFrame(rows)
 
 
+def _spent(results: Results, run: Run) -> pd.DataFrame:
+    """The metrics of a run, with what they say of its time."""
+    metrics, about = run.table("metrics"), json.loads(results.packed.loc[run.cell.id, "provenance"])
+    wall = metrics["rollout_seconds"] + metrics["update_seconds"]
+    cores = about["processes"] * about["torch_threads"]
+    return metrics.assign(iterations=1, wall_seconds=wall, cpu_seconds=wall * cores)
+
+
 def _cost(table: pd.DataFrame, n_runs: int, **where: str) -> list[dict]:
     sums = table[[name for name in (*COST, "iterations") if name in table]].sum()
-    if "iterations" in sums and len(table):
+    if "iterations" in sums:
         sums["seconds_per_iteration"] = sums["wall_seconds"] / sums["iterations"]
     known = [number(label, sums[name], unit, **where) for name, (label, unit) in COST.items() if name in sums]
     return [number("runs", n_runs, "count", **where), *known]

@@ -1,4 +1,4 @@
-"""Role skill (`diagnostics.skills`) over training, and every workflow beside its trivial twin."""
+"""What training does to the roles: their skill (`diagnostics.skills`), the paper's phenomena, workflows beside trivial twins."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -6,19 +6,15 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from multirole.paper.claims import Regime, regimes_of
+from multirole.paper.claims import DECLARED, REGIMES
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import t_interval
 from multirole.paper.write import number
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
-JUDGES = {
-    "eval_opt": ("evaluator", "judges"),
-    "voting": ("aggregator", "selects"),
-    "orch_workers": ("synthesizer", "merges"),
-}
-"""A workflow's judging role, and the measure of `diagnostics.skills` that says what it adds."""
+"""workflow -> the measures of `diagnostics.skills` of its roles, that of its judging role first."""
+JUDGES = {"eval_opt": "evaluator", "voting": "aggregator", "orch_workers": "synthesizer"}
 TWINS: dict[str, dict[str, Callable[[Sequence[bool]], bool]]] = {
     "eval_opt": {"first draft": lambda slots: slots[0]},
     "voting": {
@@ -32,46 +28,39 @@ TWINS: dict[str, dict[str, Callable[[Sequence[bool]], bool]]] = {
 
 def gain_of(run: Run, measure: str) -> pd.Series:
     """Evaluated step -> what a role's skill is above its trivial twin's; empty where it was not measured."""
-    rows = run.table("skills")
-    rows = (
-        rows[rows["measure"] == measure].set_index("step") if len(rows) else pd.DataFrame(columns=["skill", "trivial"])
-    )
+    rows = run.table("skills").reindex(columns=["measure", "step", "skill", "trivial"])
+    rows = rows[rows["measure"] == measure].set_index("step")
     return rows["skill"] - rows["trivial"]
 
 
-def over_training(regime: Regime, workflow: str, task: str, measure: str) -> pd.DataFrame:
-    """Evaluated step x run of both policies: what a role's skill is above its trivial twin's."""
-    curves = {}
-    for policy in POLICIES:
-        for seed, run in regime.runs(workflow, policy, task).items():
-            if len(gain := gain_of(run, measure)):
-                curves[policy, seed] = gain
-    return pd.DataFrame(curves)
+def over_training(
+    results: Results, workflow: str, task: str, measure: str, changed: dict[str, object]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Evaluated step x run of both policies in a regime: accuracy, and what a role's skill is above its trivial twin's."""
+    by_policy = {policy: results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
+    runs = {(policy, seed): run for policy, of in by_policy.items() for seed, run in of.items()}
+    gains = {key: gain for key, run in runs.items() if len(gain := gain_of(run, measure))}
+    return pd.DataFrame({key: run.accuracy for key, run in runs.items()}), pd.DataFrame(gains)
 
 
 def skills(results: Results) -> pd.DataFrame:
     """What each judging role adds over its trivial twin, at the start and over the last two evaluations, in every regime."""
     rows = []
-    for name, regime in regimes_of(results).items():
-        for workflow, measure in [(workflow, measure) for workflow, of in MEASURES.items() for measure in of]:
-            for task in results.grid.tasks:
-                curves = over_training(regime, workflow, task, measure)
-                accuracy = [run.accuracy for policy in POLICIES for run in regime.runs(workflow, policy, task).values()]
-                if not curves.size:
-                    continue
-                known = pd.DataFrame({"start": curves.iloc[0], "end": curves.iloc[-2:].mean()}).dropna()
-                start, end = known.groupby(level=1).mean().to_numpy().T  # by seed: its policies share the start
-                where = {"regime": name, "workflow": workflow, "role": measure, "task": task}
-                rows.append(number("runs", len(known), "count", **where))
-                rows.append(
-                    number("accuracy, end", np.mean([run.iloc[-2:].mean() for run in accuracy]), "accuracy", **where)
-                )
-                gains = {
-                    "gain, start": (start, "gain"),
-                    "gain, end": (end, "gain"),
-                    "change": (end - start, "difference"),
-                }
-                rows += [number(label, t_interval(of), unit, **where) for label, (of, unit) in gains.items()]
+    measured = [(workflow, measure) for workflow, of in MEASURES.items() for measure in of]
+    for (name, changed), (workflow, measure), task in product(REGIMES.items(), measured, results.grid.tasks):
+        accuracy, gains = over_training(results, workflow, task, measure, changed)
+        if not gains.size:
+            continue
+        known = pd.DataFrame({"start": gains.iloc[0], "end": gains.iloc[-2:].mean()}).dropna()
+        by_seed = known.groupby(level=1).mean()  # whose policies share the start
+        where = {"regime": name, "workflow": workflow, "role": measure, "task": task}
+        rows += [
+            number("runs", len(known), "count", **where),
+            number("accuracy, end", accuracy.iloc[-2:].mean().mean(), "accuracy", **where),
+            number("gain, start", t_interval(by_seed["start"]), "gain", **where),
+            number("gain, end", t_interval(by_seed["end"]), "gain", **where),
+            number("change", t_interval(by_seed["end"] - by_seed["start"]), "difference", **where),
+        ]
     return pd.DataFrame(rows)
 
 
@@ -80,21 +69,59 @@ def trivial_twins(results: Results) -> pd.DataFrame:
     own, rows = results.evaluated("own"), []
     if own.empty:
         return pd.DataFrame()
-    for workflow, twin, is_right in [(name, *one) for name in WORKFLOWS for one in TWINS[name].items()]:
-        mine = own[own["workflow"] == workflow]
+    twins = [(workflow, *twin) for workflow in WORKFLOWS for twin in TWINS[workflow].items()]
+    for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks, POLICIES):
+        mine = own[(own[["workflow", "policy", "task"]] == [workflow, policy, task]).all(axis=1)]
         mine = mine.assign(twin=mine["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots))))
-        means = mine.groupby(["task", "workflow", "policy", "seed", "step"])[["correct", "twin"]].mean()
-        for task, policy in product(results.grid.tasks, POLICIES):
-            runs = results.runs_of(workflow, policy, task)
-            for place, at in (("peak", "best"), ("end", "terminal")):
-                rows_at = [(task, workflow, policy, seed, run.steps[at]) for seed, run in runs.items()]
-                found = means.loc[[row for row in rows_at if row in means.index]]  # not all may be evaluated yet
-                if found.empty:
-                    continue
-                where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
-                rows += [
-                    number(f"{place}", t_interval(found["correct"]), "accuracy", **where),
-                    number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where),
-                    number(f"gain at the {place}", t_interval(found["correct"] - found["twin"]), "difference", **where),
-                ]
+        means = mine.groupby(["seed", "step"])[["correct", "twin"]].mean()
+        runs = results.runs_of(workflow, policy, task)
+        for place, at in (("peak", "best"), ("end", "terminal")):
+            rows_at = [(seed, run.steps[at]) for seed, run in runs.items()]
+            found = means.loc[[row for row in rows_at if row in means.index]]  # not all may be evaluated yet
+            if found.empty:
+                continue
+            where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
+            rows += [
+                number(place, t_interval(found["correct"]), "accuracy", **where),
+                number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where),
+                number(f"gain at the {place}", t_interval(found["correct"] - found["twin"]), "difference", **where),
+            ]
+    return pd.DataFrame(rows)
+
+
+def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
+    """A line's number at the start of a run, and how far it is from there at the end; NaN where it was not measured."""
+    if "gain" in about:
+        gain = gain_of(run, about["gain"])
+        return (gain.iloc[0], gain.iloc[-2:].mean() - gain.iloc[0]) if len(gain) else (np.nan, np.nan)
+    series, window = run.series(about["metric"], about["role"]), DECLARED["phenomena"]["window"]
+    start, end = series.iloc[:window].mean(), series.iloc[-window:].mean()
+    return start, end / start - 1 if about["metric"] == "length_mean" else end - start
+
+
+def phenomena(results: Results) -> pd.DataFrame:
+    """Every line's start, its change under each policy, and the difference of these changes, paired by seed.
+
+    All columns are of the seeds that have a number under both policies, or under one where the other has none.
+    """
+    rows, lines = [], DECLARED["phenomena"]["lines"]
+    for task, (name, about) in product(results.grid.tasks, lines.items()):
+        found = {}
+        for policy in POLICIES:
+            runs = results.runs_of(about["workflow"], policy, task)
+            read = [start_and_change(run, about) for run in runs.values()]
+            found[policy] = pd.DataFrame(read, list(runs), ["start", "change"]).dropna()
+        if both := [seed for seed in found["sp"].index if seed in found["ip"].index]:
+            found = {policy: of.loc[both] for policy, of in found.items()}
+        if not any(map(len, found.values())):
+            continue
+        measure = about.get("metric", "gain over the trivial role")
+        where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measure}
+        unit = {"length_mean": "tokens"}.get(measure, "gain" if "gain" in about else "rate")
+        rows.append(number("start", float(pd.concat(found.values())["start"].mean()), unit, **where))
+        rows.append(number("seeds", max(map(len, found.values())), "count", **where))
+        changes = {f"change, {policy.upper()}": of["change"] for policy, of in found.items()}
+        changes["SP − IP"] = (found["sp"]["change"] - found["ip"]["change"]).dropna()
+        unit = "difference" if "gain" in about else "change"
+        rows += [number(label, t_interval(of), unit, **where) for label, of in changes.items() if len(of)]
     return pd.DataFrame(rows)

@@ -1,12 +1,13 @@
 """Intervals and tests over seeds; the paper had one seed and none. The rules, such as the margin, stand in `claims.yaml`.
 
-The unit is a seed: outcomes are (S, P), S seeds of one cell on the same P validation problems, and a seed's number is its mean
-over problems, so that the noise of an evaluation is part of the spread between seeds. Statements over several cells have the
+The unit is a seed, whose number is its mean over validation problems, the same for all seeds of a cell, so that the noise of an
+evaluation is part of the spread between seeds. Statements over several cells have the
 cell as their unit, whose number is its mean over seeds: with as many seeds in every cell, that is the mixed model with cells as random
 effects, with cells - 1 degrees of freedom. All intervals are Student's t; `coverage` simulates what they cover.
 """
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +37,10 @@ class Interval(NamedTuple):
     seeds: int
 
 
-def t_interval(values: np.ndarray | list[float]) -> Interval:
+def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
     """The mean of one number per unit and its interval."""
     values = np.asarray(values, float)
-    n, mean = len(values), float(values.mean())
+    n, mean = len(values), float(values.mean()) if len(values) else math.nan
     if n < 2:
         return Interval(mean, *[math.nan] * 5, n)
     sd = float(values.std(ddof=1))
@@ -49,18 +50,9 @@ def t_interval(values: np.ndarray | list[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, float(p), float(t.sf((MARGIN - abs(mean)) / error, n - 1)), sd, n)
 
 
-def over_seeds(outcomes: np.ndarray) -> Interval:
-    """Interval of the mean of (S, P) outcomes."""
-    return t_interval(outcomes.mean(axis=1))
-
-
-def difference(after: np.ndarray, before: np.ndarray) -> Interval:
-    """Interval of mean(after) - mean(before), (S, P) each of the same seeds in the same order; ValueError for other shapes."""
-    if after.shape != before.shape:
-        raise ValueError(
-            f"Outcomes of shapes {after.shape} and {before.shape} cannot be paired. Give those of the same seeds."
-        )
-    return t_interval(after.mean(axis=1) - before.mean(axis=1))
+def difference(after: pd.Series, before: pd.Series) -> Interval:
+    """The mean of `after` minus `before`, paired by seed, of the seeds that have both; NaN where none has."""
+    return t_interval((after - before).dropna())
 
 
 ALL = "all cells"
@@ -100,7 +92,7 @@ def coverage(observed: np.ndarray, draws: int = 20_000) -> pd.DataFrame:
     three seeds that differ in their true effect by 5 points, the t interval being over cells.
     """
     rng, noise, rows = np.random.default_rng(0), math.sqrt(2 * 0.25 / 512), []
-    for n, sd in [(n, sd) for n in (3, 5, 10) for sd in (0.02, 0.05, 0.2, None)]:
+    for n, sd in product((3, 5, 10), (0.02, 0.05, 0.2, None)):
         spread = (
             rng.normal(0, sd, (draws, n)) if sd else rng.choice(observed, (draws, n)) - rng.choice(observed, (draws, n))
         )
@@ -111,14 +103,8 @@ def coverage(observed: np.ndarray, draws: int = 20_000) -> pd.DataFrame:
         rows.append((f"{n} seeds", source, _covered(values), float(((low <= 0) & (high >= 0)).mean())))
     for cells in (3, 8, 12):
         means = rng.normal(0, 0.05, (draws, cells)) + rng.normal(0, 0.1, (draws, cells, 3)).mean(axis=2)
-        rows.append(
-            (
-                f"{cells} cells of 3 seeds, pooled",
-                "normal, SD 5 points of cells, 10 of seeds",
-                _covered(means),
-                math.nan,
-            )
-        )
+        source = "normal, SD 5 points of cells, 10 of seeds"
+        rows.append((f"{cells} cells of 3 seeds, pooled", source, _covered(means), math.nan))
     return pd.DataFrame(rows, columns=["units", "noise", "t", "bootstrap"])
 
 

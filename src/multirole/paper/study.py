@@ -53,16 +53,9 @@ class Study:
             )
         self.cells()  # raises what Cell refuses
 
-    @classmethod
-    def of(cls, grid: Grid, given: dict[str, object]) -> "Study":
-        """Make a study from the content of `study.yaml`."""
-        return cls(grid, **given)
-
     def cell(self, name: str, where: str, seed: int) -> Cell:
         """Make the variant of the grid's cell "workflow policy task"."""
-        workflow, policy, task = where.split()
-        parameters = {"policy": policy} | self.grid.parameters | self._own(name, policy)
-        return Cell(workflow, task=task, scale=self.grid.scale, seed=seed, **parameters)
+        return self.grid.cell(*where.split(), seed, **self._own(name, where.split()[1]))
 
     def _own(self, name: str, policy: str) -> dict[str, object]:
         """A variant's parameters; where one adapter has all roles, both clocks of the schedule are one, and one run is enough."""
@@ -102,7 +95,7 @@ class Study:
     def read(cls, grid: Grid, folder: str | Path) -> "Study | None":
         """Read the study of a results folder `<results_dir>/<scale>`; None if none is recorded."""
         path = Path(folder) / "study.json"
-        return cls.of(grid, json.loads(path.read_text())) if path.is_file() else None
+        return cls(grid, **json.loads(path.read_text())) if path.is_file() else None
 
 
 def detailed(folder: str | Path) -> set[str] | None:

@@ -14,21 +14,9 @@ import pandas as pd
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
-from multirole.paper.grid import POLICIES
-from multirole.paper.results import Key, Results, Run, outcomes
-from multirole.paper.skills import JUDGES, gain_of
-from multirole.paper.statistics import (
-    ALL,
-    ALPHA,
-    RULES,
-    Interval,
-    corrected,
-    coverage,
-    difference,
-    over_seeds,
-    seeds_needed,
-    t_interval,
-)  # fmt: skip
+from multirole.paper.results import Key, Results, Run, accuracies
+from multirole.paper.skills import MEASURES, gain_of
+from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, coverage, difference, seeds_needed, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import number
 
@@ -49,6 +37,10 @@ class Twins(NamedTuple):
         """The keys of its line in a table."""
         return dict(zip(self._fields[:4], self[:4], strict=True))
 
+    def at(self, name: str) -> tuple[pd.Series, pd.Series]:
+        """Accuracies of both at a named checkpoint."""
+        return accuracies(self.usual, name), accuracies(self.changed, name)
+
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
     """Yield every variant of the questions on every cell that has a packed run of both, in the study's order.
@@ -66,77 +58,69 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
 
 
-def paired(after: Iterable[Run], before: Iterable[Run], at: str) -> Interval | None:
-    """Outcomes of runs at a named checkpoint minus those of the other runs of the same seeds; None without such a pair."""
-    others = {run.cell.seed: run for run in before}
-    both = [run for run in after if run.cell.seed in others]
-    return difference(outcomes(both, at), outcomes([others[run.cell.seed] for run in both], at)) if both else None
-
-
-def beside(name: str, usual: np.ndarray, changed: np.ndarray, where: dict, unit: str = "accuracy") -> list[dict]:
+def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: str = "accuracy") -> list[dict]:
     """A number of the twins and of the variant, and its change; one value per seed each."""
     change = f"change {'at' if unit == 'accuracy' else 'of'} the {name}"
     return [
         number(f"{name}, twin", t_interval(usual), unit, **where),
         number(name, t_interval(changed), unit, **where),
-        number(change, t_interval(changed - usual), "difference", **where),
+        number(change, difference(changed, usual), "difference", **where),
     ]
 
 
-def changes(found: Iterable[Twins], placebo: Iterable[Twins] = ()) -> pd.DataFrame:
+def with_means(rows: list[dict]) -> list[dict]:
+    """Add the mean over cells of every variant's differences, where it has enough cells."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["unit"] == "difference":
+            means.setdefault((row["variant"], row["number"]), []).append(row["value"])
+    where = {"workflow": ALL, "policy": "", "task": ""}
+    return rows + [
+        number(name, t_interval(values), "difference", **where, variant=variant)
+        for (variant, name), values in means.items()
+        if len(values) >= LEAST_CELLS
+    ]
+
+
+def changes(results: Results, study: Study, question: str) -> list[dict]:
     """Falls, peak and end of each variant beside its twin in the grid, the mean over the cells of a variant, and the A/A pairs."""
-    rows: list[dict] = []
-    pooled: dict[tuple[str, str], list[float]] = {}
-    for twin in [*found, *placebo]:
+    rows = []
+    for twin in twins(results, study, question, "aa"):
         where = twin.where()
         before, after = (sum(run.falls for run in runs) for runs in (twin.usual, twin.changed))
         counts = {"runs": len(twin.changed), "falls, twin": before, "falls": after}
         rows += [number(name, count, "count", **where) for name, count in counts.items()]
         for x, place in SHOWN.items():
-            rows += beside(place, *(outcomes(runs, x).mean(axis=1) for runs in (twin.usual, twin.changed)), where)
-            pooled.setdefault((twin.variant, place), []).append(rows[-1]["value"])
-    for (variant, place), means in pooled.items():
-        if len(means) >= LEAST_CELLS:
-            where = {"workflow": ALL, "policy": "", "task": "", "variant": variant}
-            rows.append(number(f"change at the {place}", t_interval(means), "difference", **where))
-    return pd.DataFrame(rows)
+            rows += beside(place, *twin.at(x), where)
+    return with_means(rows)
 
 
 def matched_updates(results: Results, study: Study) -> pd.DataFrame:
     """One step per iteration against one step per batch of rows, and against the single agent."""
-    found, rows, means = list(twins(results, study, "updates")), [], []
-    for twin in found:
-        where = twin.where()
-        if apart := paired(twin.changed, results.runs_of("single", "sp", twin.task).values(), "best"):
-            rows.append(number("peak − SA-RL", apart, "difference", **where))
-            means.append(rows[-1]["value"])
-    if len(means) >= LEAST_CELLS:
-        where = {"workflow": ALL, "policy": "", "task": "", "variant": found[0].variant}
-        rows.append(number("peak − SA-RL", t_interval(means), "difference", **where))
-    return pd.concat([changes(found, twins(results, study, "aa")), pd.DataFrame(rows)])
+    rows = []
+    for twin in twins(results, study, "updates"):
+        apart = difference(accuracies(twin.changed, "best"), results.accuracy("single", "sp", twin.task, "best"))
+        rows += [number("peak − SA-RL", apart, "difference", **twin.where())] if apart.seeds else []
+    return pd.DataFrame(changes(results, study, "updates") + with_means(rows))
 
 
 def setup(results: Results, study: Study) -> pd.DataFrame:
     """What the schedule, its clock, dual clip and the order of rows change."""
-    found = twins(results, study, "setup")
-    own = (twin for twin in found if twin.usual[0].cell.id != twin.changed[0].cell.id)
-    return changes(own, twins(results, study, "aa"))
+    return pd.DataFrame(changes(results, study, "setup"))
 
 
 def kept(found: Iterable[Twins]) -> pd.DataFrame:
     """The judging role's gain with each variant, and the end."""
     rows = []
     for twin in found:
-        where = twin.where() | {"role": JUDGES[twin.workflow][1]}
-        pair = (twin.usual, twin.changed)
-        gains = np.array([[gain_of(run, where["role"])[-2:].mean() for run in runs] for runs in pair])
-        gains = gains[:, ~np.isnan(gains).any(axis=0)]
+        where = twin.where() | {"role": MEASURES[twin.workflow][0]}
+        pairs = zip(twin.usual, twin.changed, strict=True)
+        ends = [[gain_of(run, where["role"])[-2:].mean() for run in pair] for pair in pairs]
+        gains = pd.DataFrame(ends, columns=["usual", "changed"]).dropna()
         rows.append(number("runs", len(twin.changed), "count", **where))
-        if gains.size:
-            rows += beside("gain", *gains, where, "gain")
-        if twin.changed:
-            ends = (outcomes(runs, "terminal").mean(axis=1) for runs in pair)
-            rows += beside("end", *ends, where)
+        if len(gains):
+            rows += beside("gain", gains["usual"], gains["changed"], where, "gain")
+        rows += beside("end", *twin.at("terminal"), where)
     return pd.DataFrame(rows)
 
 
@@ -159,49 +143,43 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
 
 def power(results: Results, study: Study) -> pd.DataFrame:
     """The spread of what is compared, and the seeds that a paired t test needs to find effects of the declared sizes."""
-    compared: dict[tuple[str, str, str], Interval] = {}
+    compared = {}
     for x, place in SHOWN.items():
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            runs = {one: results.runs_of(workflow, one, task).values() for one in POLICIES}
-            ends = outcomes(runs[policy], x).mean(axis=1)
+            ends = results.accuracy(workflow, policy, task, x)
             within += [ends - ends.mean()] if len(ends) > 1 else []
-            if policy == "ip" and (gap := paired(runs["ip"], runs["sp"], x)):
+            gap = difference(ends, results.accuracy(workflow, "sp", task, x))
+            if policy == "ip" and gap.seeds:
                 compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
         if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
-            freedom = sum(len(one) - 1 for one in within)
-            sd = float(np.sqrt(2 * (np.concatenate(within) ** 2).sum() / freedom))
-            compared["noise floor: two seeds of one cell", ALL, place] = t_interval([0.0])._replace(
-                sd=sd, seeds=freedom + len(within)
-            )
-        for twin in [*twins(results, study, "aa"), *twins(results, study, "updates")]:
-            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(
-                outcomes(twin.changed, x), outcomes(twin.usual, x)
-            )
+            apart = pd.concat(within)
+            sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
+            of_pairs = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
+            compared["noise floor: two seeds of one cell", ALL, place] = of_pairs
+        for twin in twins(results, study, "aa", "updates"):
+            usual, changed = twin.at(x)
+            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(changed, usual)
     rows = []
     for (what, cell, place), found in compared.items():
         where = {"compared": what, "cell": cell, "at": place}
-        rows += [
-            number("runs", found.seeds, "count", **where),
-            number("SD (points)", 100 * found.sd, "tokens", **where),
-        ]
+        rows.append(number("runs", found.seeds, "count", **where))
+        rows.append(number("SD (points)", 100 * found.sd, "tokens", **where))
         for effect in RULES["effects"]:
-            needed = seeds_needed(found.sd, effect) if found.sd == found.sd else None
-            label = f"seeds for {100 * effect:.0f} points"
-            rows.append(number(label, needed or np.nan, "count" if needed else "missing", **where))
+            needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
+            rows.append(number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where))
     return pd.DataFrame(rows)
 
 
 def covered(results: Results, study: Study) -> pd.DataFrame:
     """What the intervals of these tables cover in simulation, also with the spread of the ends of the grid's runs."""
-    cells = [results.runs_of(*cell).values() for cell in dict.fromkeys(key[:3] for key in results.runs)]
-    ends = [outcomes(runs, "terminal").mean(axis=1) for runs in cells]
+    ends = [results.accuracy(*cell, "terminal") for cell in dict.fromkeys(key[:3] for key in results.runs)]
     apart = np.concatenate([(one - one.mean()) * np.sqrt(len(one) / max(1, len(one) - 1)) for one in ends])
     rows = []
     for line in coverage(apart).to_dict("records"):
         where = {"units": line["units"], "noise": line["noise"]}
-        for label, name in (("t", "t"), ("percentile bootstrap", "bootstrap")):
-            rows.append(number(label, line[name], "missing" if line[name] != line[name] else "rate", **where))
+        rows.append(number("t", line["t"], "rate", **where))
+        rows.append(number("percentile bootstrap", line["bootstrap"], "rate", **where))
     return pd.DataFrame(rows)
 
 
@@ -235,11 +213,12 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
-        rows += [number(place, over_seeds(outcomes(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
+        rows += [number(place, t_interval(accuracies(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
         cell = found[0].cell
         for (of, variant), singles in agents.items() if cell.workflow != "single" else ():
             is_asked = cell.n_problems in (usual.n_problems, singles[0].cell.n_problems)
-            if of == task and is_asked and (apart := paired(found, singles, "best")):
+            apart = difference(accuracies(found, "best"), accuracies(singles, "best"))
+            if of == task and is_asked and apart.seeds:
                 rows.append(number(f"peak − {variant}", apart, "difference", **where))
     return pd.DataFrame(rows)
 
@@ -255,6 +234,13 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
     return chosen.reindex(sorted(answers["problem"].unique()), fill_value=False).astype(float)
 
 
+def tokens_per_problem(seeds: list[pd.DataFrame]) -> dict[str, float]:
+    """What is counted -> the tokens of all answers to a problem, mean over problems and seeds."""
+    spent = [one.groupby("problem")[["completion_tokens", "prompt_tokens"]].sum().mean() for one in seeds]
+    sampled, read = pd.concat(spent, axis=1).mean(axis=1)
+    return {"vote": sampled, "vote, prompts counted": sampled + read}
+
+
 def inference(results: Results, study: Study) -> pd.DataFrame:
     """Votes and best of k of the single agent at its peak, and the peak of each workflow, by tokens per problem.
 
@@ -262,7 +248,6 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
     of all tokens, prompts included.
     """
     rows, own, drawn = [], results.evaluated("own"), {}
-    counted = {"vote": ["completion_tokens"], "vote, prompts counted": ["prompt_tokens", "completion_tokens"]}
     for draw in study.draws():
         if (table := results.drawn(draw)) is not None:
             table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
@@ -271,34 +256,28 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
         found, votes = [], []
         for k in range(1, study.rollouts + 1):
             firsts = [table[table["rollout"] < k] for table in draws.values()]
-            spent = {
-                name: np.mean([one[columns].sum(axis=1).groupby(one["problem"]).sum().mean() for one in firsts])
-                for name, columns in counted.items()
-            }
-            of_seeds = {seed: vote(table, k) for seed, table in draws.items()}
+            spent = tokens_per_problem(firsts)
+            of_seeds = pd.Series({seed: vote(table, k).mean() for seed, table in draws.items()})
             votes.append((spent, of_seeds))
-            best = np.stack([one.groupby("problem")["correct"].any().astype(float) for one in firsts])
+            best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
             name = f"Single agent, vote of {k}" if k > 1 else "Single agent, once"
-            found.append((name, spent, np.stack(list(of_seeds.values())), {}))
+            found.append((name, spent, of_seeds, {}))
             found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best, {})] if k > 1 else []
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
-            runs = results.runs_of(workflow, policy, task)
+            runs, peaks = results.runs_of(workflow, policy, task), results.accuracy(workflow, policy, task, "best")
             at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
-            rows_at = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
-            if not any(map(len, rows_at)):  # not all may be evaluated yet
+            played = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
+            if not any(map(len, played)):  # not all may be evaluated yet
                 continue
-            spent, apart = {}, {}
-            for name, columns in counted.items():
-                spent[name] = np.mean([one[columns].sum(axis=1).mean() for one in rows_at if len(one)])
-                _, nearest = min(votes, key=lambda one: abs(one[0][name] - spent[name]))
-                if both := [seed for seed in runs if seed in nearest]:
-                    pair = [runs[seed].at("best") for seed in both], [nearest[seed] for seed in both]
-                    apart[f"minus the nearest {name}"] = difference(*map(np.stack, pair))
-            found.append((f"{cell_name(workflow, policy)}, peak", spent, outcomes(runs.values(), "best"), apart))
+            spent, apart = tokens_per_problem([one for one in played if len(one)]), {}
+            for name, tokens in spent.items():
+                _, nearest = min(votes, key=lambda one: abs(one[0][name] - tokens))
+                apart[f"minus the nearest {name}"] = difference(peaks, nearest)
+            found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
             where = {"task": task, "run": name}
             rows.append(number("sampled tokens per problem", tokens["vote"], "count", **where))
             rows.append(number("with prompts", tokens["vote, prompts counted"], "count", **where))
-            rows.append(number("accuracy", over_seeds(right), "accuracy", **where))
+            rows.append(number("accuracy", t_interval(right), "accuracy", **where))
             rows += [number(label, interval, "difference", **where) for label, interval in apart.items()]
     return pd.DataFrame(rows)

@@ -4,27 +4,23 @@ import json
 from functools import cache
 from itertools import product
 from pathlib import Path
+from pkgutil import resolve_name
 
-import numpy as np
 import pandas as pd
 import yaml
 
 from multirole.diagnostics.names import TASK_NAMES
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import is_tiny
-from multirole.paper import claims, factorial, phenomena, setup_tables, signature_tables, skills, study_tables
-from multirole.paper.dynamics import FIRST_ITERATIONS, dynamics
-from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Results
-from multirole.paper.statistics import ALL, RULES, difference, over_seeds, split_half_peak, t_interval
+from multirole.paper import claims
+from multirole.paper.dynamics import FIRST_ITERATIONS
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
+from multirole.paper.results import Results, accuracies
+from multirole.paper.statistics import ALL, RULES, difference, split_half_peak, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import Table, number, pivoted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-Outcomes = dict[int, np.ndarray]
-"""seed -> (P,) outcomes on the same problems in the same order."""
-
-
 MODEL = "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B)."
 """What a caption says of the embedded model."""
 
@@ -43,11 +39,9 @@ def sentences(results: Results) -> dict[str, str]:
     over = "; ".join(f"{named_seeds(of)} of {TASK_NAMES[task]}" for task, of in there.items() if of)
     if all(of == seeds for of in there.values()) or not over:
         over = named_seeds(seeds)
-    counts = {
-        "runs": (results.grid.cells(), results.runs),
-        "evaluations": (results.grid.evaluations(), results.evaluations),
-    }
-    missing = [f"{len(asked) - len(done)} of {len(asked)} {what}" for what, (asked, done) in counts.items()]
+    asked = len(results.grid.cells()), len(results.grid.evaluations())
+    runs, evaluations = asked[0] - len(results.runs), asked[1] - len(results.evaluations)
+    missing = f"{runs} of {asked[0]} runs and {evaluations} of {asked[1]} evaluations"
     read = results.evaluated("own", "turns")
     facts = {
         "model": model,
@@ -56,7 +50,7 @@ def sentences(results: Results) -> dict[str, str]:
         "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
-        "finished": f"Not finished: {' and '.join(missing)}." if results.missing() else "All runs are finished.",
+        "finished": f"Not finished: {missing}." if runs or evaluations else "All runs are finished.",
         "cap": cell.max_response_tokens,
         "first": FIRST_ITERATIONS,
         "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
@@ -76,28 +70,13 @@ def named_seeds(seeds: list[int]) -> str:
     return f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
 
 
-def of_runs(results: Results, workflow: str, policy: str, task: str, at: str = "best") -> Outcomes:
-    """Validation outcomes at a named checkpoint."""
-    return {seed: run.at(at) for seed, run in results.runs_of(workflow, policy, task).items()}
-
-
-def of_evaluations(results: Results, adapters: str, workflow: str, task: str) -> Outcomes:
-    """Outcomes of a transfer, mean over rollouts."""
-    table = results.evaluated(adapters)
-    mine = table[(table["workflow"] == workflow) & (table["task"] == task)]
-    means = mine.pivot_table("correct", "seed", "problem") if len(mine) else mine
-    return dict(zip(means.index, means.to_numpy(float), strict=True))
-
-
-def measured(of: dict[str, Outcomes], columns: list[str], **where: str) -> list[dict]:
-    """A row per column: the mean of an outcome of `of`, or for "A − B" the difference of two, paired by seed and problem."""
+def measured(of: dict[str, pd.Series], columns: list[str], **where: str) -> list[dict]:
+    """A row per column: the mean of an accuracy of `of`, or for "A − B" the difference of two, paired by seed."""
     rows = []
     for column in columns:
         after, _, before = column.partition(" − ")
-        seeds = [seed for seed in of[after] if not before or seed in of[before]]
-        right = [np.stack([of[name][seed] for seed in seeds]) for name in (after, before) if name and seeds]
-        found = difference(*right) if len(right) == 2 else over_seeds(*right) if right else np.nan
-        rows.append(number(column, found, ("difference" if before else "accuracy") if seeds else "missing", **where))
+        found = difference(of[after], of[before]) if before else t_interval(of[after])
+        rows.append(number(column, found, "difference" if before else "accuracy", **where))
     return rows
 
 
@@ -106,13 +85,15 @@ def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
     rows = []
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         of = {
-            "base": of_runs(results, workflow, "ip", task, "base") | of_runs(results, workflow, "sp", task, "base"),
-            "SA-RL": of_runs(results, "single", "sp", task),
-            "IP": of_runs(results, workflow, "ip", task),
-            "SP": of_runs(results, workflow, "sp", task),
-            "transfer": of_evaluations(results, "transfer", workflow, task),
-            "transfer to all": of_evaluations(results, "transfer_all", workflow, task),
+            "base": results.base(workflow, task),
+            "SA-RL": results.accuracy("single", "sp", task, "best"),
+            "IP": results.accuracy(workflow, "ip", task, "best"),
+            "SP": results.accuracy(workflow, "sp", task, "best"),
         }
+        for name, adapters in (("transfer", "transfer"), ("transfer to all", "transfer_all")):
+            played = results.evaluated(adapters)
+            mine = played[(played["workflow"] == workflow) & (played["task"] == task)]
+            of[name] = mine.groupby("seed")["correct"].mean().astype(float) if len(mine) else pd.Series(dtype=float)
         rows += measured(of, columns, task=task, workflow=workflow)
     return pd.DataFrame(rows)
 
@@ -120,10 +101,11 @@ def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
 def checks(results: Results, columns: list[str]) -> pd.DataFrame:
     """The gain over base, the peak chosen on other problems, and what is left at the end."""
     rows, places = [], {"base": "base", "peak": "best", "final": "terminal"}
-    for task, (workflow, policy) in product(results.grid.tasks, [*product(WORKFLOWS, POLICIES), ("single", "sp")]):
+    for task, (workflow, policy) in product(results.grid.tasks, LINES):
         cell = workflow, policy, task
-        of = {name: of_runs(results, *cell, at) for name, at in places.items()}
-        of["split-half peak"] = {seed: split_half_peak(run.correct) for seed, run in results.runs_of(*cell).items()}
+        of = {name: results.accuracy(*cell, at) for name, at in places.items()}
+        halves = {seed: split_half_peak(run.correct).mean() for seed, run in results.runs_of(*cell).items()}
+        of["split-half peak"] = pd.Series(halves, dtype=float)
         rows += measured(of, columns, task=task, workflow=workflow, policy=policy)
     return pd.DataFrame(rows)
 
@@ -133,56 +115,26 @@ def ip_against_sp(results: Results) -> pd.DataFrame:
     rows, means = [], {}
     places = (("peak", "best"), ("end", "terminal"))
     for (task, workflow), (name, at) in product(product(results.grid.tasks, WORKFLOWS), places):
-        of = {policy.upper(): of_runs(results, workflow, policy, task, at) for policy in POLICIES}
+        of = {policy.upper(): results.accuracy(workflow, policy, task, at) for policy in POLICIES}
         rows += measured(of, ["IP − SP"], task=task, workflow=workflow, at=name)
         means.setdefault(name, []).append(rows[-1]["value"])
     for name, values in means.items():
-        found, where = t_interval(values), {"task": "", "workflow": ALL, "at": name}
-        rows.append(number("IP − SP", found, "missing" if np.isnan(found.mean) else "difference", **where))
+        rows.append(number("IP − SP", t_interval(values), "difference", task="", workflow=ALL, at=name))
     return pd.DataFrame(rows)
 
 
 def by_regime(results: Results) -> pd.DataFrame:
     """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
-    rows, cells = [], [*product(WORKFLOWS, POLICIES), ("single", "sp")]
-    for (name, regime), task, (workflow, policy) in product(
-        claims.regimes_of(results).items(), results.grid.tasks, cells
-    ):
-        if curves := [run.accuracy for run in regime.runs(workflow, policy, task).values()]:
+    rows = []
+    for (name, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
+        if runs := results.runs_of(workflow, policy, task, **changed):
             where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
-            places = {
-                "base": [c.iloc[0] for c in curves],
-                "peak": [c.max() for c in curves],
-                "end": [c.iloc[-1] for c in curves],
-            }
-            rows.append(number("runs", len(curves), "count", **where))
-            rows += [number(place, t_interval(of), "accuracy", **where) for place, of in places.items()]
+            of = {place: accuracies(runs.values(), at) for place, at in (("base", "base"), ("end", "terminal"))}
+            of["peak"] = pd.Series(
+                {seed: run.accuracy.max() for seed, run in runs.items()}
+            )  # it may be the untrained one
+            rows += [number("runs", len(runs), "count", **where), *measured(of, ["base", "peak", "end"], **where)]
     return pd.DataFrame(rows)
-
-
-MEASURES = {
-    "comparison": comparison,
-    "by_regime": by_regime,
-    "checks": checks,
-    "ip_against_sp": ip_against_sp,
-    "dynamics": dynamics,
-    "signatures": signature_tables.panel_values,
-    "hyper_parameters": setup_tables.hyper_parameters,
-    "compute": setup_tables.compute,
-    "skills": skills.skills,
-    "trivial_twins": skills.trivial_twins,
-    "phenomena": phenomena.phenomena,
-    "matched_updates": study_tables.matched_updates,
-    "setup": study_tables.setup,
-    "factorial": factorial.of_arms,
-    "predictors": factorial.predictors,
-    "contrasts": factorial.contrasts,
-    "power": study_tables.power,
-    "coverage": study_tables.covered,
-    "judges": study_tables.judges,
-    "controls": study_tables.controls,
-    "inference": study_tables.inference,
-}
 
 
 def made_from(results: Results, study: Study, question: str) -> str:
@@ -198,9 +150,9 @@ def make(
     **options: object,
 ) -> Table:  # fmt: skip
     """Measure and draw one declared table; values that are texts are shown as they are."""
-    if measure == "signatures":
+    if measure == "signature_tables:panel_values":
         options["labels"] = DECLARED["signatures"]
-    values = MEASURES[measure](*(results, study) if study else (results,), **options)
+    values = resolve_name(f"multirole.paper.{measure}")(*(results, study) if study else (results,), **options)
     shown = pivoted(values) if "number" in values else values
     facts = sentences(results) | ({"made_from": made_from(results, study, question)} if study and question else {})
     return Table(name, title, caption.format(**facts), shown, values)

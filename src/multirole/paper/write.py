@@ -68,8 +68,10 @@ class Plate:
 
 
 def number(name: str, value: float | Interval, unit: str, **where: object) -> dict[str, object]:
-    """Make one row of a table's values: `where` says which line of the table, `name` which column."""
+    """Make one row of a table's values: `where` says which line of the table, `name` which column; NaN is a missing number."""
     of = value._asdict() if isinstance(value, Interval) else {"mean": value}
+    if np.isnan(of["mean"]):
+        of, unit = {"mean": np.nan}, "missing"
     if unit == "accuracy" and "low" in of:  # a t interval does not know that there are no others
         of |= {name: float(np.clip(of[name], 0.0, 1.0)) for name in ("low", "high")}  # NaN of a single unit stays
     return where | {"number": name, "unit": unit, "value": of.pop("mean")} | of
@@ -157,8 +159,7 @@ def show(folder: str | Path, name: str) -> None:
     path = Path(folder) / f"{name}.md"
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{folder} holds no tables and figures yet. Run first: multirole paper {folder}")
+    if (image := path.with_suffix(".png")).exists():
+        display(Image(image))
     if path.exists():
-        image = path.with_suffix(".png")
-        display(
-            *([Image(image)] if image.exists() else []), Markdown(path.read_text(encoding="utf-8").removeprefix("# "))
-        )
+        display(Markdown(path.read_text(encoding="utf-8").removeprefix("# ")))
