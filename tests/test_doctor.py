@@ -14,6 +14,7 @@ from trainers import slow_but
 from multirole import doctor
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.doctor.bench import rate_at
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
@@ -30,6 +31,18 @@ SMALL = {
 def failed(cell: Cell, folder) -> dict[str, str]:
     findings = doctor.examine(make_trainer(cell, str(folder)), cell.make_task())
     return {finding.check: finding.measured for finding in findings if not finding.holds}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "last"),
+    [("linear", None, 0.0), ("cosine_with_min_lr", {"min_lr_rate": 0.1}, 0.1), ("reduce_lr_on_plateau", None, 1.0)],
+)
+def test_it_knows_the_rate_of_every_schedule_of_transformers(kind, options, last, tmp_path):
+    args = MultiRoleGRPOConfig(
+        str(tmp_path), lr_scheduler_type=kind, lr_scheduler_kwargs=options, max_steps=10, learning_rate=1.0, eval_strategy="steps",
+        eval_steps=1, warmup_steps=0, bf16=False,
+    )  # fmt: skip
+    assert rate_at(args, 10) == pytest.approx(last, abs=1e-12)
 
 
 ALWAYS = [("eval_opt", "sp", "code")]

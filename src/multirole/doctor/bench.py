@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from multirole.core.config import MultiRoleGRPOConfig
@@ -88,8 +89,10 @@ def given_reward(problem: int, attempt: int) -> float:
 
 def rate_at(args: MultiRoleGRPOConfig, tick: int) -> float:
     """The learning rate at a tick of transformers' schedule, for an optimizer that never steps."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, args.warmup_steps, args.max_steps)
+    optimizer, options = torch.optim.SGD([torch.zeros(1)], args.learning_rate), dict(args.lr_scheduler_kwargs or {})
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, args.warmup_steps, args.max_steps, options)
+    if not isinstance(schedule, LambdaLR):  # which waits for evaluations, and there is none here
+        return args.learning_rate
     return args.learning_rate * schedule.lr_lambdas[0](min(tick, args.max_steps))
 
 
