@@ -18,10 +18,11 @@ LINE_STYLES = ("-", "--", ":", "-.")
 def describe(cell: Any) -> pd.DataFrame:
     """The settings of a cell, two per row."""
     settings = cell.to_dict()
-    values = [(name, str(value)) for name, value in (settings | {"policy": policy_name(settings["policy"])}).items()]
-    half = (len(values) + 1) // 2
-    pairs = zip(values[:half], values[half:] + [("", "")] * (2 * half - len(values)), strict=True)
-    return pd.DataFrame([a + b for a, b in pairs], columns=["field", "value", "field ", "value "]).set_index("field")
+    settings |= {"policy": policy_name(settings["policy"])}
+    table = pd.DataFrame({"field": list(settings), "value": map(str, settings.values())})
+    half = (len(table) + 1) // 2
+    second = table[half:].reset_index(drop=True).add_suffix(" ")
+    return table[:half].join(second).fillna("").set_index("field")
 
 
 def plot_learning(folder: str | Path) -> Figure:

@@ -358,8 +358,7 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
 def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     """A map of where the single agent's training is stable, and how well each quantity tells."""
     found = {arm: factorial.runs_of(seeds) for arm, seeds in factorial.arms(results, study).items()}
-    lines, rates = ([*dict.fromkeys(of)] for of in zip(*(((a.steps, a.rows), a.rate) for a in found), strict=True))
-    lines, rates = sorted(lines), sorted(rates)
+    lines, rates = sorted({(arm.steps, arm.rows) for arm in found}), sorted({arm.rate for arm in found})
     quantities = factorial.RULES["predictors"]
     figure = Figure(figsize=(6.8, 5.0), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[1.25, 1])

@@ -101,7 +101,6 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         raise ValueError(f"{folder} holds no run {run!r}. The names are in {Path(folder) / 'runs.parquet'}.")
     row, recorded = runs.loc[run], {packed: name for name, packed in EVALUATION_TABLES.items()}
     target = Path(to) / ("evaluations" if row["kind"] == "evaluation" else "") / run
-    tables: dict[str, pa.Table] = {}
     for name, columns in json.loads(row["columns"]).items():
         path = Path(folder) / f"{name}.parquet"
         if not path.exists():  # an older run's alarms, which are read off `roles` now
@@ -110,14 +109,13 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         columns = [column for column in columns if column in held]  # others were left out
         packed = pq.read_table(path, columns=columns, filters=[("run", "==", run)])
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
+        parts = {recorded.get(name, name): table}
         if name == "turns":
-            for step in pc.unique(table["step"]).to_pylist():
-                tables[f"turns/step_{step:05d}.parquet"] = table.filter(pc.field("step") == step)
-        else:
-            tables[f"{recorded.get(name, name)}.parquet"] = table
-    for name, table in tables.items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, target / name)
+            steps = pc.unique(table["step"]).to_pylist()
+            parts = {f"turns/step_{step:05d}": table.filter(pc.field("step") == step) for step in steps}
+        for file, part in parts.items():
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(part, target / f"{file}.parquet")
     for name, text in {"config.json": row["settings"], "provenance.json": row["provenance"]}.items():
         (target / name).write_text(json.dumps(json.loads(text), indent=2))
     write_done(target)
