@@ -52,11 +52,12 @@ def skills(results: Results) -> pd.DataFrame:
         if not gains.size:
             continue
         known = pd.DataFrame({"start": gains.iloc[0], "end": gains.iloc[-2:].mean()}).dropna()
+        ends = accuracy.apply(lambda curve: curve.dropna().iloc[-2:].mean())  # a run may have ended early
         by_seed = known.groupby(level=1).mean()  # whose policies share the start
         where = {"regime": name, "workflow": workflow, "role": measure, "task": task}
         rows += [
             number("runs", len(known), "count", **where),
-            number("accuracy, end", accuracy.iloc[-2:].mean().mean(), "accuracy", **where),
+            number("accuracy, end", ends.mean(), "accuracy", **where),
             number("gain, start", t_interval(by_seed["start"]), "gain", **where),
             number("gain, end", t_interval(by_seed["end"]), "gain", **where),
             number("change", t_interval(by_seed["end"] - by_seed["start"]), "difference", **where),

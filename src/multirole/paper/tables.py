@@ -93,7 +93,7 @@ def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
         for name, adapters in (("transfer", "transfer"), ("transfer to all", "transfer_all")):
             played = results.evaluated(adapters)
             mine = played[(played["workflow"] == workflow) & (played["task"] == task)]
-            of[name] = mine.groupby("seed")["correct"].mean().astype(float) if len(mine) else pd.Series(dtype=float)
+            of[name] = mine.groupby("seed")["correct"].mean() if len(mine) else pd.Series(dtype=float)
         rows += measured(of, columns, task=task, workflow=workflow)
     return pd.DataFrame(rows)
 
@@ -130,9 +130,7 @@ def by_regime(results: Results) -> pd.DataFrame:
         if runs := results.runs_of(workflow, policy, task, **changed):
             where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
             of = {place: accuracies(runs.values(), at) for place, at in (("base", "base"), ("end", "terminal"))}
-            of["peak"] = pd.Series(
-                {seed: run.accuracy.max() for seed, run in runs.items()}
-            )  # it may be the untrained one
+            of["peak"] = pd.Series({seed: run.accuracy.max() for seed, run in runs.items()})  # step 0 included
             rows += [number("runs", len(runs), "count", **where), *measured(of, ["base", "peak", "end"], **where)]
     return pd.DataFrame(rows)
 
