@@ -417,9 +417,10 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
             axes.errorbar(x, peak["value"], error, marker=marker, color=colour, mfc=inside, ms=5, lw=1.0, capsize=2)
             if name not in cells:
                 variant = variant.replace(", ", "\n")
-                look = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 6}
-                axes.annotate(f"{variant}: {steps['value']:.0f} steps", (x, peak["value"]), **look)
+                look = {"xytext": (-8, -3), "textcoords": "offset points", "va": "top", "fontsize": 6}
+                axes.annotate(f"{variant}\n({steps['value']:.0f} steps)", (x, peak["low"]), **look)
         _in_percent(axes.yaxis)
+        axes.set_ylim(axes.get_ylim()[0] - 0.03)  # room for the lowest name
         axes.set_xlim(0, 1.1 * axes.get_xlim()[1])
         axes.set(xlabel="completion tokens sampled in training, millions", title=TASK_NAMES[task])
     figure.supylabel("validation accuracy at the peak", fontsize=8)
