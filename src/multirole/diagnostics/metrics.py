@@ -194,7 +194,8 @@ class RoleDiagnostics(MultiRoleCallback):
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
         self.merge(gather_objects({step: dict(stats.sums) for step, stats in self.tokens.items()}))
         for role, metrics in self.per_role(iteration.rows).items():
-            iteration.roles[role] = metrics | iteration.roles[role]  # lengths are known without `is_full`
+            known = iteration.roles[role]  # without `is_full` the trainer's lengths stay
+            known |= {name: value for name, value in metrics.items() if name not in known or not math.isnan(value)}
 
     def save_state(self, folder: Path) -> None:
         save_vectors(self.updates.last, folder, "updates", self.is_sharded)

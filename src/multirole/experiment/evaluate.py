@@ -66,7 +66,9 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
     model, tokenizer = load_model(cell)
     engine = make_engine(cell, model, tokenizer, launch)
-    outcomes, turns, sums = list[dict](), list[dict](), dict[str, str]()
+    outcomes: list[dict] = []
+    turns: list[dict] = []
+    sums: dict[str, str] = {}
     try:
         for version, step in enumerate(steps):
             if step and source is not None:

@@ -45,7 +45,7 @@ def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
         stops = free < launch.vllm_memory * total
         advice = f"vLLM takes vllm_memory={launch.vllm_memory} of it. End what else runs there, or lower vllm_memory."
         line = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-        found.append(Found("device memory", line, advice * stops, stops))
+        found.append(Found("device memory", line, advice if stops else "", stops))
     existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
     return [*found, Found("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}")]
 

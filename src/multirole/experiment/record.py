@@ -90,8 +90,10 @@ class Recorder:
 
     def _restore(self, checkpoint: Path | None) -> None:
         """Make the run's tables and turns those of a checkpoint; None takes all away."""
-        record = checkpoint / RECORD if checkpoint else Path()
-        kept = {path.relative_to(record): path for path in sorted(record.rglob("*.parquet"))} if checkpoint else {}
+        kept: dict[Path, Path] = {}
+        if checkpoint is not None:
+            record = checkpoint / RECORD
+            kept = {path.relative_to(record): path for path in sorted(record.rglob("*.parquet"))}
         for path in [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet")]:
             if path.relative_to(self.folder) not in kept:
                 remove(path)

@@ -428,9 +428,10 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
         Line2D([], [], ls="", marker=WORKFLOW_MARKERS[w], color="0.2", label=WORKFLOW_NAMES[w])
         for w in ("single", *WORKFLOWS)
     ]
-    more = Line2D([], [], ls="", marker="o", color="0.2", mfc="white", label="four times the problems")
-    handles = [*shapes, *_policies(ls="-", lw=3), more]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=1.2)
+    handles, runs = [*shapes, *_policies(ls="-", lw=3)], (run.partition(", ") for run in table.values["run"])
+    if variants := dict.fromkeys(variant for name, _, variant in runs if name in cells and variant):
+        handles.append(Line2D([], [], ls="", marker="o", color="0.2", mfc="white", label=" or ".join(variants)))
+    _legend(figure, handles, ncols=4)
     return plate(results, "controls", figure)
 
 
@@ -474,5 +475,5 @@ def _policies(**look: object) -> list[Line2D]:
     return [Line2D([], [], label=POLICY_NAMES[policy], **own) for policy, own in looks.items()]
 
 
-def _legend(figure: Figure, handles: list) -> None:
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), columnspacing=1.2)
+def _legend(figure: Figure, handles: list, ncols: int | None = None) -> None:
+    figure.legend(handles=handles, loc="outside upper center", ncols=ncols or len(handles), columnspacing=1.2)

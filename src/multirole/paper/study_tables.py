@@ -203,9 +203,10 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         for cell in sorted(in_grid, key=lambda cell: (cell.workflow != "single", cell.workflow)):
             add(cell, "as many iterations" if cell.workflow == "single" else "")
         for variant, _, cell in [*study.runs("controls"), *study.runs("updates")]:
-            if cell.task == task:
-                add(cell, variant)
-            if cell.task == task and cell.workflow == "single" and (run := results.find(cell)):
+            if cell.task != task:
+                continue
+            add(cell, variant)
+            if cell.workflow == "single" and (run := results.find(cell)):
                 agents.setdefault((task, variant), []).append(run)
     rows = []
     for (task, name), found in runs.items():
@@ -216,9 +217,10 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         rows += [number(place, t_interval(accuracies(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
         cell = found[0].cell
         for (of, variant), singles in agents.items() if cell.workflow != "single" else ():
-            is_asked = cell.n_problems in (usual.n_problems, singles[0].cell.n_problems)
+            if of != task or cell.n_problems not in (usual.n_problems, singles[0].cell.n_problems):
+                continue
             apart = difference(accuracies(found, "best"), accuracies(singles, "best"))
-            if of == task and is_asked and apart.seeds:
+            if apart.seeds:
                 rows.append(number(f"peak − {variant}", apart, "difference", **where))
     return pd.DataFrame(rows)
 
