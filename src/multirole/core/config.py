@@ -50,8 +50,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
     """Configuration of [`MultiRoleGRPOTrainer`]. All else is TRL's `GRPOConfig`, with these meanings:
 
     - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
-      `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size`, `steps_per_generation`
-      and `gradient_accumulation_steps` only serve to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
+      `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size` and
+      `gradient_accumulation_steps` only serve to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
       `logging_steps` and `warmup_steps` count iterations. With `max_steps=-1`, `num_train_epochs` passes are made.
     - `max_completion_length` and `temperature` hold for every turn.
     - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
@@ -120,13 +120,14 @@ class MultiRoleGRPOConfig(GRPOConfig):
         self._check_refused()
         if self.use_vllm:
             self.__dict__.update(engine="vllm", use_vllm=False)
-        n_eval = self.num_generations_eval or 1
+        n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
         self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
         super().__post_init__()
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
-        if self.steps_per_generation != self.gradient_accumulation_steps and self.gradient_accumulation_steps > 1:
+        several = self.steps_per_generation != self.gradient_accumulation_steps
+        if several and (given or self.gradient_accumulation_steps > 1):
             raise ValueError(
                 f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
                 f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
