@@ -129,8 +129,8 @@ def by_regime(results: Results) -> pd.DataFrame:
     for (name, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
         if runs := results.runs_of(workflow, policy, task, **changed):
             where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
-            of = {place: accuracies(runs.values(), at) for place, at in (("base", "base"), ("end", "terminal"))}
-            of["peak"] = pd.Series({seed: run.accuracy.max() for seed, run in runs.items()})  # step 0 included
+            places = (("base", "base"), ("peak", "best"), ("end", "terminal"))
+            of = {place: accuracies(runs.values(), at) for place, at in places}
             rows += [number("runs", len(runs), "count", **where), *measured(of, ["base", "peak", "end"], **where)]
     return pd.DataFrame(rows)
 
