@@ -123,12 +123,15 @@ def test_the_arms_of_the_factorial_by_hand(arm_results):
     assert {arm[:2] for arm, is_bad in found.items() if is_bad} == FALLING
     assert found[Arm(4, 16, 0.25)] is False  # 0 of 2 fall, so that the third cannot make it 2
     assert is_unstable({0: SimpleNamespace(falls=True), 1: None}) is None
+    recovered = dict.fromkeys(range(3), SimpleNamespace(falls=True, ends_fallen=False))
+    assert is_unstable(recovered) is True and is_unstable(recovered, "ends_fallen") is False
 
     values = predictors(arm_results, study).set_index(["quantity", "number"])["value"]
     assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
     # steps >= 4 is wrong of the quarter, rate x steps >= 4 of one step at four times the rate
     assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
     assert values["rate × steps (displacement)", "arms misjudged"] == 1
+    assert values["steps", "arms misjudged, terminal falls"] == 1  # the made-up falls are all terminal
 
     values = contrasts(arm_results, study).set_index(["contrast", "number"])["value"]
     assert values["four steps for one", "pairs of arms"] == 1  # of 64 rows at the rate
@@ -154,7 +157,7 @@ def test_the_factorial_is_drawn_of_the_arms_that_are_there(arm_results):
     (declared,) = [one for one in DECLARED["study"] if one["name"] == "factorial_predictors"]
     (plate,) = figures_of_study(arm_results, study, [make(arm_results, study, **declared)])
     texts = [text.get_text() for text in plate.figure.findobj(Text)]
-    assert "25 %\n3 of 3 fall" in texts and "100 %\n0 of 2 fall" in texts
+    assert "25 %\n3 of 3 fall, 3 for good" in texts and "100 %\n0 of 2 fall" in texts
     plt.close(plate.figure)
 
 
@@ -237,21 +240,24 @@ def test_a_vote_by_hand():
 
 
 def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
-    """With the same seeds on both sides, the paired difference is that of the means."""
+    """With the same seeds on both sides, the paired difference is that of the means; the votes are the two beside its tokens."""
     table = pd.read_csv(ROOT / "results/tiny-r/tables/inference.csv").pivot_table("value", "run", "number", sort=False)
     is_vote = table.index.str.match("Single agent, (once|vote)")
     votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
-    counted = {
-        "minus the nearest vote": "sampled tokens per problem",
-        "minus the nearest vote, prompts counted": "with prompts",
-    }
-    assert len(workflows) == 6 and table.loc[is_vote, list(counted)].isna().all(axis=None)
+    counted = {"vote": "sampled tokens per problem", "vote, prompts counted": "with prompts"}
+    assert len(workflows) == 6
+    assert table.loc[is_vote, [column for column in table if column.startswith("minus")]].isna().all(axis=None)
     for name, row in workflows.iterrows():
         assert row["with prompts"] > 1.5 * row["sampled tokens per problem"], "a judge reads what others wrote"
-        for column, tokens in counted.items():
-            apart = (votes[tokens] - row[tokens]).abs()
-            expected = row["accuracy"] - votes.loc[apart.idxmin(), "accuracy"]
-            assert row[column] == pytest.approx(expected, abs=1e-5), (name, column)
+        for label, tokens in counted.items():
+            beside = {"smaller": votes[votes[tokens] <= row[tokens]][-1:], "larger": votes[votes[tokens] >= row[tokens]][:1]}
+            for which, one in beside.items():
+                column = f"minus the next {which} {label}"
+                if one.empty:  # more tokens than all answers that were drawn
+                    assert np.isnan(row[column])
+                else:
+                    expected = row["accuracy"] - one["accuracy"].squeeze()
+                    assert row[column] == pytest.approx(expected, abs=1e-5), (name, column)
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):

@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 from statsmodels.stats.proportion import proportion_confint
 
-from multirole.diagnostics.falls import first_fall
+from multirole.paper.dynamics import POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import ALPHA, MARGIN, RULES, seeds_needed, t_interval
@@ -28,13 +28,14 @@ GAP = "ip − sp"
 
 def falls(run: Run) -> bool:
     """Whether a run ends in a terminal fall."""
-    fall = first_fall(run.accuracy)
-    return fall is not None and fall.is_terminal
+    return run.ends_fallen
 
 
-def largest(run: Run, table: str, metric: str) -> float:
-    """The log of a metric's maximum over a run."""
-    return math.log(max(run.table(table)[metric].max(), 1e-6))
+def largest_chi2(run: Run) -> float:
+    """The log of chi2's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one (Figure 5)."""
+    roles = role_series(run)
+    read = [roles[POOLED]] if POOLED in roles else roles.values()
+    return math.log(max(pd.concat([series["chi2"] for series in read]).max(), 1e-6))
 
 
 MEASURES: dict[str, Callable[[Run], float]] = {
@@ -43,8 +44,8 @@ MEASURES: dict[str, Callable[[Run], float]] = {
     "peak": lambda run: run.at("best"),
     "fall": lambda run: run.at("best") - run.accuracy.iloc[-1],
     "falls": falls,
-    "grad_norm": lambda run: largest(run, "ledger", "grad_norm"),
-    "chi2": lambda run: largest(run, "roles", "chi2"),
+    "grad_norm": lambda run: math.log(max(run.table("ledger")["grad_norm"].max(), 1e-6)),
+    "chi2": largest_chi2,
 }
 
 

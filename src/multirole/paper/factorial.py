@@ -11,7 +11,7 @@ import pandas as pd
 
 from multirole.paper.claims import DECLARED
 from multirole.paper.results import Results, Run, accuracies
-from multirole.paper.statistics import difference, t_interval
+from multirole.paper.statistics import difference, t_interval, untested
 from multirole.paper.study import Study
 from multirole.paper.study_tables import SHOWN, twins
 from multirole.paper.write import number
@@ -51,9 +51,12 @@ def runs_of(seeds: Seeds) -> list[Run]:
     return [run for run in seeds.values() if run]
 
 
-def is_unstable(seeds: Seeds) -> bool | None:
-    """Whether an arm is unstable by the rule of `claims.yaml`; None while runs that are missing could decide it."""
-    falls = sum(run.falls for run in runs_of(seeds))
+def is_unstable(seeds: Seeds, counted: str = "falls") -> bool | None:
+    """Whether an arm is unstable by the rule of `claims.yaml`; None while runs that are missing could decide it.
+
+    The rule counts all falls; with `counted="ends_fallen"`, terminal ones alone.
+    """
+    falls = sum(getattr(run, counted) for run in runs_of(seeds))
     if falls >= RULES["unstable"]:
         return True
     return False if falls + len(seeds) - len(runs_of(seeds)) < RULES["unstable"] else None
@@ -70,6 +73,7 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
         rows += [
             number("runs", len(runs), "count", **where),
             number("falls", sum(run.falls for run in runs), "count", **where),
+            number("ending fallen", sum(run.ends_fallen for run in runs), "count", **where),
             number("unstable", np.nan if unstable is None else float(unstable), "count", **where),
             *(number(place, t_interval(accuracies(runs, x)), "accuracy", **where) for x, place in SHOWN.items()),
             number("steps per iteration", steps, "tokens", **where),
@@ -79,22 +83,31 @@ def of_arms(results: Results, study: Study) -> pd.DataFrame:
 
 
 def predictors(results: Results, study: Study) -> pd.DataFrame:
-    """The threshold of each declared quantity that misjudges the fewest arms."""
-    judged = {arm: is_unstable(seeds) for arm, seeds in arms(results, study).items()}
-    known = pd.DataFrame([arm._asdict() | {"unstable": found} for arm, found in judged.items() if found is not None])
-    rows = []
-    for name, formula in RULES["predictors"].items() if len(known) else ():
-        quantity = known.eval(formula)
-        limits = [*np.unique(quantity), np.inf]
-        errors = [int(((quantity >= limit) != known["unstable"]).sum()) for limit in limits]
-        limit, where = limits[int(np.argmin(errors))], {"quantity": name}
+    """The threshold of each declared quantity that misjudges the fewest arms, and how many with terminal falls alone."""
+    lines = []
+    for arm, seeds in arms(results, study).items():
+        if (unstable := is_unstable(seeds)) is not None:
+            lines.append(arm._asdict() | {"unstable": unstable, "fallen": bool(is_unstable(seeds, "ends_fallen"))})
+    known, rows = pd.DataFrame(lines), []
+    for name, formula in RULES["predictors"].items() if lines else ():
+        quantity, where = known.eval(formula), {"quantity": name}
+        limit, errors = _best_threshold(quantity, known["unstable"])
         rows += [
             number("threshold", limit if limit < np.inf else np.nan, "ratio", **where),
-            number("arms misjudged", min(errors), "count", **where),
+            number("arms misjudged", errors, "count", **where),
             number("unstable arms", known["unstable"].sum(), "count", **where),
+            number("arms misjudged, terminal falls", _best_threshold(quantity, known["fallen"])[1], "count", **where),
+            number("unstable arms, terminal falls", known["fallen"].sum(), "count", **where),
             number("arms", len(known), "count", **where),
         ]
     return pd.DataFrame(rows)
+
+
+def _best_threshold(quantity: pd.Series, unstable: pd.Series) -> tuple[float, int]:
+    """From which value on arms are best called unstable (inf: none), and how many that misjudges."""
+    limits = [*np.unique(quantity), np.inf]
+    errors = [int(((quantity >= limit) != unstable).sum()) for limit in limits]
+    return limits[int(np.argmin(errors))], min(errors)
 
 
 def contrasts(results: Results, study: Study) -> pd.DataFrame:
@@ -112,7 +125,7 @@ def contrasts(results: Results, study: Study) -> pd.DataFrame:
 
 
 def _contrast(name: str, pairs: list[list[list[Run]]]) -> list[dict]:
-    """One line; of a single pair, such as A/A, the interval is over its seeds."""
+    """One line; of a single pair, such as A/A, the interval is over its seeds. Several share arms, so that they are not tested."""
     if not pairs:
         return []
     where, falls = {"contrast": name}, [[sum(run.falls for run in runs) for runs in pair] for pair in pairs]
@@ -122,6 +135,6 @@ def _contrast(name: str, pairs: list[list[list[Run]]]) -> list[dict]:
     rows.append(number("pairs with more falls", sum(after > before for before, after in falls), "count", **where))
     for x, place in SHOWN.items():
         apart = [difference(accuracies(changed, x), accuracies(usual, x)) for usual, changed in pairs]
-        one = apart[0] if len(apart) == 1 else t_interval([each.mean for each in apart])
+        one = apart[0] if len(apart) == 1 else untested(t_interval([each.mean for each in apart]))
         rows.append(number(f"change at the {place}", one, "difference", **where))
     return rows

@@ -36,7 +36,7 @@ from multirole.paper import dynamics, factorial, skills
 from multirole.paper.claims import REGIMES
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
-from multirole.paper.statistics import t_interval
+from multirole.paper.statistics import ALL, t_interval
 from multirole.paper.study import Study
 from multirole.paper.study_tables import twins
 from multirole.paper.tables import made_from, sentences
@@ -73,7 +73,7 @@ def figures(results: Results) -> list[Plate]:
     by_regime = {task: accuracy_by_regime(results, task) for task in results.grid.tasks}
     return [
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
-        figure_6(results), figure_6_falls(results), figure_of_skills(results),
+        figure_6(results), *figure_6_falls(results), figure_of_skills(results),
         *(figure_of_roles(results, task) for task in results.grid.tasks),
         *(figure_of_regimes(results, task, runs) for task, runs in by_regime.items() if runs["regime"].nunique() > 1),
     ]  # fmt: skip
@@ -189,15 +189,16 @@ def figure_6(results: Results) -> Plate:
     return _cliffs(results, "figure_6", runs)
 
 
-def figure_6_falls(results: Results) -> Plate:
-    """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end."""
+def figure_6_falls(results: Results) -> list[Plate]:
+    """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end; none where no run ends fallen."""
     columns = {}
     for policy in POLICIES:
         runs = {key: results.run(key) for key in results.runs if key.policy == policy and key.workflow in WORKFLOWS}
-        for key in sorted(runs, key=lambda key: runs[key].at("terminal") - runs[key].at("best"))[:1]:
+        fallen = [key for key in runs if runs[key].ends_fallen]
+        for key in sorted(fallen, key=lambda key: runs[key].at("terminal") - runs[key].at("best"))[:1]:
             peak, end = runs[key].at("best"), runs[key].at("terminal")
             columns[f"{cell_name(*key[:3])}, seed {key.seed}: {peak:.0%} to {end:.0%}"] = {key.seed: runs[key]}
-    return _cliffs(results, "figure_6_falls", columns)
+    return [_cliffs(results, "figure_6_falls", columns)] if columns else []
 
 
 def _cliffs(results: Results, name: str, columns: dict[str, dict[int, Run]]) -> Plate:
@@ -329,7 +330,12 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     found = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
     # the single agent takes one step anyway, so that its runs are of two regimes
     has_workflow = found.groupby("regime")["workflow"].transform("nunique") > 1
-    return found[has_workflow]
+    found = found[has_workflow]
+    for name, mine in found.groupby("regime"):
+        seeds = mine[mine["workflow"] != WORKFLOW_NAMES["single"]].groupby(["workflow", "policy"])["seed"].nunique()
+        few, many = seeds.min(), seeds.max()
+        found["regime"] = found["regime"].replace(name, f"{name}\nn = {few}" + (f" to {many}" if many > few else ""))
+    return found
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> Plate:
@@ -366,7 +372,8 @@ def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     for arm, runs in found.items():
         at = lines.index((arm.steps, arm.rows)), rates.index(arm.rate)
         ends[at] = np.mean([run.accuracy.iloc[-1] for run in runs])
-        text = f"{100 * ends[at]:.0f} %\n{sum(run.falls for run in runs)} of {len(runs)} fall"
+        falls, fallen = sum(run.falls for run in runs), sum(run.ends_fallen for run in runs)
+        text = f"{100 * ends[at]:.0f} %\n{falls} of {len(runs)} fall" + (f", {fallen} for good" if falls else "")
         look = {"color": "white" if ends[at] < 0.55 else "black", "fontsize": 7}
         axes.text(*at[::-1], text, ha="center", va="center", **look)
     image = axes.imshow(ends, cmap="cividis", vmin=0, vmax=1, aspect="auto")
@@ -408,7 +415,7 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
     figure = Figure(figsize=(2.8 + 3.6 * len(tasks), 4.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
         found = table.values[table.values["task"] == task].set_index(["run", "number"])
-        for run in found.index.unique("run"):
+        for run in (run for run in found.index.unique("run") if not run.startswith(ALL)):
             tokens, steps, peak = (found.loc[(run, name)] for name in ("tokens sampled (M)", "optimizer steps", "peak"))
             x, error = tokens["value"] / 1e6, [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
             name, _, variant = run.partition(", ")

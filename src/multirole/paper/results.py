@@ -63,8 +63,14 @@ class Run:
 
     @property
     def falls(self) -> bool:
-        """Whether validation falls."""
+        """Whether validation falls, for good or not."""
         return first_fall(self.accuracy) is not None
+
+    @property
+    def ends_fallen(self) -> bool:
+        """Whether its fall is terminal."""
+        fall = first_fall(self.accuracy)
+        return fall is not None and fall.is_terminal
 
     def at(self, name: str) -> float:
         """Validation accuracy at "base", "early", "best" or "terminal".

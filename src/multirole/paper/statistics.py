@@ -55,8 +55,13 @@ def difference(after: pd.Series, before: pd.Series) -> Interval:
     return t_interval((after - before).dropna())
 
 
+def untested(found: Interval) -> Interval:
+    """The interval without its tests, which then count in no correction."""
+    return found._replace(p=math.nan, p_match=math.nan)
+
+
 ALL = "all cells"
-"""What the lines that pool cells have for their workflow."""
+"""What the lines that pool cells have for their workflow, or their run's name begins with."""
 
 
 def corrected(table: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +70,8 @@ def corrected(table: pd.DataFrame) -> pd.DataFrame:
     Lines that pool cells are a family of their own. Only differences of accuracies can be equivalent: `MARGIN` is in points.
     """
     table = table.assign(p_holm=np.nan, p_match_holm=np.nan)
-    is_pooled = table.get("workflow", pd.Series("", table.index)) == ALL
+    nothing = pd.Series("", table.index)
+    is_pooled = (table.get("workflow", nothing) == ALL) | table.get("run", nothing).str.startswith(ALL)
     units = {"p": ("difference", "change"), "p_match": ("difference",)}
     for name, tested in units.items() if "p" in table else ():
         for members in (is_pooled, ~is_pooled):

@@ -14,6 +14,7 @@ import pandas as pd
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
+from multirole.paper.grid import LINES
 from multirole.paper.results import Key, Results, Run, accuracies
 from multirole.paper.skills import MEASURES, gain_of
 from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, coverage, difference, seeds_needed, t_interval
@@ -69,10 +70,10 @@ def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: s
 
 
 def with_means(rows: list[dict]) -> list[dict]:
-    """Add the mean over cells of every variant's differences, where it has enough cells."""
+    """Add the mean over workflows of every variant's differences, where enough cells have enough seeds."""
     means: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["unit"] == "difference":
+        if row["unit"] == "difference" and row["workflow"] != "single" and row["seeds"] >= RULES["least_seeds"]:
             means.setdefault((row["variant"], row["number"]), []).append(row["value"])
     where = {"workflow": ALL, "policy": "", "task": ""}
     return rows + [
@@ -87,8 +88,10 @@ def changes(results: Results, study: Study, question: str) -> list[dict]:
     rows = []
     for twin in twins(results, study, question, "aa"):
         where = twin.where()
-        before, after = (sum(run.falls for run in runs) for runs in (twin.usual, twin.changed))
-        counts = {"runs": len(twin.changed), "falls, twin": before, "falls": after}
+        counts = {"runs": len(twin.changed)}
+        for whose, runs in ((", twin", twin.usual), ("", twin.changed)):
+            counts[f"falls{whose}"] = sum(run.falls for run in runs)
+            counts[f"ending fallen{whose}"] = sum(run.ends_fallen for run in runs)
         rows += [number(name, count, "count", **where) for name, count in counts.items()]
         for x, place in SHOWN.items():
             rows += beside(place, *twin.at(x), where)
@@ -208,9 +211,11 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
             add(cell, variant)
             if cell.workflow == "single" and (run := results.find(cell)):
                 agents.setdefault((task, variant), []).append(run)
-    rows = []
+    rows: list[dict] = []
+    gaps: dict[tuple[str, str, str], list[pd.Series]] = {}  # (task, variant, the agent's) -> by seed, for each workflow
     for (task, name), found in runs.items():
         where = {"task": task, "run": name}
+        rows.append(number("runs", len(found), "count", **where))
         tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
         rows.append(number("tokens sampled (M)", tokens, "million", **where))
         rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
@@ -219,9 +224,15 @@ def controls(results: Results, study: Study) -> pd.DataFrame:
         for (of, variant), singles in agents.items() if cell.workflow != "single" else ():
             if of != task or cell.n_problems not in (usual.n_problems, singles[0].cell.n_problems):
                 continue
-            apart = difference(accuracies(found, "best"), accuracies(singles, "best"))
-            if apart.seeds:
-                rows.append(number(f"peak − {variant}", apart, "difference", **where))
+            gap = (accuracies(found, "best") - accuracies(singles, "best")).dropna()
+            if len(gap):
+                rows.append(number(f"peak − {variant}", t_interval(gap), "difference", **where))
+                gaps.setdefault((task, name.partition(", ")[2], variant), []).append(gap)
+    for (task, changed, variant), cells in gaps.items():
+        if len(cells) == len(LINES) - 1:  # every workflow and policy
+            where = {"task": task, "run": ", ".join(filter(None, [ALL, changed]))}
+            mean = pd.concat(cells, axis=1).dropna().mean(axis=1)
+            rows.append(number(f"peak − {variant}", t_interval(mean), "difference", **where))
     return pd.DataFrame(rows)
 
 
@@ -246,8 +257,8 @@ def tokens_per_problem(seeds: list[pd.DataFrame]) -> dict[str, float]:
 def inference(results: Results, study: Study) -> pd.DataFrame:
     """Votes and best of k of the single agent at its peak, and the peak of each workflow, by tokens per problem.
 
-    A workflow is compared, paired by seed, with the vote of the nearest number of sampled tokens, and with that of the nearest number
-    of all tokens, prompts included.
+    A workflow is compared, paired by seed, with the largest vote of no more tokens and the smallest of no fewer, once by sampled tokens
+    and once by all tokens, prompts included.
     """
     rows, own, drawn = [], results.evaluated("own"), {}
     for draw in study.draws():
@@ -273,8 +284,10 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
                 continue
             spent, apart = tokens_per_problem([one for one in played if len(one)]), {}
             for name, tokens in spent.items():
-                _, nearest = min(votes, key=lambda one: abs(one[0][name] - tokens))
-                apart[f"minus the nearest {name}"] = difference(peaks, nearest)
+                no_more = [right for cost, right in votes if cost[name] <= tokens]
+                no_fewer = [right for cost, right in votes if cost[name] >= tokens]
+                for which, right in [("smaller", one) for one in no_more[-1:]] + [("larger", one) for one in no_fewer[:1]]:
+                    apart[f"minus the next {which} {name}"] = difference(peaks, right)
             found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
             where = {"task": task, "run": name}
