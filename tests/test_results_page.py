@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole.diagnostics.falls import FALL
 from multirole.paper.statistics import MARGIN, RULES, corrected
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,7 @@ def expected() -> dict[str, list[float]]:
     return {
         "coverage at N to N %": [100 * covered.min(), 100 * covered.max()],
         "equivalence within N points": [100 * MARGIN],
+        "an evaluation N points below the best": [100 * FALL],
         "difference of N or N points": [100 * effect for effect in RULES["effects"]],
     }
 

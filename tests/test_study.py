@@ -250,7 +250,10 @@ def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
     for name, row in workflows.iterrows():
         assert row["with prompts"] > 1.5 * row["sampled tokens per problem"], "a judge reads what others wrote"
         for label, tokens in counted.items():
-            beside = {"smaller": votes[votes[tokens] <= row[tokens]][-1:], "larger": votes[votes[tokens] >= row[tokens]][:1]}
+            beside = {
+                "smaller": votes[votes[tokens] <= row[tokens]][-1:],
+                "larger": votes[votes[tokens] >= row[tokens]][:1],
+            }
             for which, one in beside.items():
                 column = f"minus the next {which} {label}"
                 if one.empty:  # more tokens than all answers that were drawn

@@ -312,8 +312,10 @@ def figure_of_regimes(results: Results, task: str, runs: pd.DataFrame) -> Plate:
         errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
     )  # fmt: skip
     facets.set_titles(col_template="{col_name}", row_template="{row_name}")
+    sns.move_legend(facets, "upper center", ncols=2, title="")
     facets.set(ylim=(0, 1))
     _in_percent(*(axes.yaxis for axes in facets.axes.flat))
+    facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
     plt.close(facets.figure)  # a notebook shows plates
     return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
 

@@ -286,7 +286,9 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
             for name, tokens in spent.items():
                 no_more = [right for cost, right in votes if cost[name] <= tokens]
                 no_fewer = [right for cost, right in votes if cost[name] >= tokens]
-                for which, right in [("smaller", one) for one in no_more[-1:]] + [("larger", one) for one in no_fewer[:1]]:
+                for which, right in [("smaller", one) for one in no_more[-1:]] + [
+                    ("larger", one) for one in no_fewer[:1]
+                ]:
                     apart[f"minus the next {which} {name}"] = difference(peaks, right)
             found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
