@@ -18,6 +18,7 @@ OTHER = {  # a value of each refused option that is not the one allowed
     "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "mask_truncated_completions": True,
     "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "deepspeed": "ds.json",
     "load_best_model_at_end": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
+    "pad_to_multiple_of": 8, "max_tool_calling_iterations": 3,
 }  # fmt: skip
 
 
@@ -58,6 +59,11 @@ def test_each_refused_option_says_why(name):
         ({"step_tokens": 100}, "nothing else uses it"),
         ({"beta": -0.5}, "`beta` must not be negative, got -0.5"),
         ({"role_beta": {"judge": -1.0}}, "`judge` must not be negative"),
+        ({"role_beta": 0.1}, "`role_beta` must map roles to numbers, such as {'judge': 0.1}, got 0.1"),
+        ({"role_beta": '["judge"]'}, "`role_beta` must map roles to numbers"),
+        ({"role_beta": {"judge": "0.1"}}, "`role_beta` must map roles to numbers"),
+        ({"updates": "tokens", "step_tokens": 0}, "`step_tokens` must be a positive integer, got 0"),
+        ({"max_completion_length": None}, "`max_completion_length` must be a positive integer, got None"),
         (
             {"advantage_group": "role", "scale_rewards": "batch"},
             "`scale_rewards='batch'` with `advantage_group='role'`",

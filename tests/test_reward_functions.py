@@ -86,6 +86,20 @@ def test_a_reward_that_one_function_sets_has_the_value_of_all(score):
     assert mean_reward(episodes) == -1.0
 
 
+@pytest.mark.parametrize("group", ["episode", "role"])
+def test_what_is_trained_is_what_a_function_returns(score, group):
+    """Whatever value it sets on the episode; and an episode that it leaves out counts nowhere."""
+
+    def contradicts_itself(episodes, **_):
+        for episode in episodes:
+            episode.reward = Reward(10.0 - episode.index, "mine", True)
+        return [float(episode.index) or None for episode in episodes]
+
+    episodes = score(contradicts_itself, advantage_group=group)
+    assert [episode.reward for episode in episodes] == 2 * [None, Reward(1.0, "mine", True), Reward(2.0, "mine", True)]
+    assert [row.advantage > 0 for row in rows_of(score.trainer, episodes)] == 2 * [False, False, True]
+
+
 def test_completion_ids_are_those_of_the_answer(score, tokenizer):
     """Voting answers with a voter's reply, or with none of its turns' texts where it extracts."""
     seen = []

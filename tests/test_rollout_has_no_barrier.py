@@ -102,6 +102,56 @@ def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_beside_them(token
     assert not engine.running
 
 
+def test_calls_that_a_workflow_did_not_wait_for_are_answered_and_recorded(tokenizer):
+    """A branch that goes on after its sibling's prompt was too long, and calls that are still under way at the end."""
+
+    class Branches(Relay):
+        async def run(self, problem, call):
+            async def branch(slot):
+                for round in range(4):
+                    await call(
+                        "first", [user("far too long " * 20 * (slot == 0 and round == 1))], slot=slot, round=round
+                    )
+
+            await asyncio.gather(branch(0), branch(1))
+
+    class TheFirstWins(Relay):
+        async def run(self, problem, call):
+            calls = [asyncio.ensure_future(call("first", [user("go")], slot=slot)) for slot in range(3)]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            return Answer(done.pop().result().text)
+
+    for workflow, n_turns in ((Branches(), 5), (TheFirstWins(), 3)):
+        engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1 + key % 3), tokenizer.eos_token_id)
+        for episode in play(engine, tokenizer, workflow, max_prompt_tokens=40):
+            assert [turn.outcome for turn in episode.turns] == ["answered"] * n_turns
+            assert episode.turns == sorted(episode.turns, key=lambda turn: (turn.round, turn.slot))
+        assert not engine.running, "they would be answered by the next version of the weights"
+
+
+def test_a_template_sees_all_fields_of_a_message(tokenizer):
+    """Equal prompts are encoded once, and a name tells two apart."""
+
+    class Named(Relay):
+        async def run(self, problem, call):
+            names = ["alice", "bob", "alice"]
+            messages = [[user("hi") | {"name": name}] for name in names]
+            turns = await asyncio.gather(*(call("first", one, slot=s) for s, one in enumerate(messages)))
+            return Answer(turns[0].text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    rendered = []
+
+    def render(tokenizer, messages):
+        rendered.append(messages[0]["name"])
+        return tokenizer.encode(messages[0]["name"])
+
+    for episode in play(engine, tokenizer, Named(), render=render):
+        first, second, third = (turn.prompt_ids for turn in episode.turns)
+        assert first == third != second
+    assert rendered == ["alice", "bob"]
+
+
 class Raises(Relay):
     async def run(self, problem, call):
         await call("first", [user("a")])
@@ -133,10 +183,10 @@ class Endless(Relay):
     ("workflow", "message", "cause"),
     [
         (Raises(), "KeyError: 'strategy'", KeyError),
-        (NoAnswer(), r"returned a str.*return Answer\(text\)", None),
+        (NoAnswer(), r"returned ''.*return Answer\(text\)", None),
         (
             Unknown(),
-            r"`call\('judge', slot=0\)`: the roles and their numbers of slots are {'first': 3, 'last': 1}",
+            r"`call\('judge', slot=0\)`: unknown role. The roles and their numbers of slots are {'first': 3, 'last': 1}",
             ValueError,
         ),
         (Twice(), r"`call\('first', slot=0, round=0\)` was made twice", ValueError),

@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
-from multirole.core.inputs import add_adapters, to_problems
+from multirole.core.inputs import add_adapters, check_dataset, to_problems
 from multirole.core.rollout import chat_template
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
@@ -192,6 +192,25 @@ def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]
 
 
+def test_the_logged_kl_is_a_mean_over_the_tokens_that_have_one(train, tmp_path):
+    """TRL logs it for the micro-batches with a KL term alone, here the aggregator's."""
+    kl = []
+    for size in (150, 16384):
+        trainer = train(tmp_path / str(size), micro_batch_tokens=size, role_beta={"aggregator": 0.1}, learning_rate=0.05)
+        kl.append(trainer.state.log_history[1]["kl"])
+    assert kl[0] == pytest.approx(kl[1], rel=1e-3) and kl[0] > 1e-4
+
+
+def test_a_schedule_that_ticks_per_adapter_logs_the_rate_it_used(train, tmp_path):
+    trainer = train(tmp_path, lr_clock="update_call", learning_rate=0.01, max_steps=4, lr_scheduler_type="linear")
+    assert [row["learning_rate"] for row in trainer.state.log_history[:4]] == pytest.approx([0.0075, 0.0025, 0, 0])
+
+
+def test_a_column_of_images_is_refused():
+    with pytest.raises(ValueError, match="has a column 'image', but roles are sent text alone"):
+        check_dataset("train_dataset", Dataset.from_list([{"prompt": "1+1", "image": "a.png"}]))
+
+
 def test_ids_that_name_two_rows_are_refused():
     with pytest.raises(ValueError, match="names two rows '7'"):
         to_problems(Dataset.from_list([{"prompt": "1+1", "id": 7}, {"prompt": "2+2", "id": 7}]))
@@ -217,6 +236,7 @@ def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_pa
     trainer.train()
     assert [row["n"] for row in trainer.state.log_history if "n" in row] == [8.0, 8.0] and 20 in seen
     evaluated = [row for row in trainer.state.log_history if "eval_reward" in row]
+    assert [row["eval_n"] for row in evaluated] == [20.0] * len(evaluated)
     assert all(row["eval_rewards/logged/mean"] == pytest.approx(row["eval_reward"]) for row in evaluated) and evaluated
 
 

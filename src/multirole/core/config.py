@@ -41,6 +41,8 @@ REFUSED = {
     "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
     "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
     "torch_compile": (False, "row lengths differ between micro-batches"),
+    "pad_to_multiple_of": ("auto", "rows are padded to the longest of their micro-batch"),
+    "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
 }  # fmt: skip
 """Fields of `GRPOConfig` that mean nothing here: name -> (the only value, why)."""
 
@@ -78,7 +80,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             The PPO ratio's denominator: log-probs of the engine that `"sampled"`, or `"recomputed"` by the trainer before the update.
         lr_clock (`str`, defaults to `"iteration"`):
             The learning-rate schedule ticks once per `"iteration"`, or once per `"update_call"`, that is per adapter and iteration,
-            as the authors' released code does.
+            as the authors' released code does: with several adapters it then ends before the last iteration.
         role_beta (`dict[str, float]`, *optional*):
             KL weight of single roles, in place of `beta`; also as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
@@ -160,9 +162,15 @@ class MultiRoleGRPOConfig(GRPOConfig):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:
                 raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
-        for name in ("micro_batch_tokens", "max_prompt_tokens", "max_turns"):
-            if vars(self)[name] < 1:
-                raise ValueError(f"`{name}` must be a positive integer, got {vars(self)[name]!r}.")
+        for name in ("micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "step_tokens"):
+            value = vars(self)[name]
+            if not (isinstance(value, int) and value >= 1 or name == "step_tokens" and value is None):
+                raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
+        betas = {} if self.role_beta is None else self.role_beta
+        if not isinstance(betas, dict) or not all(isinstance(value, (int, float)) for value in betas.values()):
+            raise ValueError(
+                f"`role_beta` must map roles to numbers, such as {{'judge': 0.1}}, got {self.role_beta!r}."
+            )
         if not self.temperature > 0:
             raise ValueError(
                 f"`temperature` must be positive, got {self.temperature!r}: the loss needs log-probs of what was sampled."
@@ -175,15 +183,14 @@ class MultiRoleGRPOConfig(GRPOConfig):
         for name, value in ({"beta": self.beta or 0.0} | self.role_betas).items():
             if not value >= 0:
                 raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
-        if self.advantage_group != "episode" and self.scale_rewards == "batch":
-            raise ValueError(
-                f"`scale_rewards='batch'` with `advantage_group={self.advantage_group!r}` is not supported. Use 'group' or 'none'."
-            )
-        if self.advantage_group != "episode" and self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation={self.multi_objective_aggregation!r}` with `advantage_group={self.advantage_group!r}` is not "
-                "supported: those groups compare weighted sums. Use 'sum_then_normalize'."
-            )
+        for name, bad, use in (
+            ("scale_rewards", "batch", "'group' or 'none'"),
+            ("multi_objective_aggregation", "normalize_then_sum", "'sum_then_normalize'"),
+        ):
+            if self.advantage_group != "episode" and vars(self)[name] == bad:
+                raise ValueError(
+                    f"`{name}={bad!r}` with `advantage_group={self.advantage_group!r}` is not supported. Use {use}."
+                )
 
     @property
     def role_betas(self) -> dict[str, float]:

@@ -88,6 +88,8 @@ def check_dataset(name: str, dataset: "Dataset") -> None:
         )
     if "prompt" not in dataset.column_names:
         raise ValueError(f'`{name}` needs a "prompt" column; it has {dataset.column_names}.')
+    if images := {"image", "images"} & set(dataset.column_names):
+        raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
 

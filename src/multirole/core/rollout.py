@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,7 @@ def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, 
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
-    """The prompt's ids by the tokenizer's own template; without `options`, with Qwen3's thinking off."""
+    """The prompt's ids by the tokenizer's own template; Qwen3's thinking is off unless `enable_thinking` is among `options`."""
     if tokenizer.chat_template is None:
         raise ValueError(
             f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use the "
@@ -74,33 +75,23 @@ def transcript(episode: Episode) -> str:
     return "\n".join(f"[{turn.role} {turn.slot}.{turn.round}] {turn.text}" for turn in episode.turns)
 
 
+@dataclass
 class Rollout:
-    """Plays a workflow over an engine.
+    """Plays a workflow over an engine."""
 
-    Args:
-        policy: role -> adapter; None runs a role on the base model.
-        is_answer: whether a reply holds an answer, for the outcome of turns that the workflow does not judge itself.
-        max_prompt_tokens: a longer prompt ends its episode without an answer.
-        max_turns: more calls in one episode raise `WorkflowError`.
-        render: how messages become a prompt.
-    """
+    workflow: Workflow
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    policy: dict[str, str] | dict[str, str | None]  # role -> adapter; None runs a role on the base model
+    is_answer: Callable[[str], bool]  # for the outcome of turns that the workflow does not judge itself
+    seed: int
+    max_prompt_tokens: int  # a longer prompt ends its episode without an answer
+    render: Renderer = chat_template  # how messages become a prompt
+    max_turns: int = 256  # more calls in one episode raise `WorkflowError`
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        engine: Engine,
-        tokenizer: PreTrainedTokenizerBase,
-        policy: dict[str, str] | dict[str, str | None],
-        is_answer: Callable[[str], bool],
-        seed: int,
-        max_prompt_tokens: int,
-        render: Renderer = chat_template,
-        max_turns: int = 256,
-    ) -> None:
-        self.workflow, self.engine, self.tokenizer, self.policy = workflow, engine, tokenizer, policy
-        self.is_answer, self.seed, self.max_prompt_tokens, self.render = is_answer, seed, max_prompt_tokens, render
-        self.max_turns, self.patience = max_turns, PATIENCE
-        self._encoded: dict[tuple, list[int]] = {}
+    def __post_init__(self) -> None:
+        self.patience = PATIENCE
+        self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
 
@@ -126,7 +117,7 @@ class Rollout:
 
     def _encode(self, messages: list[Message]) -> list[int]:
         """The prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
-        key = tuple((message["role"], message["content"]) for message in messages)
+        key = repr(messages)
         if key not in self._encoded:
             self._encoded[key] = self.render(self.tokenizer, messages)
         return self._encoded[key]
@@ -189,21 +180,15 @@ class Rollout:
         try:
             answer = await self.workflow.run(episode.problem, call)
         except PromptOverflow:
-            await asyncio.gather(*asked)  # siblings of the same stage are sampled, recorded and trained all the same
             answer = Answer("", reason="prompt_overflow")
         except (Exception, SystemExit) as error:  # the user's own code: say whose it is, and where
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
-            given = (
-                f"an Answer of a {type(answer.text).__name__}"
-                if isinstance(answer, Answer)
-                else f"a {type(answer).__name__}"
-            )
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned {given} on problem {episode.problem.id!r}, and only the text of an `Answer` "
-                "can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
+                f"The workflow {self.workflow.name!r} returned {answer!r:.200} on problem {episode.problem.id!r}, and only an `Answer` of a "
+                "text can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
         if len(made) > len(called) and answer.reason != "prompt_overflow":
             lost = Counter(made) - Counter(role for role, _, _ in called)
@@ -211,6 +196,8 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "
                 "await. Write `await call(...)`, or gather the calls."
             )
+        while not all(future.done() for future in asked):  # what nobody waits for is recorded and trained all the same
+            await asyncio.gather(*asked)
         self._progress = self._clock
         episode.answer = answer
         episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
@@ -222,8 +209,15 @@ class Rollout:
         """Refuse a call by an unknown role or slot, of no messages, that was made already, and one too many (ValueError)."""
         slots = self.workflow.roles
         if role not in self.policy or slot not in range(slots[role]):
-            raise ValueError(f"`call({role!r}, slot={slot})`: the roles and their numbers of slots are {slots}.")
-        if not isinstance(messages, list) or not all({"role", "content"} <= set(one) for one in messages):
+            unknown = "unknown role" if role not in self.policy else "no such slot"
+            raise ValueError(
+                f"`call({role!r}, slot={slot})`: {unknown}. The roles and their numbers of slots are {slots}."
+            )
+        if (
+            not isinstance(messages, list)
+            or not messages
+            or not all({"role", "content"} <= set(one) for one in messages)
+        ):
             raise ValueError(
                 f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
             )

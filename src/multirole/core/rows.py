@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.types import Episode, Turn
@@ -114,21 +115,19 @@ def even_micro_batches(rows: list[Row], max_tokens: int, n: int) -> list[list[Ro
     return sorted(micro_batches(rows, smallest), key=padded, reverse=True)
 
 
-def _pad(sequences: list[list], value: float, left: bool, dtype: torch.dtype) -> Tensor:
-    width = max(len(sequence) for sequence in sequences)
-    padded = [[value] * (width - len(s)) + s if left else s + [value] * (width - len(s)) for s in sequences]
-    return torch.tensor(padded, dtype=dtype)  # (N, width)
+def _pad(sequences: list[list], value: float = 0.0, side: str = "right") -> Tensor:
+    return pad_sequence([torch.tensor(s) for s in sequences], True, value, side)  # (N, width)
 
 
 def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, Tensor]:
     """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded."""
     prompts, completions = [r.turn.prompt_ids for r in rows], [r.turn.completion_ids for r in rows]
-    sampled = _pad([r.turn.logprobs for r in rows], 0.0, False, torch.float32)  # (N, C)
+    sampled = _pad([r.turn.logprobs for r in rows])  # (N, C)
     batch = {
-        "prompt_ids": _pad(prompts, pad_id, True, torch.long),
-        "prompt_mask": _pad([[1] * len(ids) for ids in prompts], 0, True, torch.long),
-        "completion_ids": _pad(completions, pad_id, False, torch.long),
-        "completion_mask": _pad([[1] * len(ids) for ids in completions], 0, False, torch.long),
+        "prompt_ids": _pad(prompts, pad_id, "left"),
+        "prompt_mask": _pad([[1] * len(ids) for ids in prompts], side="left"),
+        "completion_ids": _pad(completions, pad_id),
+        "completion_mask": _pad([[1] * len(ids) for ids in completions]),
         "sampling_per_token_logps": sampled,
         "old_per_token_logps": sampled,
         "advantages": torch.tensor([r.advantage for r in rows], dtype=torch.float32),  # (N,)
@@ -136,7 +135,7 @@ def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, Ten
     for name in ("old", "ref"):
         known = [logps for r in rows if (logps := getattr(r, f"{name}_logps")) is not None]
         if len(known) == len(rows):
-            batch[f"{name}_per_token_logps"] = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)  # (N, C)
+            batch[f"{name}_per_token_logps"] = pad_sequence(known, batch_first=True)  # (N, C)
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 

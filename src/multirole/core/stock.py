@@ -16,6 +16,8 @@ try:
 finally:
     import_utils.is_vllm_available = _is_vllm_available
 
-utils._use_triton = lambda device: True  # the fused head: score completion tokens only, not on GPUs alone
+# TRL's fused head scores completion tokens alone where it can use Triton; let it do so on a CPU, too. This also changes a stock
+# `GRPOTrainer` in this process, in speed alone.
+utils._use_triton = lambda device: True
 
 __all__ = ["GRPOTrainer", "add_fused_lm_head", "create_model_from_path", "get_callable_name", "is_async_callable"]

@@ -49,7 +49,7 @@ from multirole.core.stock import GRPOTrainer
 from multirole.core.types import Episode, Reward, Turn, Workflow, check_workflow
 
 ENGINES = "multirole.engines"
-"""Where engines are found by name; that room stands on this one."""
+"""Package of the engines that have a name; imported late, because it imports this one."""
 
 
 class MultiRoleGRPOTrainer(GRPOTrainer):
@@ -64,6 +64,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
+    - `_get_learning_rate`: reports the rate of our last step, where the schedule does not tick per iteration.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: also save and load the state of callbacks.
     - `_push_from_checkpoint`: also copies the adapters' folders.
@@ -82,12 +83,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             Configuration; by default that of TRL with shared policy.
         train_dataset, eval_dataset (`datasets.Dataset`):
             A "prompt" column (text, or a single user message) and any others. "id" names a problem; without it, its index does.
+            "task" names the prompt templates of the built-in workflows.
         processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
             As in TRL. Callbacks that are [`MultiRoleCallback`] take part in the iteration.
         peft_config (`PeftConfig`, *optional*):
             One adapter with this configuration is made per name of the policy map.
         engine ([`Engine`], *optional*):
-            Who samples; by default `args.engine`.
+            What generates the replies; by default `args.engine`.
         is_answer (`Callable[[str], bool]`, *optional*):
             Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
     """
@@ -120,14 +122,17 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
             if dataset is not None:
                 check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset)
-        self.workflow, self.policy = workflow, parse_policy(args.policy or "sp", list(workflow.roles))
+        self.workflow, self.policy = (
+            workflow,
+            parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles)),
+        )
         self.adapters = adapter_names(self.policy)
         if unknown := set(args.role_betas) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
         self.betas = {role: args.role_betas.get(role, args.beta) or 0.0 for role in self.policy}
         beta, args.beta = args.beta, 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
-        self._last_grad_norm, self._published = torch.tensor(0.0), -1
-        self._micro_tokens: list[int] = []  # completion tokens of the update's micro-batches so far
+        self._last_grad_norm, self._last_lr, self._published = torch.tensor(0.0), 0.0, -1
+        self._loss_metrics: list[tuple[str, int, float]] = []  # name, completion tokens and value, by micro-batch
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
 
         if not isinstance(reward_funcs, list):
@@ -138,7 +143,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if isinstance(model, str):
             processing_class = processing_class or load_processor(model, args)
         self.model_options = dict(args.model_init_kwargs or {}) if isinstance(model, str) else {}
-        args.model_init_kwargs = None  # used; TRL would warn that they are not
+        if isinstance(model, str) and not any(isinstance(function, str) for function in reward_funcs):
+            args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
@@ -178,9 +184,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 "`generation_batch_size` so that they can."
             )
         self.problems = to_problems(train_dataset)
-        is_float32 = (
-            self.peft_model.get_base_model().dtype == torch.float32 and self.accelerator.mixed_precision == "no"
-        )
+        base = self.peft_model.get_base_model()
+        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
@@ -217,6 +222,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         tick = self.state.global_step * len(self.adapters) + call
         factor = self.lr_scheduler.lr_lambdas[0](min(tick, self.state.max_steps))
         return float(self.lr_scheduler.base_lrs[0]) * factor
+
+    def _get_learning_rate(self) -> float:
+        return super()._get_learning_rate() if self.args.lr_clock == "iteration" else self._last_lr
 
     # ---- rollouts and rewards
 
@@ -298,11 +306,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         own = rewards[start : start + len(inputs)]
         values = (own * self.reward_weights.to(own.device)).nansum(1).tolist()
-        is_sum = len(self.reward_funcs) > 1 or self.args.reward_weights is not None
         for episode, value, is_left_out in zip(episodes, values, own.isnan().all(1).tolist(), strict=True):
-            if episode.reward is None and not is_left_out:
+            if is_left_out:
+                episode.reward = None
+            elif episode.reward is None:
                 episode.reward = Reward(value)
-            elif episode.reward is not None and is_sum:  # what a function has set is one term of it
+            elif not math.isclose(episode.reward.value, value, rel_tol=1e-6):  # TRL's rewards are float32
                 episode.reward = replace(episode.reward, value=value)
             if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
                 episode.reward = replace(episode.reward, reason=episode.answer.reason)
@@ -333,12 +342,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args = self.args
         rows = [Row(episode, turn, self.policy[turn.role]) for episode in episodes for turn in episode.turns]
         if not rows:
-            at = f"iteration {self.state.global_step + 1}"
-            if not any(episode.answer and episode.answer.reason == "prompt_overflow" for episode in episodes):
-                raise ValueError(f"No episode of {at} made a model call, so there is nothing to train.")
+            reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
             raise ValueError(
-                f"`max_prompt_tokens` ({args.max_prompt_tokens}) is shorter than the first prompt of every episode of {at}, so nothing "
-                "was sampled. Set it to a larger number."
+                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
+                f"'prompt_overflow', raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
         set_advantages(rows, args)
         for watcher in self.watchers:
@@ -358,7 +365,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         owned = {name: [row for row in rows if row.adapter == name] for name in self.adapters}
         steps = {name: optimizer_steps(own, self.args) for name, own in owned.items()}
         taken, losses = [], []
-        logged = {name: len(values) for name, values in self._metrics["train"].items()}
         for watcher in self.watchers:
             watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
@@ -367,22 +373,19 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
                 taken.append(step)
                 losses.append(loss)
-        self._log_loss_metrics(logged)
+        self._log_loss_metrics()
         for watcher in self.watchers:
             watcher.on_update_end(self, rows)
         return taken, torch.stack(losses).mean() if losses else torch.zeros((), device=self.accelerator.device)
 
-    def _log_loss_metrics(self, logged: dict[str, int]) -> None:
-        """Make one number of what TRL's loss has logged by micro-batch since each metric had `logged` values."""
-        metrics = self._metrics["train"]
-        own = {name: new for name, values in metrics.items() if (new := values[logged.get(name, 0) :])}
+    def _log_loss_metrics(self) -> None:
+        """Make one number of each metric that TRL's loss has logged by micro-batch."""
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for tokens, values_of in gather_objects((self._micro_tokens, own)):
-            for name, values in values_of.items():
-                found[name] += zip(tokens, values, strict=False)
+        for name, tokens, value in itertools.chain.from_iterable(gather_objects(self._loss_metrics)):
+            found[name].append((tokens, value))
         for name, values in found.items():
-            metrics[name][logged.get(name, 0) :] = [over_micro_batches(name, values)]
-        self._micro_tokens.clear()
+            self._metrics["train"][name].append(over_micro_batches(name, values))
+        self._loss_metrics.clear()
 
     def optimizer_step(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float
@@ -393,6 +396,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         first = self.optimizer.param_groups[0].get("initial_lr")
         for group in self.optimizer.param_groups:  # which may have rates of their own, in proportion
             group["lr"] = lr * (group["initial_lr"] / first) if first else lr
+        self._last_lr = lr
         self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
@@ -453,6 +457,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         model = self.peft_model
         if self.is_sharded or model.active_adapter != adapter or adapter not in self._active:
+            model.set_requires_grad(self.adapters, False)  # `set_adapter` leaves the others' `modules_to_save` on
             model.set_adapter(adapter)
             params = [p for p in model.parameters() if p.requires_grad]
             self._active = {adapter: (params, mergeable(model, adapter, params))}
@@ -479,11 +484,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
         batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
         batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
+        logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)
         self.beta = beta  # which TRL's loss reads; elsewhere it is 0, or TRL would look for a reference model
         with self.compute_loss_context_manager(), local_metrics(self.accelerator), torch.set_grad_enabled(has_gradient):
             loss = self.compute_loss(model, batch) * weight
         self.beta = 0.0
-        self._micro_tokens.append(sum(len(row.turn.completion_ids) for row in micro) if weight else 0)
+        tokens = sum(len(row.turn.completion_ids) for row in micro) if weight else 0
+        self._loss_metrics += [(name, tokens, value) for name, (value,) in self._metrics["train"].items()]
+        self._metrics["train"] = logged
         if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
             self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
@@ -531,11 +539,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- logging, evaluation, checkpoints
 
     def _finish_iteration(self, iteration: Iteration) -> None:
-        """Metrics per role into TRL's log, once the callbacks have had their say."""
+        """Metrics per role into TRL's log, after the callbacks' `on_iteration_end`."""
         metrics = self._metrics["train"]
-        for role in self.policy:
-            if rows := [row for row in iteration.rows if row.turn.role == role]:
-                iteration.roles[role] = text_metrics(rows)
+        by_role = {role: [row for row in iteration.rows if row.turn.role == role] for role in self.policy}
+        iteration.roles |= {role: text_metrics(rows) for role, rows in by_role.items() if rows}
         for watcher in self.watchers:
             watcher.on_iteration_end(self, iteration)
         for role, values in iteration.roles.items():
@@ -553,6 +560,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> EvalLoopOutput:  # fmt: skip
         """`num_generations_eval` episodes per problem with the current adapters: `eval_reward`, and `eval_accuracy` if known."""
         dataset: Any = dataloader.dataset
+        logged: dict[str, list[float]] = defaultdict(list)
         self.model.eval()
         attempts = [(p, i) for p in to_problems(dataset) for i in range(self.args.num_generations_eval or 1)]
         episodes = self.play(attempts, -1)
@@ -564,7 +572,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             metrics[f"{metric_key_prefix}_accuracy"] = right
         for watcher in self.watchers:
             watcher.on_episodes_evaluated(self, episodes, metrics)
-        self._pending_metrics.clear()  # which reward functions logged; TRL would add them to the next iteration's
+        for own in gather_objects(dict(self._pending_metrics)):  # what reward functions have logged
+            for name, values in own.items():
+                logged[f"{metric_key_prefix}_{name}"] += values
+        metrics |= {name: sum(values) / len(values) for name, values in logged.items()}
+        self._pending_metrics.clear()  # or TRL would add them to the next iteration's
         self._pending_extra_logs.clear()
         return EvalLoopOutput(None, None, metrics, len(episodes))
 

@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a workflow returns: the text that is scored. `reason` overrides the reward's when there is no answer."""
+    """What a workflow returns: the text that is scored. `reason`, if set, replaces the reward's, as for "no answer"."""
 
     text: str
     reason: str | None = None
