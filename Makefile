@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(CURDIR)/$(VENV)/bin
+BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/setup.stamp
 
 # Two torch threads on a busy 2-core machine can be 100 times slower than one. Each can be overridden: make cell X=y.
@@ -69,13 +69,18 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 to 3.13 is needed. Write: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
+	@if $(BIN)/python -c 'from importlib.metadata import version as v; v("multirole"), v("vllm")' 2> /dev/null; \
+	then echo "$(VENV) has vLLM's CUDA build and is used as it is"; else $(MAKE) --no-print-directory environment; fi
+	@touch $@
+
+.PHONY: environment
+environment:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); \
 	  echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-cpu.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
-	@touch $@
 
 # papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
 # what the notebook prints. Ctrl-C ends it as SIGTERM does, and the kernel saves a checkpoint; an error is shown without
@@ -138,5 +143,5 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .snakemake src/*.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache .snakemake src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -48,6 +48,10 @@ def papermill(notebook, executed, what, gpus, **launch):
     alone = f"{own} flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL"
     return f"{alone} {PAPERMILL} notebooks/{notebook} {executed} {arguments} < /dev/null"
 
+def for_slurm(gpus):
+    """A job is one task that starts its own processes and must see all of its GPUs. Snakemake's plugin would ask for a task per GPU."""
+    return f"--gpus={gpus} --gpu-bind=none" if gpus else ""
+
 onstart:
     GRID.write(RESULTS)  # which runs the tables are of
     if STUDY:
@@ -74,12 +78,12 @@ rule evaluated:
 rule train:
     output: f"{FOLDER}/{{id,[^/]+}}/DONE"
     params: lambda w: papermill("train_cell.ipynb", f"{FOLDER}/{w.id}/train.ipynb", CELLS[w.id], GPUS, n_processes=max(1, GPUS))
-    resources: gpu=GPUS
+    resources: gpus=GPUS, slurm_extra=for_slurm(GPUS)
     shell: "{params}"
 
 rule evaluate:
     input: lambda w: [ancient(f"{folder_of(cell, RESULTS)}/DONE") for cell in [EVALUATIONS[w.id].source] if cell]
     output: f"{FOLDER}/evaluations/{{id,[^/]+/[^/]+}}/DONE"
     params: lambda w: papermill("eval_cell.ipynb", f"{FOLDER}/evaluations/{w.id}/eval.ipynb", EVALUATIONS[w.id], min(GPUS, 1))
-    resources: gpu=min(GPUS, 1)
+    resources: gpus=min(GPUS, 1), slurm_extra=for_slurm(min(GPUS, 1))
     shell: "{params}"

@@ -73,7 +73,9 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
         "# Table 1: <b>\n\n| a | b |\n|---|---|\n| 1 | <img src=x> |\n\nA caption.\n"
     )
     readme = tmp_path / "README.md"
-    readme.write_text("# x\n\n<!-- findings: tested -->\n- One [is](x.md) **found**.\n- Two.\n\nNot this.\n")
+    readme.write_text(
+        "# x\n\n<!-- findings: tested -->\n- One [is](x.md) **found**.\n- Two.\n\n<!-- end of findings -->\n\nNot this.\n"
+    )
     run = make_run(tmp_path / "one", accuracy=(0.5, 1.0))
     page = landing_page(scale, lambda name: tmp_path / name, readme)
     text = page.read_text()
@@ -86,7 +88,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
     )
     assert read(page.parent / "inspector" / "one.html")[1]["episodes"]["problems"]
     readme.write_text("# x\n")
-    with pytest.raises(ValueError, match="has no list of findings"):
+    with pytest.raises(ValueError, match="has no findings between"):
         landing_page(scale, lambda name: run, readme)
     shutil.rmtree(scale / "figures")
 

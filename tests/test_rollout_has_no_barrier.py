@@ -183,7 +183,7 @@ class Endless(Relay):
     ("workflow", "message", "cause"),
     [
         (Raises(), "KeyError: 'strategy'", KeyError),
-        (NoAnswer(), r"returned ''.*return Answer\(text\)", None),
+        (NoAnswer(), r"returned a str.*return Answer\(text\)", None),
         (
             Unknown(),
             r"`call\('judge', slot=0\)`: unknown role. The roles and their numbers of slots are {'first': 3, 'last': 1}",

@@ -24,6 +24,7 @@ READ = {
     (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
+    (transformers.Trainer, "_get_learning_rate"): "158d12f9b9501acb",
     (transformers.Trainer, "evaluation_loop"): "35a11f83d269fdca",
     (GRPOTrainer, "_load_optimizer_and_scheduler"): "5c1772becdfd7fdb",
     (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5",

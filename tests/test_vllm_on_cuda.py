@@ -122,10 +122,11 @@ def test_one_thread_makes_every_call_in_the_recorded_order(fake, tokenizer, monk
         engine.sleep()
         engine.sleep()
     engine.publish(model, 2)
+    engine.sleep()
     engine.close()
     engine.close()
     once = ["publish", "publish", "generate", "step", "sleep"]
-    assert fake.calls == ["build", *once, "wake", *once, "wake", "publish", "publish", "shutdown"]
+    assert fake.calls == ["build", *once, "wake", *once, "wake", "publish", "publish", "sleep", "wake", "shutdown"]
     assert len(fake.threads) == 1 and threading.get_ident() not in fake.threads
     assert not [path for path, _, _ in fake.published if Path(path).exists()]
     assert len({path for path, _, _ in fake.published}) == 6, "a path used twice would be served from its cache"

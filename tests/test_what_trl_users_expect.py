@@ -196,7 +196,9 @@ def test_the_logged_kl_is_a_mean_over_the_tokens_that_have_one(train, tmp_path):
     """TRL logs it for the micro-batches with a KL term alone, here the aggregator's."""
     kl = []
     for size in (150, 16384):
-        trainer = train(tmp_path / str(size), micro_batch_tokens=size, role_beta={"aggregator": 0.1}, learning_rate=0.05)
+        trainer = train(
+            tmp_path / str(size), micro_batch_tokens=size, role_beta={"aggregator": 0.1}, learning_rate=0.05
+        )
         kl.append(trainer.state.log_history[1]["kl"])
     assert kl[0] == pytest.approx(kl[1], rel=1e-3) and kl[0] > 1e-4
 
@@ -204,6 +206,16 @@ def test_the_logged_kl_is_a_mean_over_the_tokens_that_have_one(train, tmp_path):
 def test_a_schedule_that_ticks_per_adapter_logs_the_rate_it_used(train, tmp_path):
     trainer = train(tmp_path, lr_clock="update_call", learning_rate=0.01, max_steps=4, lr_scheduler_type="linear")
     assert [row["learning_rate"] for row in trainer.state.log_history[:4]] == pytest.approx([0.0075, 0.0025, 0, 0])
+
+
+def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
+    """HF counts all that are visible, and TRL refuses more than one in a process."""
+    args = MultiRoleGRPOConfig(str(tmp_path), generation_batch_size=8, num_generations=4, bf16=False, report_to="none")
+    args._n_gpu = 8
+    trainer = MultiRoleGRPOTrainer(
+        str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=LoraConfig(r=4)
+    )
+    assert trainer.args.n_gpu == 1 and trainer.args.train_batch_size == 8 and args.n_gpu == 8
 
 
 def test_a_column_of_images_is_refused():

@@ -402,7 +402,10 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
     launch = settled(cell, launch)
     found = plan(cell, launch)
     if not found.fits:
-        raise ValueError(found.verdict())
+        text = found.verdict()
+        if has_cuda() and not is_tiny(cell.scale) and cell.engine == "auto" and engine_of(cell) != "vllm":
+            text += " There is no CUDA build of vLLM in this Python environment: install requirements-cuda.lock, or use the image."
+        raise ValueError(text)
     check_disk(cell, folder_of(cell, launch.results_dir))
     return launch
 

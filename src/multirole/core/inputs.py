@@ -35,8 +35,8 @@ def with_adapters(
     set_seed(args.seed)  # adapters are initialised at random
     if isinstance(model, str):  # as TRL's GRPOTrainer does
         options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
-        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-            options["device_map"] = None
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") or "device_map" not in options:
+            options["device_map"] = None  # TRL's "auto" would spread the model over all GPUs, and an adapter with it
         model = create_model_from_path(model, **options)
     if isinstance(model, PeftModel):
         if peft_config is not None:

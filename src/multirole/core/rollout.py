@@ -186,9 +186,10 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
+            what, given = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned {answer!r:.200} on problem {episode.problem.id!r}, and only an `Answer` of a "
-                "text can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
+                f"The workflow {self.workflow.name!r} returned {what}{type(given).__name__} on problem {episode.problem.id!r}, and only "
+                "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
         if len(made) > len(called) and answer.reason != "prompt_overflow":
             lost = Counter(made) - Counter(role for role, _, _ in called)

@@ -117,6 +117,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> None:
         processes()  # before anything that would set up torch.distributed its own way, such as vLLM
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
+        if args.n_gpu > 1:  # one process of a node with several: it uses the first; TRL refuses to spread it over all
+            args._n_gpu = 1
         check_workflow(workflow)
         check_dataset("train_dataset", train_dataset)
         for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:

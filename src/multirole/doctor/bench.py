@@ -312,6 +312,7 @@ class Bench:
         n_tokens, args.max_completion_length = args.max_completion_length, min(4, args.max_completion_length)
         with self.asked() as requests:
             self.trainer.play(attempts, self.trainer.state.global_step)
+        self.trainer._rest_engine()  # as before every update
         args.max_completion_length = n_tokens
         return list(itertools.chain.from_iterable(gather_objects(requests)))
 

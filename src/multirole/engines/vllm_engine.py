@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -222,7 +223,7 @@ class VLLMEngine:
             self._do(lambda: self.llm.wake_up())
             self.is_asleep = False
         for slot, name in enumerate(self.adapters, 1):
-            state = get_peft_model_state_dict(model, adapter_name=name)
+            state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
             state = {key: full(tensor.detach()).to(self.dtype).cpu().contiguous() for key, tensor in state.items()}
             folder = folder_with_room(sum(tensor.nbytes for tensor in state.values()))
             with tempfile.TemporaryDirectory(prefix=f"multirole-{name}-{version}-", dir=folder) as path:
@@ -251,6 +252,9 @@ class VLLMEngine:
 
     def _shut_down(self) -> None:
         """vLLM also ends torch's process group; where that was there before it, the run's processes still need it."""
+        if self.is_asleep:  # vLLM's allocator would unmap on CUDA what it has unmapped for the sleep (vLLM issue 36651)
+            with suppress(Exception):
+                self.llm.wake_up()
         destroy = torch.distributed.destroy_process_group
         if self.is_guest:
             torch.distributed.destroy_process_group = lambda group=None: destroy(group) if group is not None else None

@@ -10,7 +10,7 @@ and keeps every outcome, the solver role's own answers slot by slot included, fo
         DONE                            sha256 of every file above: the evaluation is complete
 
 Episode 0 of each problem samples with the seeds of the run's own validation, so that `own` repeats the accuracies that the
-run recorded, token for token.
+run recorded: token for token on a CPU, and up to the rounding of other batches through vLLM.
 """
 
 import json
@@ -49,7 +49,7 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
                 say(f"{folder} was finished before.")
                 return folder
             steps = steps_of(evaluation, launch.results_dir)
-            preflight(evaluation.cell)
+            preflight(evaluation.cell, launch.model_copy(update={"n_processes": 1}))
         _play(evaluation, launch, folder, steps)
         say(f"{folder} is finished.")
     return folder

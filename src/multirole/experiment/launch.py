@@ -18,7 +18,7 @@ from multirole.experiment.settings import Parameter, Settings, option, refusing
 class Launch(Settings):
     """Launch options, notebook parameters beside the settings of a cell; bad values raise ValueError.
 
-    More than one process are started by this one, unless a launcher (torchrun, `accelerate launch`, srun) has started this
+    More than one process are started by this one, unless a launcher (torchrun, `accelerate launch`) has started this
     one already.
     """
 
@@ -85,6 +85,9 @@ def spawn(
         path = Path(folder) / "parameters.json"
         path.write_text(json.dumps(parameters | dict(launch)))
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
+        command.append(
+            "--shutdown-timeout=900"
+        )  # for the iteration and its checkpoint, after a signal; 30 s by default
         run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.launch import ONE_PROCESS, Launch
+from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched
 from multirole.experiment.machine import check_vllm, driver, engine_of, has_cuda, installed
 from multirole.experiment.models import shape_of
 from multirole.experiment.presets import is_tiny
@@ -38,7 +38,7 @@ def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
         found.append(_compiler())
     if needs_vllm:
         found.append(_shared_memory(cell, launch))
-    if on_gpu and needs_vllm:
+    if on_gpu and needs_vllm and (launch.n_processes == 1 or is_launched()):  # else each process looks at its own GPU
         import torch
 
         free, total = torch.cuda.mem_get_info()

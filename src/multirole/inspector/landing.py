@@ -26,11 +26,11 @@ def markup(text: str) -> Markup:
 
 
 def findings(readme: Path) -> Markup:
-    """The list after the README's comment "findings"."""
-    text, start = readme.read_text(encoding="utf-8"), "<!-- findings:"
-    found = re.search(rf"{start}[^>]*-->\s*\n(- .*?)\n\n", text, re.DOTALL)
+    """What stands between the README's comments "findings" and "end of findings"."""
+    text, start, end = readme.read_text(encoding="utf-8"), "<!-- findings:", "<!-- end of findings -->"
+    found = re.search(rf"{start}[^>]*-->\s*\n(.*?)\n{end}", text, re.DOTALL)
     if not found:
-        raise ValueError(f"{readme} has no list of findings after a comment that begins with `{start}`.")
+        raise ValueError(f"{readme} has no findings between a comment that begins with `{start}` and `{end}`.")
     return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]))  # its links lead out of the results
 
 
