@@ -50,8 +50,9 @@ def alone(tmp_path_factory) -> Path:
 
 def torchrun(command: list[str]) -> None:
     """Do in forked processes what a launcher's command asks for."""
-    _, _, launcher, _, n_processes, *rest = command
+    _, _, launcher, _, n_processes, patience, *rest = command
     assert launcher == "torch.distributed.run" and rest[:3] == ["-m", "multirole", "train"]
+    assert patience == "--shutdown-timeout=900"  # an iteration takes longer than torchrun's 30 s after a signal
     log = Path(rest[-1]).with_name("log")
     codes = processes.run_together(int(n_processes.rpartition("=")[2]), log, command_line.train, rest[3:])
     assert set(codes) == {0}, Path(f"{log}.0").read_text()[-3000:]

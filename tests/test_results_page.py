@@ -68,3 +68,24 @@ def test_what_the_page_of_results_says_of_the_aggregators_worth():
     ).to_dict("records")
     assert [float(one) for one in said.groups()[:3]] == [round(100 * line[of], 1) for of in ("value", "low", "high")]
     assert float(said[4]) == round(line["p_holm"], 3) > 0.05
+
+
+def test_what_the_page_of_results_says_of_one_step_under_stress():
+    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
+    lines = rows("table_1_regimes", task="math", number="end").query("workflow != 'single'")
+
+    def ends(regime: str, policy: str) -> list[float]:
+        values = 100 * lines[(lines["regime"] == regime) & (lines["policy"] == policy)]["value"]
+        return [round(values.min(), 1), round(values.max(), 1)]
+
+    said = re.search(
+        r"SP then ends at N to N %, where with four or five steps it ended at N to N %, and IP at N to N %".replace(
+            "N", f"({NUMBER})"
+        ),
+        page,
+    )
+    expected = ends("stress, one step", "sp") + ends("stress", "sp") + ends("stress, one step", "ip")
+    assert [float(one) for one in said.groups()] == expected
+    runs = rows("setup", task="math", variant="stress, one step").groupby("number")["value"].sum()
+    assert f"all {runs['falls']:.0f} runs fall, {runs['ending fallen']:.0f} of them for good" in page
+    assert runs["runs"] == runs["falls"]
