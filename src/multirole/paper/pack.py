@@ -1,17 +1,17 @@
 """Pack finished runs and evaluations into one Parquet file per kind of table, and read those files.
 
     <results_dir>/<scale>/
-        runs.parquet            one row per run and per evaluation: settings, provenance, checksums of the original files
+        runs.parquet            one row per run and per evaluation: settings, provenance, `done` (the SHA-256 of its list of checksums)
         metrics.parquet ...     the tables of all runs below each other, with a column `run`
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
-All rows are kept, and all columns but the texts of validated answers, which `turns.parquet` has of the first problems, and what
-`DETAILS` names, which is kept for some runs only (`multirole.paper.study.detailed`). Floats are stored
-as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
+All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
+(`multirole.paper.study.detailed`). Floats are stored as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
 left out where it is that of its tokens, and put back on reading.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,8 +33,8 @@ GROUP_BYTES = 2**28
 """In-memory size of a row group: larger ones compress better, and packing holds one of them at a time."""
 LEVEL = 17
 """Of zstd; slow to write, as fast to read as any other."""
-LEFT_OUT = {"eval": {"answer"}}
-"""Table -> columns that are not packed: these are a quarter of all bytes, and nothing here reads them."""
+LEFT_OUT = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}
+"""Table -> columns that are not packed: `turns` has the answers to the first problems, and `max_grad_norm` is in the settings."""
 DETAILS = {
     "turns": {"tokens", "logprobs", "base_logprobs"},
     "steps": {
@@ -58,7 +58,7 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
     packed = dict(zip(old["run"], old["done"], strict=True))
     found = [path.parent for path in (*runs.glob("*/DONE"), *runs.glob("evaluations/*/*/DONE"))]
     names = {path.relative_to(runs).as_posix().removeprefix("evaluations/"): path for path in sorted(found)}
-    new = {name: path for name, path in names.items() if packed.get(name) != _text(path / "DONE")}
+    new = {name: path for name, path in names.items() if packed.get(name) != _digest(path)}
     rows = [{"run": name} | _about(path) for name, path in new.items()]
     if rows:
         kept = old[~old["run"].isin(list(new))]
@@ -94,7 +94,7 @@ def read(
 def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     """Write one packed run or evaluation as the folder it was, below `to`, and return that folder.
 
-    Its DONE holds the checksums of the files as they are now; those of the original files stay in `runs.parquet`.
+    Its DONE holds the checksums of the files as they are now, which are not those of the original files.
     """
     runs = index(folder).set_index("run")
     if run not in runs.index:
@@ -126,6 +126,11 @@ def _text(path: Path) -> str:
     return json.dumps(json.loads(path.read_text()))
 
 
+def _digest(folder: Path) -> str:
+    """SHA-256 of a finished folder's checksums, which `_about` has held against its files."""
+    return hashlib.sha256(_text(folder / "DONE").encode()).hexdigest()
+
+
 def _tables(folder: Path) -> dict[str, list[Path]]:
     """Packed table -> its files in a run's or an evaluation's folder."""
     is_evaluation, found = folder.parent.parent.name == "evaluations", {}
@@ -153,7 +158,7 @@ def _about(folder: Path) -> dict[str, object]:
         "policy": "sp" if set(policy.values()) == {SHARED} else "ip" if is_own else "map",
         "settings": json.dumps(settings),
         "provenance": _text(folder / "provenance.json"),
-        "done": _text(folder / "DONE"),
+        "done": _digest(folder),
         "columns": json.dumps({name: pq.read_schema(files[0]).names for name, files in _tables(folder).items()}),
     }
 
@@ -211,9 +216,9 @@ def _leaf(field: pa.Field) -> str:
 
 
 def _is_split(field: pa.Field) -> bool:
-    """Whether a column's bytes are stored apart: its numbers hardly repeat, but their high bytes do."""
+    """Whether a column's bytes are stored apart: its numbers hardly repeat, as rewards do, but their high bytes do."""
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
-    return kind in (pa.float32(), pa.int16()) or (kind == pa.int64() and field.name.endswith("tokens"))
+    return field.name != "reward" and kind in (pa.float32(), pa.int16()) or (kind == pa.int64() and field.name.endswith("tokens"))
 
 
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
