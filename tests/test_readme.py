@@ -138,6 +138,17 @@ def test_the_findings_are_the_numbers_of_the_tables():
     change, verbose = r"N % \[N, N\]", "the aggregator grows verbose"
     talk = finding(rf"Its replies grow by {change} under SP and by {change} under IP")
     assert talk == phenomenon(verbose, "SP") + phenomenon(verbose, "IP")
+    here = {"variant": "one step", "task": "math", "phenomenon": verbose}
+    said = finding("by N and N % \\(5 seeds, undecided\\)")
+    assert said == [points("phenomena_elsewhere", "value", **here, number=f"change, {p}")[0] for p in ("SP", "IP")]
+    assert rows("phenomena_elsewhere", **here, number="seeds")["value"].squeeze() == 5
+    one_step = {"variant": "one step", "task": "math", "number": "peak"}
+    at = [
+        points("matched_updates", "value", **one_step, workflow=w, policy=p.lower())[0]
+        for w in ("voting", "eval_opt")
+        for p in POLICIES
+    ]
+    assert finding("Voting peaks at N and N % .*?, Eval-Opt at N and N %, decidedly") == at
     larger = "minus the next larger vote"
     found = finding("Orch-Workers peaks N and N points higher .*, Eval-Opt N and N .*, Voting N and N lower")
     apart = [against_vote(larger, name, p) for name in ("Orch-Workers", "Eval-Opt", "Voting") for p in POLICIES]
@@ -203,6 +214,14 @@ def test_what_is_called_decided_is_so_after_correction():
     decided = [p_holm("controls", run=f"{cell}{problems}", number=against) < 0.05 for cell in cells]
     n = seeds("controls", run=f"Voting-IP{problems}")
     assert f"(mean of six cells, {n}; {words[sum(decided)]} cells decided)" in SAID
+    for w, is_above in (("voting", False), ("eval_opt", True)):
+        above = [
+            p_holm("matched_updates", workflow=w, policy=p.lower(), number="peak − SA-RL") < 0.05 for p in POLICIES
+        ]
+        assert above == [is_above] * 2
+    assert f"decidedly above it (arithmetic, {seeds('matched_updates', task='math', number='peak')})" in SAID
+    talk = {"variant": "one step", "task": "math", "phenomenon": "the aggregator grows verbose"}
+    assert all(p_holm("phenomena_elsewhere", **talk, number=f"change, {p}") >= 0.05 for p in POLICIES)
     decided = [
         p_holm("table_1", task="code", workflow=w, number=f"{p} − SA-RL") < 0.05 for w in WORKFLOWS for p in POLICIES
     ]

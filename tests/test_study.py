@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 from matplotlib.text import Text
+from scipy.stats import ttest_1samp
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of, write_done
@@ -23,6 +24,7 @@ from multirole.paper.figures import figures_of_study
 from multirole.paper.grid import Grid
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, Run, key_of
+from multirole.paper.skills import phenomena_elsewhere
 from multirole.paper.statistics import Interval
 from multirole.paper.study import Study
 from multirole.paper.study_tables import (
@@ -263,12 +265,31 @@ def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
                     assert row[column] == pytest.approx(expected, abs=1e-5), (name, column)
 
 
+def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(results, study):
+    """The fixture's variants reply as their twins do, and the clock's run under SP is the grid's own."""
+
+    def change(variant: str, policy: str, seed: int) -> float:
+        roles = results.find(study.cell(variant, f"voting {policy} math", seed)).table("roles")
+        lengths = roles[roles["role"] == "aggregator"].set_index("iteration")["length_mean"]
+        return lengths[-5:].mean() / lengths[:5].mean() - 1
+
+    table = phenomena_elsewhere(results, study).query("phenomenon == 'the aggregator grows verbose'")
+    assert set(table["variant"]) == {"one step", "clock"}
+    for variant, rows in table.groupby("variant"):
+        rows = rows.set_index("number")
+        gaps = [change(variant, "sp", seed) - change(variant, "ip", seed) for seed in GIVEN["seeds"]]
+        assert rows.loc["SP − IP", "value"] == pytest.approx(np.mean(gaps))
+        assert rows.loc["SP − IP", "p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
+        assert rows.loc["SP − IP, twin", "value"] == pytest.approx(np.mean(gaps))
+        assert np.isnan(rows.loc["SP − IP, twin", "p"]), "tested in `phenomena`"
+
+
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     assert Study.read(results.grid, results.folder) is None
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-r") == study
     assert [t.name for t in tables_of_study(results, study)] == [
-        "matched_updates", "setup", "power", "coverage",
+        "matched_updates", "setup", "phenomena_elsewhere", "power", "coverage",
     ]  # fmt: skip
 
 

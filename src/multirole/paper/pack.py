@@ -218,7 +218,11 @@ def _leaf(field: pa.Field) -> str:
 def _is_split(field: pa.Field) -> bool:
     """Whether a column's bytes are stored apart: its numbers hardly repeat, as rewards do, but their high bytes do."""
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
-    return field.name != "reward" and kind in (pa.float32(), pa.int16()) or (kind == pa.int64() and field.name.endswith("tokens"))
+    return (
+        field.name != "reward"
+        and kind in (pa.float32(), pa.int16())
+        or (kind == pa.int64() and field.name.endswith("tokens"))
+    )
 
 
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:

@@ -10,6 +10,7 @@ from multirole.paper.claims import DECLARED, REGIMES
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import t_interval
+from multirole.paper.study import Study
 from multirole.paper.write import number
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
@@ -101,28 +102,63 @@ def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
 
 
 def phenomena(results: Results) -> pd.DataFrame:
-    """Every line's start, its change under each policy, and the difference of these changes, paired by seed.
-
-    All columns are of the seeds that have a number under both policies, or under one where the other has none.
-    """
+    """Every line's start, its change under each policy, and the difference of these changes, paired by seed."""
     rows, lines = [], DECLARED["phenomena"]["lines"]
     for task, (name, about) in product(results.grid.tasks, lines.items()):
-        found = {}
-        for policy in POLICIES:
-            runs = results.runs_of(about["workflow"], policy, task)
-            read = [start_and_change(run, about) for run in runs.values()]
-            found[policy] = pd.DataFrame(read, list(runs), ["start", "change"]).dropna()
-        if both := [seed for seed in found["sp"].index if seed in found["ip"].index]:
-            found = {policy: of.loc[both] for policy, of in found.items()}
-        if not any(map(len, found.values())):
-            continue
-        measure = about.get("metric", "gain over the trivial role")
-        where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measure}
-        unit = {"length_mean": "tokens"}.get(measure, "gain" if "gain" in about else "rate")
-        rows.append(number("start", float(pd.concat(found.values())["start"].mean()), unit, **where))
-        rows.append(number("seeds", max(map(len, found.values())), "count", **where))
-        changes = {f"change, {policy.upper()}": of["change"] for policy, of in found.items()}
-        changes["SP − IP"] = (found["sp"]["change"] - found["ip"]["change"]).dropna()
-        unit = "difference" if "gain" in about else "change"
-        rows += [number(label, t_interval(of), unit, **where) for label, of in changes.items() if len(of)]
+        found = changes(about, {policy: results.runs_of(about["workflow"], policy, task) for policy in POLICIES})
+        where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measure_of(about)}
+        rows += phenomenon(found, about, where)
     return pd.DataFrame(rows)
+
+
+def phenomena_elsewhere(results: Results, study: Study) -> pd.DataFrame:
+    """The same lines in each variant of a study that has a cell under both policies, and SP − IP of the same seeds in the grid."""
+    rows, lines = [], DECLARED["phenomena"]["lines"]
+    for (variant, of), task, (name, about) in product(study.variants.items(), results.grid.tasks, lines.items()):
+        places = {policy: f"{about['workflow']} {policy} {task}" for policy in POLICIES}
+        if not set(places.values()) <= set(of.cells):
+            continue
+        runs, grid = ({policy: {} for policy in POLICIES} for _ in range(2))
+        for (policy, place), seed in product(places.items(), of.seeds or study.seeds):
+            run = results.find(study.cell(variant, place, seed))
+            usual = results.find(study.grid.cell(*place.split(), seed))
+            if run and usual:
+                runs[policy][seed], grid[policy][seed] = run, usual
+        found, twins = changes(about, runs), changes(about, grid)
+        where = {"variant": variant, "task": task, "workflow": about["workflow"], "phenomenon": name}
+        if mine := phenomenon(found, about, where):
+            gap = (twins["sp"]["change"] - twins["ip"]["change"]).reindex(found["sp"].index).dropna()
+            twin = number("SP − IP, twin", t_interval(gap), mine[-1]["unit"], **where)
+            rows += [*mine, twin | {"p": np.nan, "p_match": np.nan}]  # tested in `phenomena`
+    return pd.DataFrame(rows)
+
+
+def changes(about: dict[str, str], runs: dict[str, dict[int, Run]]) -> dict[str, pd.DataFrame]:
+    """Policy -> a line's start and change by seed, of the seeds that both policies have, or of one where the other has none."""
+    found = {}
+    for policy, of in runs.items():
+        read = [start_and_change(run, about) for run in of.values()]
+        found[policy] = pd.DataFrame(read, list(of), ["start", "change"], dtype=float).dropna()
+    if both := [seed for seed in found["sp"].index if seed in found["ip"].index]:
+        found = {policy: of.loc[both] for policy, of in found.items()}
+    return found
+
+
+def measure_of(about: dict[str, str]) -> str:
+    """What a line measures, for a table."""
+    return about.get("metric", "gain over the trivial role")
+
+
+def phenomenon(found: dict[str, pd.DataFrame], about: dict[str, str], where: dict[str, str]) -> list[dict]:
+    """The numbers of a line: its start, its change under each policy, and their difference; none where nothing was measured."""
+    if not any(map(len, found.values())):
+        return []
+    unit = {"length_mean": "tokens"}.get(measure_of(about), "gain" if "gain" in about else "rate")
+    by_policy = {f"change, {policy.upper()}": of["change"] for policy, of in found.items()}
+    by_policy["SP − IP"] = (found["sp"]["change"] - found["ip"]["change"]).dropna()
+    of_change = "difference" if "gain" in about else "change"
+    return [
+        number("start", float(pd.concat(found.values())["start"].mean()), unit, **where),
+        number("seeds", max(map(len, found.values())), "count", **where),
+        *(number(label, t_interval(of), of_change, **where) for label, of in by_policy.items() if len(of)),
+    ]
