@@ -195,7 +195,8 @@ def _write(path: Path, parts: Iterable[pa.Table]) -> None:
             split = [_leaf(field) for field in schema if _is_split(field)]
             writer = pq.ParquetWriter(
                 aside, schema, compression="zstd", compression_level=LEVEL, write_page_checksum=True,
-                data_page_size=GROUP_BYTES, dictionary_pagesize_limit=GROUP_BYTES,  # what repeats is found within a page
+                # what repeats is found within a page: one per column and row group, not one per 20,000 rows
+                data_page_size=GROUP_BYTES, dictionary_pagesize_limit=GROUP_BYTES, max_rows_per_page=2**31 - 1,
                 use_dictionary=[_leaf(field) for field in schema if _leaf(field) not in split],
                 column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
             )  # fmt: skip

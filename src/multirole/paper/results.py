@@ -5,6 +5,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.falls import first_fall
@@ -78,6 +79,10 @@ class Run:
         "best" is chosen on these same problems, as in the paper: it is optimistic.
         """
         return self.accuracy[self.steps[name]]
+
+    def right_at(self, name: str) -> np.ndarray:
+        """Outcomes (P,) of the validation problems, in the order of their names, at a named checkpoint."""
+        return self.correct[self.steps[name]].to_numpy()
 
 
 def accuracies(runs: Iterable[Run], at: str) -> pd.Series:

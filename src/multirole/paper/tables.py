@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from pkgutil import resolve_name
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -17,7 +18,15 @@ from multirole.paper import claims
 from multirole.paper.dynamics import FIRST_ITERATIONS
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
 from multirole.paper.results import Results, accuracies
-from multirole.paper.statistics import ALL, RULES, difference, split_half_peak, t_interval
+from multirole.paper.statistics import (
+    ALL,
+    RULES,
+    crossed_interval,
+    difference,
+    split_half_peak,
+    t_interval,
+    untested,
+)  # fmt: skip
 from multirole.paper.study import Study
 from multirole.paper.write import Table, number, pivoted
 
@@ -132,6 +141,27 @@ def ip_against_sp(results: Results) -> pd.DataFrame:
         means.setdefault(name, []).append(rows[-1]["value"])
     for name, values in means.items():
         rows.append(number("IP − SP", t_interval(values), "difference", task="", workflow=ALL, at=name))
+    return pd.DataFrame(rows)
+
+
+def over_problems(results: Results) -> pd.DataFrame:
+    """Differences of accuracies with their interval over seeds, and with that over seeds and validation problems, in every regime."""
+    rows, places = [], (("peak", "best"), ("end", "terminal"))
+    regimes, comparisons = claims.REGIMES.items(), ("IP − SA-RL", "SP − SA-RL", "IP − SP")
+    for (regime, changed), task, workflow in product(regimes, results.grid.tasks, WORKFLOWS):
+        of = {policy.upper(): results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
+        of["SA-RL"] = results.runs_of("single", "sp", task, **changed)
+        for comparison, (place, at) in product(comparisons, places):
+            after, before = (of[name] for name in comparison.split(" − "))
+            if both := [seed for seed in after if seed in before]:
+                apart = np.stack([after[seed].right_at(at) - before[seed].right_at(at) for seed in both])  # (S, P)
+                found = [untested(t_interval(apart.mean(axis=1))), crossed_interval(apart)]
+                names = {"task": task, "workflow": workflow, "difference": comparison, "at": place}
+                where = {"regime": regime} | names
+                for name, interval in zip(("over seeds", "over seeds and problems"), found, strict=True):
+                    rows.append(number(name, interval, "difference", **where))
+                widths = [interval.high - interval.low for interval in found]
+                rows.append(number("times as wide", widths[1] / widths[0], "similarity", **where))
     return pd.DataFrame(rows)
 
 
