@@ -90,3 +90,35 @@ def test_what_the_page_of_results_says_of_one_step_under_stress():
     runs = rows("setup", task="math", variant="stress, one step").groupby("number")["value"].sum()
     assert f"all {runs['falls']:.0f} runs fall, {runs['ending fallen']:.0f} of them for good" in page
     assert runs["runs"] == runs["falls"]
+
+
+def test_what_the_page_of_results_says_of_treatments():
+    """Of `setup` and `judges`: a change in points, its interval, and whether it is decided."""
+    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
+    judges, setup = (corrected(pd.read_csv(SCALE / "tables" / f"{name}.csv")) for name in ("judges", "setup"))
+
+    def line(table: pd.DataFrame, variant: str, workflow: str, number: str) -> dict:
+        chosen = (table["variant"] == variant) & (table["workflow"] == workflow) & (table["number"] == number)
+        (found,) = table[chosen].to_dict("records")
+        return found
+
+    reward = "one step, process_reward 0.5"
+    said = {
+        "raises accuracy at the end by N points [N, N] in Voting": (judges, reward, "voting", "change at the end"),
+        "and by N [N, N] in Eval-Opt, both decided": (judges, reward, "eval_opt", "change at the end"),
+        "selections gain changes by N points [N, N] (decided)": (judges, reward, "voting", "change of the gain"),
+        "verdicts by N [N, N] (undecided)": (judges, reward, "eval_opt", "change of the gain"),
+        "peaks N points [N, N] above": (setup, "policy map, worker apart", "orch_workers", "change at the peak"),
+        "ends N [N, N] above": (setup, "policy map, worker apart", "orch_workers", "change at the end"),
+    }
+    for sentence, where in said.items():
+        match = re.search(re.escape(sentence).replace("N", f"({NUMBER})"), page)
+        assert match, sentence
+        found = line(*where)
+        assert [float(one.replace("−", "-")) for one in match.groups()] == [
+            round(100 * found[of], 1) for of in ("value", "low", "high")
+        ], sentence
+        assert (found["p_holm"] < 0.05) == ("changes" in sentence or "raises" in sentence or "both" in sentence)
+    anchored = judges[judges["variant"].str.contains("anchored")]
+    assert len(anchored["p_holm"].dropna()) == 4 and anchored["p_holm"].min() > 0.05
+    assert not judges[judges["number"] == "protects"]["value"].any()
