@@ -124,10 +124,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
             if dataset is not None:
                 check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset)
-        self.workflow, self.policy = (
-            workflow,
-            parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles)),
-        )
+        self.workflow = workflow
+        self.policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.adapters = adapter_names(self.policy)
         if unknown := set(args.role_betas) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
