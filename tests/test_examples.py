@@ -3,6 +3,7 @@
 import difflib
 import os
 import runpy
+import sys
 from pathlib import Path
 
 import processes
@@ -13,6 +14,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def script(name: str, folder: Path) -> None:
     os.chdir(folder)
+    sys.path.insert(0, str(EXAMPLES))  # as `python FILE` does
+    sys.argv = [name]
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
@@ -29,6 +32,9 @@ def test_own_workflow_rows_and_reward(tmp_path):
     output = run("debate.py", tmp_path)
     assert "eval_reward" in output
     assert {"adapter_a", "adapter_b"} <= {path.name for path in (tmp_path / "out" / "debate").iterdir()}
+    played = run("play.py", tmp_path)
+    assert [played.count(who) for who in ("debater 0,", "debater 1,", "judge 0,")] == [2, 2, 1]
+    assert "\nanswer: " in played
 
 
 def test_a_stock_script_becomes_multi_role_in_under_ten_lines(tmp_path):

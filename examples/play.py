@@ -1,0 +1,40 @@
+"""Play a trained workflow on one problem: the same object, with a `call` of your own. After `examples/debate.py`, in the same folder:
+
+    python examples/play.py "Compute left to right: 3+2-5+2"
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from debate import HERE, Debate
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from multirole import Problem
+
+BASE, TRAINED = str(HERE / "../src/multirole/models/tiny-r"), Path("out/debate")
+ADAPTER = {"debater": "adapter_a", "judge": "adapter_b"}  # role -> folder, as in the policy map of debate.py
+
+tokenizer = AutoTokenizer.from_pretrained(BASE)
+base = AutoModelForCausalLM.from_pretrained(BASE)
+model = PeftModel.from_pretrained(base, TRAINED / "adapter_a", adapter_name="adapter_a")
+model.load_adapter(TRAINED / "adapter_b", adapter_name="adapter_b")
+
+
+async def call(role, messages, slot=0, round=0):
+    """One reply of a role. A workflow reads `text` of it, and may set `outcome`."""
+    model.set_adapter(ADAPTER[role])
+    # as in training: the chat template without thinking, temperature 1
+    template = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": True, "return_tensors": "pt"}
+    prompt = tokenizer.apply_chat_template(messages, **template)
+    ids = model.generate(**prompt, max_new_tokens=272, do_sample=True, temperature=1.0, top_k=0)
+    text = tokenizer.decode(ids[0, prompt["input_ids"].size(1) :], skip_special_tokens=True)
+    print(f"{role} {slot}, round {round}: {text}")
+    return SimpleNamespace(text=text)
+
+
+question = sys.argv[1] if len(sys.argv) > 1 else "Compute left to right: 3+2-5+2"
+answer = asyncio.run(Debate().run(Problem("0", "sums", question, None), call))
+print("answer:", answer.text)
