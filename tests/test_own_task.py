@@ -193,10 +193,11 @@ def test_other_rows_are_another_run(tmp_path):
     ("reward", "message"),
     [
         (lambda completions, **_: [float("nan")] * len(completions), "problem 'sums/.*' the reward nan"),
-        (lambda completions, **_: [1.0], "must return one number per completion, got 1 for 2"),
+        (lambda completions, **_: [1.0], "must return a list with one number per completion, got 1 for 2"),
+        (lambda completions, **_: None, "must return a list with one number per completion, got None for 2"),
         (lambda completions, missing, **_: [1.0], "missing"),
     ],
-    ids=["nan", "too few", "a column that is not there"],
+    ids=["nan", "too few", "nothing", "a column that is not there"],
 )
 def test_a_reward_is_tried_before_anything_is_trained(reward, message):
     rows = [{"prompt": "1+1"}, {"prompt": "1+2"}]

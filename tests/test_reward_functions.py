@@ -1,12 +1,14 @@
 """Reward functions with TRL's signature: what they are given, how several are weighed, and who is named when one fails."""
 
+import re
+
 import pytest
 from datasets import Dataset
 from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
 from multirole.core.inputs import INDEX
-from multirole.core.measures import accuracy, mean_reward, text_metrics
+from multirole.core.measures import accuracy, mean_reward, overflow_rate, text_metrics
 from multirole.core.rollout import answer_ids
 from multirole.core.types import Answer, Episode, Reward
 from multirole.workflows import Single, Voting
@@ -148,6 +150,39 @@ def test_none_from_every_function_leaves_an_episode_out(score):
         assert text_metrics(rows)["reward"] == 1.5
 
 
+def test_an_iteration_without_any_reward_is_refused(score):
+    episodes = score(lambda completions, **_: [None] * len(completions))
+    with pytest.raises(
+        ValueError, match="returned None for all 6 episodes of iteration 1, so there is nothing to train"
+    ):
+        score.trainer.prepare_rows(episodes)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda prompts, completions, solution, **_: [], "missing a required argument: 'solution'"),
+        (lambda prompts, completions, task: [], "got an unexpected keyword argument 'completion_ids'"),
+    ],
+    ids=["a column that is not there", "no **kwargs"],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_once(make_library_trainer, tokenizer, function, message):
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        make_library_trainer(Single(), engine, function)
+    assert "does not fit `train_dataset`" in str(error.value) and "end its parameters with `**kwargs`" in str(
+        error.value
+    )
+
+
+def test_episodes_that_a_long_prompt_ends_are_counted(score):
+    class Long(Single):
+        async def run(self, problem, call):
+            return Answer("", reason="prompt_overflow") if problem.id == "0" else await super().run(problem, call)
+
+    assert overflow_rate(score(by_index, Long())) == 0.5
+
+
 def test_an_async_function_is_awaited(score):
     async def reward(episodes, **_):
         return [float(episode.index) for episode in episodes]
@@ -176,7 +211,7 @@ def broken(kind):
     ("kind", "message"),
     [
         ("raises", "KeyError: 'solution'"),
-        ("is not a list", "TypeError"),
+        ("is not a list", "must return a list with one number per completion, got None"),
         ("is NaN", "gave problem '1' the reward nan"),
         ("is infinite", "gave problem '1' the reward inf"),
         ("is huge", r"gave problem '1' the reward 1e\+30. A reward must be a number between -1e\+06 and 1e\+06"),
@@ -186,7 +221,7 @@ def broken(kind):
 )
 def test_a_function_that_fails_is_named(score, kind, message, is_async):
     function = broken(kind)[is_async]
-    with pytest.raises((ValueError, RuntimeError), match=message) as error:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message) as error:
         score(function)
     assert repr(function.__name__) in str(error.value)
 
@@ -194,7 +229,7 @@ def test_a_function_that_fails_is_named(score, kind, message, is_async):
 def test_evaluation_scores_every_episode_of_every_dataset(make_library_trainer, tokenizer):
     """`num_generations_eval` episodes per problem; accuracy where the function says what is right; two datasets by name."""
 
-    def reward(prompts, completions, answer, episodes, **_):
+    def reward(prompts, completions, episodes, answer=(), **_):  # the training rows have no answer
         for episode, right in zip(episodes, answer, strict=True):
             episode.reward = Reward(float(right + episode.index), "", right == 1)
         return [episode.reward.value for episode in episodes]

@@ -1,7 +1,8 @@
 """What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,30 @@ def check_reward(source: str, problem: Problem, reward: float) -> None:
         )
 
 
+def check_signature(function: Any, name: str, dataset: "Dataset") -> None:
+    """Refuse a reward function that cannot take what TRL passes for the columns of `dataset` (ValueError)."""
+    if isinstance(function, (str, nn.Module)):
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    columns = [column for column in dataset.column_names if column not in ("prompt", "completion", "completion_ids")]
+    passed = ("prompts", "completions", "completion_ids", "episodes", "trainer_state", "log_extra", "log_metric")
+    try:
+        signature.bind(**dict.fromkeys([*passed, *columns]))
+    except TypeError as error:
+        raise ValueError(
+            f"The reward function {get_callable_name(function)!r} does not fit `{name}`: {error}. It gets {', '.join(passed)} and the "
+            f"columns {columns}, all by keyword. Name those that it reads, and end its parameters with `**kwargs`."
+        ) from error
+
+
+def is_list(rewards: Any) -> bool:
+    """Whether a reward function returned something with one value per completion, and not a text or a number."""
+    return isinstance(rewards, Iterable) and not isinstance(rewards, (str, bytes))
+
+
 def checked_reward(function: Any) -> Any:
     """The reward function with its failures reported by its name: an exception, or a reward that `check_reward` refuses.
 
@@ -155,7 +180,11 @@ def checked_reward(function: Any) -> Any:
         except Exception as error:  # the user's own code
             raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
 
-    def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
+    def check(rewards: Any, episodes: list[Episode]) -> list[float | None]:
+        if not isinstance(rewards, list):
+            raise TypeError(
+                f"The reward function {name!r} must return a list with one number per completion, got {rewards!r}."
+            )
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
             if reward is not None:
                 check_reward(f"The reward function {name!r}", episode.problem, reward)
@@ -164,13 +193,15 @@ def checked_reward(function: Any) -> Any:
     @wraps(function)
     def call(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
         with named():
-            rewards = list(function(*args, episodes=episodes, **kwargs))
+            rewards = function(*args, episodes=episodes, **kwargs)
+            rewards = list(rewards) if is_list(rewards) else rewards
         return check(rewards, episodes)
 
     @wraps(function)
     async def call_async(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
         with named():
-            rewards = list(await function(*args, episodes=episodes, **kwargs))
+            rewards = await function(*args, episodes=episodes, **kwargs)
+            rewards = list(rewards) if is_list(rewards) else rewards
         return check(rewards, episodes)
 
     wrapper: Callable[..., Any] = call_async if is_async_callable(function) else call

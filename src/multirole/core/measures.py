@@ -20,6 +20,11 @@ def accuracy(episodes: list[Episode]) -> float | None:
     return None if None in right or not right else sum(map(bool, right)) / len(right)
 
 
+def overflow_rate(episodes: list[Episode]) -> float:
+    """Fraction of episodes that a prompt of more than `max_prompt_tokens` ended; they are scored on an empty answer."""
+    return sum(e.answer is not None and e.answer.reason == "prompt_overflow" for e in episodes) / len(episodes)
+
+
 def text_metrics(rows: list[Row]) -> dict[str, float]:
     """What can be read off one role's rows without the model."""
     advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)

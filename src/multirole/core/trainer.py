@@ -39,9 +39,17 @@ from multirole.core.distributed import all_reduce, gather_objects, keep_float32,
 from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
+from multirole.core.inputs import (
+    INDEX,
+    check_dataset,
+    check_signature,
+    checked_reward,
+    load_processor,
+    to_problems,
+    with_adapters,
+)
 from multirole.core.logprobs import score
-from multirole.core.measures import accuracy, mean_reward, over_micro_batches, text_metrics
+from multirole.core.measures import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, transcript, turn_seed
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
@@ -120,10 +128,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if args.n_gpu > 1:  # one process of a node with several: it uses the first; TRL refuses to spread it over all
             args._n_gpu = 1
         check_workflow(workflow)
-        check_dataset("train_dataset", train_dataset)
+        datasets = {"train_dataset": train_dataset}
         for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
             if dataset is not None:
-                check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset)
+                datasets[f"eval_dataset[{name!r}]" if name else "eval_dataset"] = dataset
+        if not isinstance(reward_funcs, list):
+            reward_funcs = [reward_funcs]
+        for name, dataset in datasets.items():
+            check_dataset(name, dataset)
+            for function in reward_funcs:
+                check_signature(function, name, dataset)
         self.workflow = workflow
         self.policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.adapters = adapter_names(self.policy)
@@ -135,8 +149,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._loss_metrics: list[tuple[str, int, float]] = []  # name, completion tokens and value, by micro-batch
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
 
-        if not isinstance(reward_funcs, list):
-            reward_funcs = [reward_funcs]
         if args.max_steps <= 0:  # passes over the dataset, as iterations
             args.max_steps = math.ceil(args.num_train_epochs * len(train_dataset) / args.n_problems)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
@@ -347,6 +359,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
                 f"'prompt_overflow', raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
+        if all(episode.reward is None for episode in episodes):
+            raise ValueError(
+                f"The reward functions returned None for all {len(episodes)} episodes of iteration {self.state.global_step + 1}, so there is "
+                "nothing to train. None leaves an episode out: return a number for the others."
+            )
         set_advantages(rows, args)
         for watcher in self.watchers:
             rows = watcher.on_rows(self, rows)
@@ -553,6 +570,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             del metrics[name]  # TRL's lengths are of each episode's last turn: ours are per role
         if (right := accuracy(iteration.episodes)) is not None:
             metrics["accuracy"].append(right)
+        metrics["prompt_overflow_rate"].append(overflow_rate(iteration.episodes))
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
@@ -570,6 +588,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         metrics |= {f"{metric_key_prefix}_rewards/{name}/mean": value for name, value in by_function.items()}
         if (right := accuracy(episodes)) is not None:
             metrics[f"{metric_key_prefix}_accuracy"] = right
+        metrics[f"{metric_key_prefix}_prompt_overflow_rate"] = overflow_rate(episodes)
         for watcher in self.watchers:
             watcher.on_episodes_evaluated(self, episodes, metrics)
         for own in gather_objects(dict(self._pending_metrics)):  # what reward functions have logged

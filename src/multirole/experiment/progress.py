@@ -17,7 +17,7 @@ import pandas as pd
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
-from multirole.core.measures import accuracy, mean_reward
+from multirole.core.measures import accuracy, mean_reward, overflow_rate
 from multirole.core.types import Episode
 from multirole.diagnostics.falls import wilson
 from multirole.experiment.cell import Cell
@@ -113,7 +113,7 @@ class Progress(MultiRoleCallback):
         alarms = [f"{alarm['alarm']} ({alarm['role'] or alarm['adapter']})" for alarm in trainer.alarms.new]
         seconds = sum(iteration.seconds.values())
         scored = mean_reward(iteration.episodes), accuracy(iteration.episodes)
-        say(iteration_line(number, planned, *scored, seconds, left, tokens, alarms))
+        say(iteration_line(number, planned, *scored, seconds, left, tokens, alarms, overflow_rate(iteration.episodes)))
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Print the scores of the validation problems, and what the roles add to them."""
@@ -128,12 +128,13 @@ def _scored(reward: float, accuracy: float | None) -> str:
 
 def iteration_line(
     number: int, planned: int, reward: float, accuracy: float | None, seconds: float, left: int, tokens: dict[str, float],
-    alarms: list[str],
+    alarms: list[str], overflows: float = 0.0,
 ) -> str:  # fmt: skip
     """The line of one iteration; `left` is in seconds."""
     return (
         f"iteration {number:>{len(str(planned))}}/{planned}   {_scored(reward, accuracy)}   {seconds:.1f} s, "
         f"{left // 60}:{left % 60:02} left   tokens {', '.join(f'{role} {n:.0f}' for role, n in tokens.items())}"
+        + f"   {100 * overflows:.0f} % over max_prompt_tokens" * (overflows > 0)
         + "   ALARM " * bool(alarms) + ", ".join(alarms)
     )  # fmt: skip
 

@@ -231,7 +231,8 @@ def load_problems(
         )
     dry_run(workflow, train[0])
     if isinstance(task, Task):
-        try_reward(task, train[: len(REPLIES)])
+        for problems in (train, validation):
+            try_reward(task, problems[: len(REPLIES)])
     lengths = first_prompts(workflow, [*train, *validation], lambda chat: RENDERERS[cell.renderer](tokenizer, chat))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {
@@ -242,8 +243,9 @@ def load_problems(
     }
     if len(kept) < cell.n_problems:
         raise ValueError(
-            f"`max_prompt_tokens` ({cap}) leaves {len(kept)} of {len(train)} training problems, and one iteration needs "
-            f"{cell.n_problems}. Use a larger max_prompt_tokens or a smaller n_problems."
+            f"`max_prompt_tokens` ({cap}) leaves {len(kept)} of {len(train)} training problems, whose first prompts have up to "
+            f"{max(lengths[: len(train)])} tokens, and one iteration needs {cell.n_problems}. Use a larger max_prompt_tokens"
+            f"{' or a smaller n_problems' * bool(kept)}."
         )
     return kept, validation, counts
 

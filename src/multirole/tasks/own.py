@@ -101,7 +101,8 @@ class Task:
         watch.daemon = True
         watch.start()
         try:
-            values = [float(value) for value in self.reward(prompts=prompts, completions=texts, **columns)]
+            found = self.reward(prompts=prompts, completions=texts, **columns)
+            values = list(map(float, found)) if isinstance(found, Iterable) else None
         except (Exception, SystemExit) as error:  # whatever the user's function raises is reported with the problem
             if len(problems) > 1:  # alone, the one that failed is found
                 for problem, text in zip(problems, texts, strict=True):
@@ -109,10 +110,10 @@ class Task:
             raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {', '.join(ids[:3])}.") from error
         finally:
             watch.cancel()
-        if len(values) != len(ids):
+        if values is None or len(values) != len(ids):
             raise RewardError(
-                f"The reward of task {self.name!r} must return one number per completion, got {len(values)} for "
-                f"{len(ids)} completions, the first of {ids[0]}."
+                f"The reward of task {self.name!r} must return a list with one number per completion, got "
+                f"{repr(found) if values is None else len(values)} for {len(ids)} completions, the first of {ids[0]}."
             )
         return values
 
