@@ -119,6 +119,30 @@ def test_what_the_page_of_results_says_of_treatments():
             round(100 * found[of], 1) for of in ("value", "low", "high")
         ], sentence
         assert (found["p_holm"] < 0.05) == ("changes" in sentence or "raises" in sentence or "both" in sentence)
+    (found,) = re.findall(r"\(no line of this arm is decided, in a family of (\d+)\)", page)
+    elsewhere = corrected(pd.read_csv(SCALE / "tables" / "phenomena_elsewhere.csv"))
+    assert int(found) == elsewhere["p_holm"].count()
+    assert elsewhere[elsewhere["variant"] == "one step"]["p_holm"].min() >= 0.05
+    selections = elsewhere[elsewhere["phenomenon"] == "the aggregator's selections"]
+    (line,) = selections[(selections["variant"] == "released code") & (selections["number"] == "SP − IP")].to_dict(
+        "records"
+    )
+    (p,) = re.findall(r"is decided there \(p (0\.\d+)\)", page)
+    assert float(p) == round(line["p_holm"], 3)
     anchored = judges[judges["variant"].str.contains("anchored")]
     assert len(anchored["p_holm"].dropna()) == 4 and anchored["p_holm"].min() > 0.05
     assert not judges[judges["number"] == "protects"]["value"].any()
+
+
+def test_what_the_page_of_results_says_of_five_times_the_iterations():
+    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
+    lines = corrected(pd.read_csv(SCALE / "tables" / "setup.csv")).query("variant == 'long'")
+    sums = lines.groupby("number")["value"].sum()
+    assert sums["ending fallen"] == 0 and f"none of the {sums['runs']:.0f} runs ends in a fall" in page
+    fallen = lines[(lines["number"] == "falls") & (lines["value"] > 0)]
+    assert [(one.workflow, one.policy, one.value) for one in fallen.itertuples()] == [("eval_opt", "sp", 3)]
+    peaks = [round(100 * value, 1) for value in lines[lines["number"] == "change at the peak"]["value"]]
+    said = re.search(rf"Cells peak ({NUMBER}) to ({NUMBER}) points above their twins", page)
+    assert [float(one) for one in said.groups()] == [min(peaks), max(peaks)]
+    assert lines["p_holm"].min() >= 0.05
+    assert set(lines[lines["number"] == "runs"]["value"]) == {3} and "three of the five declared seeds" in page
