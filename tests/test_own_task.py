@@ -9,7 +9,7 @@ import pytest
 from paper_rows import write
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import try_reward
+from multirole.experiment.run import load_problems, try_reward
 from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, own
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
@@ -204,3 +204,14 @@ def test_a_reward_is_tried_before_anything_is_trained(reward, message):
     tried = Task("sums", rows, rows, reward)
     with pytest.raises(ValueError, match=f"Tried before training.*{message}"):
         try_reward(tried, tried.problems("train"))
+
+
+def test_a_reward_is_tried_on_validation_rows_too(tmp_path, tokenizer):
+    (tmp_path / "adding.py").write_text(
+        "from multirole import Task\n"
+        "rows = [{'prompt': f'{i}+1', 'right': i} for i in range(8)]\n"
+        "bare = [{'prompt': '9+1'}]\n"
+        "task = Task('adding', rows, bare, lambda completions, right, **_: [0.0 for _ in completions])\n"
+    )
+    with pytest.raises(ValueError, match="Tried before training.*'right'"):
+        load_problems(Cell("single", "sp", f"{tmp_path}/adding.py:task"), tokenizer)
