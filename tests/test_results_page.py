@@ -11,6 +11,7 @@ from multirole.paper.statistics import MARGIN, RULES, corrected
 ROOT = Path(__file__).parents[1]
 SCALE = ROOT / "results" / "tiny-r"
 PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+RESULTS = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
 NUMBER = r"[+−]?\d+(?:\.\d+)?"
 WITH_UNIT = rf"(?:{NUMBER},? (?:to|and|or) )?{NUMBER}(?: %| points)"
 
@@ -61,8 +62,7 @@ def test_what_the_page_of_results_says_are_the_verdicts():
 
 
 def test_what_the_page_of_results_says_of_the_aggregators_worth():
-    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
-    said = re.search(rf"SP − IP ({NUMBER}) points \[({NUMBER}), ({NUMBER})\]\).*? \(p (0\.\d+)\)", page)
+    said = re.search(rf"SP − IP ({NUMBER}) points \[({NUMBER}), ({NUMBER})\]\).*? \(p (0\.\d+)\)", RESULTS)
     lines = corrected(pd.read_csv(SCALE / "tables" / "phenomena.csv"))
     (line,) = lines.query(
         "task == 'math' and phenomenon == \"the aggregator's selections\" and number == 'SP − IP'"
@@ -72,7 +72,6 @@ def test_what_the_page_of_results_says_of_the_aggregators_worth():
 
 
 def test_what_the_page_of_results_says_of_one_step_under_stress():
-    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
     lines = rows("table_1_regimes", task="math", number="end").query("workflow != 'single'")
 
     def ends(regime: str, policy: str) -> list[float]:
@@ -83,18 +82,17 @@ def test_what_the_page_of_results_says_of_one_step_under_stress():
         r"SP then ends at N to N %, where with four or five steps it ended at N to N %, and IP at N to N %".replace(
             "N", f"({NUMBER})"
         ),
-        page,
+        RESULTS,
     )
     expected = ends("stress, one step", "sp") + ends("stress", "sp") + ends("stress, one step", "ip")
     assert [float(one) for one in said.groups()] == expected
     runs = rows("setup", task="math", variant="stress, one step").groupby("number")["value"].sum()
-    assert f"all {runs['falls']:.0f} runs fall, {runs['ending fallen']:.0f} of them for good" in page
+    assert f"all {runs['falls']:.0f} runs fall, {runs['ending fallen']:.0f} of them for good" in RESULTS
     assert runs["runs"] == runs["falls"]
 
 
 def test_what_the_page_of_results_says_of_treatments():
     """Of `setup` and `judges`: a change in points, its interval, and whether it is decided."""
-    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
     judges, setup = (corrected(pd.read_csv(SCALE / "tables" / f"{name}.csv")) for name in ("judges", "setup"))
 
     def line(table: pd.DataFrame, variant: str, workflow: str, number: str) -> dict:
@@ -112,14 +110,14 @@ def test_what_the_page_of_results_says_of_treatments():
         "ends N [N, N] above": (setup, "policy map, worker apart", "orch_workers", "change at the end"),
     }
     for sentence, where in said.items():
-        match = re.search(re.escape(sentence).replace("N", f"({NUMBER})"), page)
+        match = re.search(re.escape(sentence).replace("N", f"({NUMBER})"), RESULTS)
         assert match, sentence
         found = line(*where)
         assert [float(one.replace("−", "-")) for one in match.groups()] == [
             round(100 * found[of], 1) for of in ("value", "low", "high")
         ], sentence
         assert (found["p_holm"] < 0.05) == ("changes" in sentence or "raises" in sentence or "both" in sentence)
-    (found,) = re.findall(r"\(no line of this arm is decided, in a family of (\d+)\)", page)
+    (found,) = re.findall(r"\(no line of this arm is decided, in a family of (\d+)\)", RESULTS)
     elsewhere = corrected(pd.read_csv(SCALE / "tables" / "phenomena_elsewhere.csv"))
     assert int(found) == elsewhere["p_holm"].count()
     assert elsewhere[elsewhere["variant"] == "one step"]["p_holm"].min() >= 0.05
@@ -127,7 +125,7 @@ def test_what_the_page_of_results_says_of_treatments():
     (line,) = selections[(selections["variant"] == "released code") & (selections["number"] == "SP − IP")].to_dict(
         "records"
     )
-    (p,) = re.findall(r"is decided there \(p (0\.\d+)\)", page)
+    (p,) = re.findall(r"is decided there \(p (0\.\d+)\)", RESULTS)
     assert float(p) == round(line["p_holm"], 3)
     anchored = judges[judges["variant"].str.contains("anchored")]
     assert len(anchored["p_holm"].dropna()) == 4 and anchored["p_holm"].min() > 0.05
@@ -135,14 +133,13 @@ def test_what_the_page_of_results_says_of_treatments():
 
 
 def test_what_the_page_of_results_says_of_five_times_the_iterations():
-    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
     lines = corrected(pd.read_csv(SCALE / "tables" / "setup.csv")).query("variant == 'long'")
     sums = lines.groupby("number")["value"].sum()
-    assert sums["ending fallen"] == 0 and f"none of the {sums['runs']:.0f} runs ends in a fall" in page
+    assert sums["ending fallen"] == 0 and f"none of the {sums['runs']:.0f} runs ends in a fall" in RESULTS
     fallen = lines[(lines["number"] == "falls") & (lines["value"] > 0)]
     assert [(one.workflow, one.policy, one.value) for one in fallen.itertuples()] == [("eval_opt", "sp", 3)]
     peaks = [round(100 * value, 1) for value in lines[lines["number"] == "change at the peak"]["value"]]
-    said = re.search(rf"Cells peak ({NUMBER}) to ({NUMBER}) points above their twins", page)
+    said = re.search(rf"Cells peak ({NUMBER}) to ({NUMBER}) points above their twins", RESULTS)
     assert [float(one) for one in said.groups()] == [min(peaks), max(peaks)]
     assert lines["p_holm"].min() >= 0.05
-    assert set(lines[lines["number"] == "runs"]["value"]) == {3} and "three of the five declared seeds" in page
+    assert set(lines[lines["number"] == "runs"]["value"]) == {3} and "three of the five declared seeds" in RESULTS

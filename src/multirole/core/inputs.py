@@ -81,8 +81,8 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
     return model
 
 
-def check_dataset(name: str, dataset: "Dataset") -> None:
-    """Refuse a dataset whose rows are not prompts that can be indexed (ValueError or TypeError)."""
+def check_dataset(name: str, dataset: "Dataset", reward_funcs: Iterable[Any] = ()) -> None:
+    """Refuse a dataset whose rows are not prompts that can be indexed, or do not fit a reward function (ValueError or TypeError)."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "column_names")):
         raise TypeError(
             f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}."
@@ -93,6 +93,8 @@ def check_dataset(name: str, dataset: "Dataset") -> None:
         raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
+    for function in reward_funcs:
+        check_signature(function, name, dataset)
 
 
 def to_problems(dataset: "Dataset") -> list[Problem]:
@@ -159,9 +161,11 @@ def check_signature(function: Any, name: str, dataset: "Dataset") -> None:
         ) from error
 
 
-def is_list(rewards: Any) -> bool:
-    """Whether a reward function returned something with one value per completion, and not a text or a number."""
-    return isinstance(rewards, Iterable) and not isinstance(rewards, (str, bytes))
+def as_list(rewards: Any) -> list[float | None]:
+    """What a reward function returned, as a list; TypeError where it is a single thing."""
+    if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
+        raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
+    return list(rewards)
 
 
 def checked_reward(function: Any) -> Any:
@@ -180,11 +184,7 @@ def checked_reward(function: Any) -> Any:
         except Exception as error:  # the user's own code
             raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
 
-    def check(rewards: Any, episodes: list[Episode]) -> list[float | None]:
-        if not isinstance(rewards, list):
-            raise TypeError(
-                f"The reward function {name!r} must return a list with one number per completion, got {rewards!r}."
-            )
+    def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
             if reward is not None:
                 check_reward(f"The reward function {name!r}", episode.problem, reward)
@@ -193,15 +193,13 @@ def checked_reward(function: Any) -> Any:
     @wraps(function)
     def call(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
         with named():
-            rewards = function(*args, episodes=episodes, **kwargs)
-            rewards = list(rewards) if is_list(rewards) else rewards
+            rewards = as_list(function(*args, episodes=episodes, **kwargs))
         return check(rewards, episodes)
 
     @wraps(function)
     async def call_async(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
         with named():
-            rewards = await function(*args, episodes=episodes, **kwargs)
-            rewards = list(rewards) if is_list(rewards) else rewards
+            rewards = as_list(await function(*args, episodes=episodes, **kwargs))
         return check(rewards, episodes)
 
     wrapper: Callable[..., Any] = call_async if is_async_callable(function) else call

@@ -5,7 +5,7 @@ import math
 import torch
 
 from multirole.core.rows import Row
-from multirole.core.types import Episode
+from multirole.core.types import OVERFLOW, Episode
 
 
 def mean_reward(episodes: list[Episode]) -> float:
@@ -22,7 +22,7 @@ def accuracy(episodes: list[Episode]) -> float | None:
 
 def overflow_rate(episodes: list[Episode]) -> float:
     """Fraction of episodes that a prompt of more than `max_prompt_tokens` ended; they are scored on an empty answer."""
-    return sum(e.answer is not None and e.answer.reason == "prompt_overflow" for e in episodes) / len(episodes)
+    return sum(e.answer is not None and e.answer.reason == OVERFLOW for e in episodes) / len(episodes)
 
 
 def text_metrics(rows: list[Row]) -> dict[str, float]:

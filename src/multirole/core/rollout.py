@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from multirole.core import watch
 from multirole.core.engine import Completion, Engine, Request, Sampling
-from multirole.core.types import Answer, Episode, Message, Problem, Turn, Workflow
+from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow
 from multirole.core.watch import EngineSelector, in_thread, position
 
 Attempt = tuple[Problem, int]
@@ -180,7 +180,7 @@ class Rollout:
         try:
             answer = await self.workflow.run(episode.problem, call)
         except PromptOverflow:
-            answer = Answer("", reason="prompt_overflow")
+            answer = Answer("", reason=OVERFLOW)
         except (Exception, SystemExit) as error:  # the user's own code: say whose it is, and where
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
@@ -191,7 +191,7 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} returned {what}{type(given).__name__} on problem {episode.problem.id!r}, and only "
                 "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
-        if len(made) > len(called) and answer.reason != "prompt_overflow":
+        if len(made) > len(called) and answer.reason != OVERFLOW:
             lost = Counter(made) - Counter(role for role, _, _ in called)
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "

@@ -39,22 +39,14 @@ from multirole.core.distributed import all_reduce, gather_objects, keep_float32,
 from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import (
-    INDEX,
-    check_dataset,
-    check_signature,
-    checked_reward,
-    load_processor,
-    to_problems,
-    with_adapters,
-)
+from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 from multirole.core.logprobs import score
 from multirole.core.measures import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, transcript, turn_seed
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
-from multirole.core.types import Episode, Reward, Turn, Workflow, check_workflow
+from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
@@ -128,16 +120,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if args.n_gpu > 1:  # one process of a node with several: it uses the first; TRL refuses to spread it over all
             args._n_gpu = 1
         check_workflow(workflow)
-        datasets = {"train_dataset": train_dataset}
-        for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
-            if dataset is not None:
-                datasets[f"eval_dataset[{name!r}]" if name else "eval_dataset"] = dataset
         if not isinstance(reward_funcs, list):
             reward_funcs = [reward_funcs]
-        for name, dataset in datasets.items():
-            check_dataset(name, dataset)
-            for function in reward_funcs:
-                check_signature(function, name, dataset)
+        check_dataset("train_dataset", train_dataset, reward_funcs)
+        for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
+            if dataset is not None:
+                check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset, reward_funcs)
         self.workflow = workflow
         self.policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.adapters = adapter_names(self.policy)
@@ -357,7 +345,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
             raise ValueError(
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
-                f"'prompt_overflow', raise `max_prompt_tokens` ({args.max_prompt_tokens})."
+                f"{OVERFLOW!r}, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
         if all(episode.reward is None for episode in episodes):
             raise ValueError(

@@ -14,6 +14,10 @@ Message = dict[str, str]
 """One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
 
 
+OVERFLOW = "prompt_overflow"
+"""`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One row of a dataset.

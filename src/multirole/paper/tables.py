@@ -156,8 +156,7 @@ def over_problems(results: Results) -> pd.DataFrame:
             if both := [seed for seed in after if seed in before]:
                 apart = np.stack([after[seed].right_at(at) - before[seed].right_at(at) for seed in both])  # (S, P)
                 found = [untested(t_interval(apart.mean(axis=1))), crossed_interval(apart)]
-                names = {"task": task, "workflow": workflow, "difference": comparison, "at": place}
-                where = {"regime": regime} | names
+                where = {"regime": regime, "task": task, "workflow": workflow, "difference": comparison, "at": place}
                 for name, interval in zip(("over seeds", "over seeds and problems"), found, strict=True):
                     rows.append(number(name, interval, "difference", **where))
                 widths = [interval.high - interval.low for interval in found]
