@@ -7,8 +7,9 @@
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
 All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
-(`multirole.paper.study.detailed`). Floats are stored as float32 (but for learning rates), log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as that. A turn's text is
-left out where it is that of its tokens, and put back on reading.
+(`multirole.paper.study.detailed`). Floats are stored as float32, of which measurements keep 16 significant bits (five digits) and
+learning rates and rewards all; log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as
+that. A turn's text is left out where it is that of its tokens, and put back on reading.
 """
 
 import hashlib
@@ -233,10 +234,19 @@ def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
 
     table = table.drop_columns([name for name in table.column_names if name in left_out])
     table = _mapped(table, thousandths, {pa.float64(): pa.float32()})
+    for i, field in enumerate(table.schema):
+        if field.type == pa.float32() and _is_split(field):
+            table = table.set_column(i, field, _rounded(table[field.name]))
     if {"text", "tokens"} <= set(table.column_names):
         is_known = pc.fill_null(pc.equal(table["text"], pc.binary_join(table["tokens"], "")), False)
         table = _with_text(table, pc.if_else(is_known, None, table["text"]))
     return table
+
+
+def _rounded(column: pa.ChunkedArray) -> pa.Array:
+    """Float32 rounded to 16 significant bits: those that a measurement does not have would not compress."""
+    half, mask = (pa.scalar(value, pa.int32()) for value in (1 << 7, -(1 << 8)))  # of the 8 bits that go
+    return pc.bit_wise_and(pc.add(column.combine_chunks().view(pa.int32()), half), mask).view(pa.float32())
 
 
 def _as_recorded(table: pa.Table) -> pa.Table:
