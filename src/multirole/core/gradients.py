@@ -91,10 +91,11 @@ class MergedLinear(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
         x, weight, a, b = ctx.saved_tensors
         inner, grad_inner = F.linear(x, a), grad @ b  # (N, L, r) each
-        for part, rows in ctx.segments:
-            for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
-                left, right = left[rows].flatten(0, 1), right[rows].flatten(0, 1)  # (rows * L, out), (rows * L, in)
-                total[part].addmm_(left.T, right, alpha=ctx.scaling)
+        for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
+            left, right = left.flatten(0, 1).T, right.flatten(0, 1)  # (out, N * L), (N * L, in)
+            for part, rows in ctx.segments:
+                tokens = slice(rows.start * x.size(1), rows.stop * x.size(1))
+                total[part].addmm_(left[:, tokens], right[tokens], alpha=ctx.scaling)
         return *[None] * 6, grad @ weight if ctx.needs_input_grad[6] else None
 
 
