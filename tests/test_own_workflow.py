@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from trainers import table
+from trainers import episodes_of, rows_of, table
 
 from multirole import Answer, Problem, Task, user
+from multirole.core.hooks import Iteration
 from multirole.experiment.cell import Cell
 from multirole.experiment.run import dry_run, run_cell
 from multirole.workflows import WORKFLOWS
@@ -38,9 +39,17 @@ class Echo:
         return Answer((await call("speaker", [user("?")])).text)
 
 
-def test_a_role_that_is_not_called_is_named_and_allowed(caplog):
+def test_a_role_that_is_not_called_is_named_and_allowed(caplog, make_library_trainer):
     dry_run(Echo(), Problem("p7", "sums", "1+1?", None))
     assert "'echo' did not call judge in a trial" in caplog.text
+    caplog.clear()
+    trainer = make_library_trainer(Echo(), policy="ip")
+    for number, roles in enumerate([{"speaker": 2, "judge": 1}, {"speaker": 2}, {"speaker": 2}]):
+        episodes = episodes_of(roles)
+        trainer._finish_iteration(Iteration(number, episodes, rows_of(trainer, episodes), [], {}))
+    assert [record.message for record in caplog.records] == [
+        "The workflow 'echo' did not call judge in the first iteration. A role that is never called is not trained."
+    ]
 
 
 @pytest.mark.parametrize("task", ["math", "code"])

@@ -12,6 +12,7 @@ Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order
 import copy
 import functools
 import itertools
+import logging
 import math
 import shutil
 import time
@@ -47,6 +48,8 @@ from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, 
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
+
+logger = logging.getLogger(__name__)
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
@@ -548,6 +551,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         metrics = self._metrics["train"]
         by_role = {role: [row for row in iteration.rows if row.turn.role == role] for role in self.policy}
         iteration.roles |= {role: text_metrics(rows) for role, rows in by_role.items() if rows}
+        called = {turn.role for episode in iteration.episodes for turn in episode.turns}
+        if iteration.number == 1 and (silent := [role for role in self.policy if role not in called]):
+            logger.warning("The workflow %r did not call %s in the first iteration. A role that is never called is not trained.",
+                           self.workflow.name, ", ".join(silent))  # fmt: skip
         for watcher in self.watchers:
             watcher.on_iteration_end(self, iteration)
         for role, values in iteration.roles.items():
