@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from multirole.core.policy import adapter_names
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
@@ -49,6 +50,11 @@ def make_results(folder: Path) -> Path:
         make_evaluation(evaluation, folder)
     packed.pack(folder / "tiny-r")
     return folder / "tiny-r"
+
+
+def nearly(expected):
+    """Equal to what was computed from the recorded measurements, of which packed ones keep 16 bits."""
+    return pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def without(results: Path, keys: list[Key], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:

@@ -20,13 +20,13 @@ from multirole.experiment.storage import write_text
 from multirole.paper import study_tables
 from multirole.paper.claims import DECLARED as CLAIMS
 from multirole.paper.factorial import Arm, arms, contrasts, is_unstable, of_arms, predictors
-from multirole.paper.figures import figures_of_study
+from multirole.paper.figures import figure_of_long_runs, figures_of_study
 from multirole.paper.grid import Grid
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, Run, key_of
 from multirole.paper.skills import phenomena_elsewhere
 from multirole.paper.statistics import Interval
-from multirole.paper.study import Study
+from multirole.paper.study import Study, Variant
 from multirole.paper.study_tables import (
     controls,
     judges,
@@ -282,6 +282,22 @@ def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(resul
         assert rows.loc["SP − IP", "p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
         assert rows.loc["SP − IP, twin", "value"] == pytest.approx(np.mean(gaps))
         assert np.isnan(rows.loc["SP − IP, twin", "p"]), "tested in `phenomena`"
+
+
+def test_longer_training_is_drawn_beside_the_runs_of_its_seeds(results, study, monkeypatch):
+    assert figure_of_long_runs(results, study) == []
+    parameters = {"iterations": 100, "eval_every": 10, "save_every": 10}
+    long = Variant("setup", parameters, ["voting ip math", "voting sp math"], seeds=[0, 1])
+    study = Study(results.grid, [0, 1], study.variants | {"long": long})
+    ends = {(20, 0): 0.5, (20, 1): 0.7, (100, 0): 0.8, (100, 1): 0.9}
+    monkeypatch.setattr(
+        Results, "find", lambda self, cell: MadeUp(cell, [0.25, 0.5, 0.5, ends[cell.iterations, cell.seed]])
+    )
+    (plate,) = figure_of_long_runs(results, study)
+    drawn = [[line.get_ydata()[-1] for line in axes.lines[:6]] for axes in plate.figure.axes[:2]]
+    assert drawn == [pytest.approx([0.5, 0.7, 0.6, 0.8, 0.9, 0.85])] * 2
+    labels = [text.get_text() for text in plate.figure.legends[0].get_texts()]
+    assert labels[:2] == ["20 iterations, as in the grid", "100 iterations"] and "2 seeds of both" in plate.caption
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):

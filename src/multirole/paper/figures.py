@@ -38,7 +38,7 @@ from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import ALL, t_interval
 from multirole.paper.study import Study
-from multirole.paper.study_tables import twins
+from multirole.paper.study_tables import Twins, twins
 from multirole.paper.tables import made_from, sentences
 from multirole.paper.write import STYLE, Plate, Table
 
@@ -340,9 +340,8 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     return found
 
 
-def figure_of_matched_updates(results: Results, study: Study) -> Plate:
-    """Validation accuracy of the cells with twins, seeds thin and their mean thick."""
-    found = list(twins(results, study, "updates"))
+def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tuple[str, str]) -> Plate:
+    """Validation accuracy of the twins and of a variant, a panel per cell; seeds thin and their mean thick."""
     rows = -(-len(found) // 4) or 1
     figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
@@ -356,11 +355,29 @@ def figure_of_matched_updates(results: Results, study: Study) -> Plate:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
     figure.supxlabel("iteration", fontsize=8)
-    labels = "one step per batch of rows, as in the grid", "one step per iteration"
     looks = zip(SETUP_COLOURS, SETUP_STYLES, labels, strict=True)
     setups = [Line2D([], [], color=c, lw=1.8, ls=ls, label=label) for c, ls, label in looks]
     _legend(figure, [*setups, Line2D([], [], ls=":", label="single agent's peak", **REFERENCE)])
-    return plate(results, "matched_updates", figure)
+    counts = sorted({len(twin.changed) for twin in found}) or [0]
+    return plate(results, name, figure, seeds=" to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))))
+
+
+def figure_of_matched_updates(results: Results, study: Study) -> list[Plate]:
+    """One optimizer step per iteration beside the grid's."""
+    labels = "one step per batch of rows, as in the grid", "one step per iteration"
+    return [figure_of_twins(results, "matched_updates", list(twins(results, study, "updates")), labels)]
+
+
+def figure_of_long_runs(results: Results, study: Study) -> list[Plate]:
+    """A setup that trains for more iterations beside the grid's, where there are runs of one."""
+    found = [
+        one for one in twins(results, study, "setup") if one.changed[0].cell.iterations > one.usual[0].cell.iterations
+    ]
+    if not found:
+        return []
+    usual, changed = (runs[0].cell.iterations for runs in (found[0].usual, found[0].changed))
+    labels = f"{usual} iterations, as in the grid", f"{changed} iterations"
+    return [figure_of_twins(results, "long", found, labels)]
 
 
 def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
@@ -449,10 +466,11 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
     """Draw those of the study's tables that have a figure."""
     drawn = {
         "matched_updates": lambda _: figure_of_matched_updates(results, study),
-        "factorial_predictors": lambda table: figure_of_factorial(results, study, table),
-        "controls": lambda table: figure_of_controls(results, table),
+        "setup": lambda _: figure_of_long_runs(results, study),
+        "factorial_predictors": lambda table: [figure_of_factorial(results, study, table)],
+        "controls": lambda table: [figure_of_controls(results, table)],
     }
-    return [drawn[table.name](table) for table in tables if table.name in drawn]
+    return [plate for table in tables if table.name in drawn for plate in drawn[table.name](table)]
 
 
 def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
