@@ -4,7 +4,8 @@
 
 A workflow of R roles that answer side by side, on the embedded model (0.45M parameters), one thread, each point in a process of
 its own, points in turn. Unless a curve varies it: 4 roles under Shared-Policy, 64 episodes in groups of 8, 256 rows of exactly 24
-completion tokens. The curve over roles keeps the rows (and so the tokens) of an iteration: more roles, fewer episodes. Writes
+completion tokens. The curve over roles keeps the rows (and so the tokens) of an iteration: more roles, fewer episodes. A shared adapter
+then takes an optimizer step per role (`updates="per_batch"`), as an isolated one does; with `updates="one"` it takes a single step. Writes
 medians as JSON and one figure.
 """
 
@@ -20,9 +21,17 @@ from pathlib import Path
 from measuring import alone
 
 HERE = Path(__file__).resolve()
-USUAL = {"roles": 4, "policy": "sp", "episodes": 64, "group": 8, "tokens": 24}
+USUAL = {"roles": 4, "policy": "sp", "updates": "per_batch", "episodes": 64, "group": 8, "tokens": 24}
+LINES = {
+    ("sp", "per_batch"): ("Shared-Policy", "#1f6f8b", "o"),
+    ("sp", "one"): ("Shared-Policy, one step", "#7a5195", "^"),
+    ("ip", "per_batch"): ("Isolated-Policy", "#c8553d", "s"),
+}
+"""(policy, updates) -> label, colour and marker."""
 CURVES = {
-    "roles": [{"roles": r, "episodes": 256 // r, "policy": p} for p in ("sp", "ip") for r in (1, 2, 4, 8, 16)],
+    "roles": [
+        {"roles": r, "episodes": 256 // r, "policy": p, "updates": u} for p, u in LINES for r in (1, 2, 4, 8, 16)
+    ],
     "group": [{"group": g} for g in (4, 8, 16, 32, 64)],
     "tokens": [{"tokens": t} for t in (12, 24, 48, 96, 192)],
     "episodes": [{"episodes": e} for e in (16, 32, 64, 128, 256)],
@@ -35,7 +44,7 @@ LABELS = {
 }
 
 
-def measure(roles: int, policy: str, episodes: int, group: int, tokens: int) -> dict:
+def measure(roles: int, policy: str, updates: str, episodes: int, group: int, tokens: int) -> dict:
     """CPU-seconds of the second iteration, and the peak resident set in MiB."""
     import torch
     from datasets import Dataset
@@ -64,8 +73,8 @@ def measure(roles: int, policy: str, episodes: int, group: int, tokens: int) -> 
         workflow=SideBySide(),
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=MultiRoleGRPOConfig(
-            tempfile.mkdtemp(), policy=policy, per_device_train_batch_size=episodes, num_generations=group, loss_type="grpo",
-            max_completion_length=tokens, learning_rate=1e-4, bf16=False, gradient_checkpointing=False, report_to="none",
+            tempfile.mkdtemp(), policy=policy, updates=updates, per_device_train_batch_size=episodes, num_generations=group,
+            loss_type="grpo", max_completion_length=tokens, learning_rate=1e-4, bf16=False, gradient_checkpointing=False, report_to="none",
             max_steps=10,
         ),
         train_dataset=Dataset.from_dict({"prompt": questions}),
@@ -98,16 +107,16 @@ def plot(points: list[dict], path: Path) -> None:
 
     figure, axes = plt.subplots(2, len(CURVES), figsize=(13, 5.4), sharey="row", layout="constrained")
     for column, (name, label) in enumerate(LABELS.items()):
-        for policy in ("sp", "ip"):
-            line = [p for p in points if p["curve"] == name and p["policy"] == policy]
+        for (policy, updates), (who, colour, marker) in LINES.items():
+            line = [p for p in points if (p["curve"], p["policy"], p["updates"]) == (name, policy, updates)]
             if not line:
                 continue
-            x, policy_label = [p[name] for p in line], {"sp": "Shared-Policy", "ip": "Isolated-Policy"}[policy]
+            x = [p[name] for p in line]
             for what, style in (("update", "-"), ("rollout", ":")):
-                axes[0, column].plot(x, [p[what] for p in line], style, marker="o" if policy == "sp" else "s",
-                                     color="#1f6f8b" if policy == "sp" else "#c8553d", label=f"{what}, {policy_label}")  # fmt: skip
-            axes[1, column].plot(x, [p["peak_mebibytes"] for p in line], "-", marker="o" if policy == "sp" else "s",
-                                 color="#1f6f8b" if policy == "sp" else "#c8553d", label=policy_label)  # fmt: skip
+                axes[0, column].plot(
+                    x, [p[what] for p in line], style, marker=marker, color=colour, label=f"{what}, {who}"
+                )
+            axes[1, column].plot(x, [p["peak_mebibytes"] for p in line], "-", marker=marker, color=colour, label=who)
         for row in axes[:, column]:
             row.set_xscale("log", base=2)
             row.set_xticks(x, x)
