@@ -137,9 +137,15 @@ def test_what_the_page_of_results_says_of_five_times_the_iterations():
     sums = lines.groupby("number")["value"].sum()
     assert sums["ending fallen"] == 0 and f"none of the {sums['runs']:.0f} runs ends in a fall" in RESULTS
     fallen = lines[(lines["number"] == "falls") & (lines["value"] > 0)]
-    assert [(one.workflow, one.policy, one.value) for one in fallen.itertuples()] == [("eval_opt", "sp", 3)]
-    peaks = [round(100 * value, 1) for value in lines[lines["number"] == "change at the peak"]["value"]]
+    assert {(one.workflow, one.policy): one.value for one in fallen.itertuples()} == {
+        ("eval_opt", "sp"): 5, ("eval_opt", "ip"): 1, ("voting", "ip"): 1, ("voting", "sp"): 1,
+    }  # fmt: skip
+    assert "All five of Eval-Opt-SP fall by 5 points on the way and recover, and one of each other cell" in RESULTS
+    changes = lines[lines["number"] == "change at the peak"].set_index("workflow")[["value", "low", "high"]] * 100
+    peaks = changes["value"].drop("all cells").round(1)
+    said = re.search(rf"({NUMBER}) on average \[({NUMBER}), ({NUMBER})\] \(mean of four cells\)", RESULTS)
+    assert [float(one) for one in said.groups()] == changes.loc["all cells"].round(1).tolist()
     said = re.search(rf"Cells peak ({NUMBER}) to ({NUMBER}) points above their twins", RESULTS)
     assert [float(one) for one in said.groups()] == [min(peaks), max(peaks)]
     assert lines["p_holm"].min() >= 0.05
-    assert set(lines[lines["number"] == "runs"]["value"]) == {3} and "three of the five declared seeds" in RESULTS
+    assert set(lines[lines["number"] == "runs"]["value"]) == {5} and "the five declared seeds" in RESULTS
