@@ -552,7 +552,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         by_role = {role: [row for row in iteration.rows if row.turn.role == role] for role in self.policy}
         iteration.roles |= {role: text_metrics(rows) for role, rows in by_role.items() if rows}
         called = {turn.role for episode in iteration.episodes for turn in episode.turns}
-        if iteration.number == 1 and (silent := [role for role in self.policy if role not in called]):
+        silent = [role for role in self.policy if role not in called]
+        if silent and iteration.number == 1 and self.accelerator.is_main_process:
             logger.warning("The workflow %r did not call %s in the first iteration. A role that is never called is not trained.",
                            self.workflow.name, ", ".join(silent))  # fmt: skip
         for watcher in self.watchers:
