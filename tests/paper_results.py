@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
+import pandas as pd
 
 from multirole.core.policy import adapter_names
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
@@ -52,9 +52,13 @@ def make_results(folder: Path) -> Path:
     return folder / "tiny-r"
 
 
-def nearly(expected):
-    """Equal to what was computed from the recorded measurements, of which packed ones keep 16 bits."""
-    return pytest.approx(expected, rel=1e-4, abs=1e-5)
+def recorded(path: Path) -> pd.DataFrame:
+    """A table of a run's folder, its measurements rounded to the 16 bits that packing keeps."""
+    table = pd.read_parquet(path)
+    for name in table.select_dtypes("float").columns.difference(["reward", "lr"]):
+        bits = table[name].to_numpy(np.float32).view(np.int32)
+        table[name] = ((bits + 128) & ~255).view(np.float32).astype(float)
+    return table
 
 
 def without(results: Path, keys: list[Key], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:

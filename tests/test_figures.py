@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
-from paper_results import nearly, without
+from paper_results import recorded, without
 
 from multirole.core.types import Problem, Turn
 from multirole.diagnostics.names import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_NAMES, cell_name, colours_of
@@ -60,7 +60,7 @@ def gain(results: Results, workflow: str, policy: str, task: str) -> pd.Series:
 
 def table_of(results: Results, name: str, key: Key) -> pd.DataFrame:
     """A table of a run, from the folder that was packed."""
-    return pd.read_parquet(folder_of(results.grid.cell(*key), results.folder.parent) / f"{name}.parquet")
+    return recorded(folder_of(results.grid.cell(*key), results.folder.parent) / f"{name}.parquet")
 
 
 def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one_seed):
@@ -130,7 +130,7 @@ def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates)
         runs = [table_of(finished, "skills", Key("eval_opt", policy, "math", seed)) for seed in (0, 1, 2)]
         skills = pd.concat(runs).query("measure == 'judges'")
         gains = (skills["skill"] - skills["trivial"]).groupby(skills["step"]).mean()
-        assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == nearly(gains)
+        assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == pytest.approx(gains)
 
 
 def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
@@ -158,11 +158,11 @@ def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
         entropies.append(np.average(rows["entropy"], weights=rows["tokens"]))
     table = extremes(finished)
     row = table[(table[list(Key._fields)] == list(key)).all(axis=1)].iloc[0]
-    assert row["chi2_role"] == nearly(roles["chi2"].max())
-    assert row["chi2"] == nearly(max(pooled) if policy == "sp" else roles["chi2"].max())
+    assert row["chi2_role"] == pytest.approx(roles["chi2"].max())
+    assert row["chi2"] == pytest.approx(max(pooled) if policy == "sp" else roles["chi2"].max())
     assert max(pooled) < roles["chi2"].max()
-    assert row["grad_norm"] == nearly(ledger["grad_norm"].max())
-    assert row["entropy"] == nearly(entropies[0] - min(entropies))
+    assert row["grad_norm"] == pytest.approx(ledger["grad_norm"].max())
+    assert row["entropy"] == pytest.approx(entropies[0] - min(entropies))
 
 
 def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):

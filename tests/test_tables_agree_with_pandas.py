@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from paper_results import nearly, without
+from paper_results import recorded, without
 from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
 
@@ -43,7 +43,7 @@ def files(folder: Path, table: str, kind: str | None = None) -> pd.DataFrame:
         cell = about.get("cell", about)
         if kind in (None, about.get("adapters")) and (config.parent / f"{table}.parquet").exists():
             policy = "ip" if len(set(cell["policy"].values())) > 1 else "sp"
-            frame = pd.read_parquet(config.parent / f"{table}.parquet")
+            frame = recorded(config.parent / f"{table}.parquet")
             names = {"workflow": cell["workflow"], "policy": policy, "task": cell["task"], "seed": cell["seed"]}
             frames.append(frame.assign(**names))
     return pd.concat(frames)
@@ -174,7 +174,7 @@ def test_skills_are_of_every_run_of_a_regime(folder, made):
     )
     change = gain[[15, 20]].mean(axis=1) - gain[0]
     row = number(made["skills"].values, "change", regime="paper", role="judges", task="math")
-    assert row["value"] == nearly(change.mean()) and row["seeds"] == 3
+    assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
 
 
 def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
@@ -188,9 +188,9 @@ def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
         steps.append(chi2.idxmax())
         norms.append(run["grad_norm"].max() / run["grad_norm"].iloc[0])
     found = values.loc["math", "voting", "ip", "generator"]
-    assert found.loc["chi2 peak / first", ["low", "value", "high"]].tolist() == nearly(sorted(ratios))
+    assert found.loc["chi2 peak / first", ["low", "value", "high"]].tolist() == pytest.approx(sorted(ratios))
     assert found.loc["chi2 peak at iteration", "value"] == np.median(steps)
-    assert found.loc["grad-norm peak / first", "value"] == nearly(np.median(norms))
+    assert found.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
 
     of_shared = values.loc["math", "voting", "sp", "all roles (shared)"]
     peaks, rises, norms = [], [], []
@@ -202,9 +202,9 @@ def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
         steps = ledger.query(f"workflow == 'voting' and policy == 'sp' and task == 'math' and seed == {seed}")
         norm = steps.groupby("iteration")["grad_norm"].mean()
         norms.append(norm.max() / norm.loc[1])
-    assert of_shared.loc["chi2 peak", "value"] == nearly(np.median(peaks))
-    assert of_shared.loc["perplexity peak / first", "value"] == nearly(np.median(rises))
-    assert of_shared.loc["grad-norm peak / first", "value"] == nearly(np.median(norms))
+    assert of_shared.loc["chi2 peak", "value"] == pytest.approx(np.median(peaks))
+    assert of_shared.loc["perplexity peak / first", "value"] == pytest.approx(np.median(rises))
+    assert of_shared.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
 
 
 def test_a_role_of_one_step_has_no_ratio(made):
@@ -272,8 +272,8 @@ def test_compute(folder, made):
         assert number(values, "tokens sampled (M)", **cell)["value"] == run["completion_tokens"].sum()
         assert number(values, "runs", **cell)["value"] == 3
         seconds = run["rollout_seconds"].sum() + run["update_seconds"].sum()
-        assert number(values, "wall-clock (h)", **cell)["value"] == nearly(seconds)
-        assert number(values, "CPU time allotted (h)", **cell)["value"] == nearly(seconds)
+        assert number(values, "wall-clock (h)", **cell)["value"] == pytest.approx(seconds)
+        assert number(values, "CPU time allotted (h)", **cell)["value"] == pytest.approx(seconds)
     assert number(values, "runs", task="training, sum")["value"] == 42
     played = files(folder, "eval", "transfer")["prompt_tokens"].sum()
     assert number(values, "tokens read (M)", task="evaluations, transfer")["value"] == played

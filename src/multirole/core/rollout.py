@@ -8,9 +8,10 @@ stages, no polling, and the order of events depends on nothing but the engine.
 import asyncio
 import hashlib
 import itertools
+import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from multirole.core import watch
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow
 from multirole.core.watch import EngineSelector, in_thread, position
+
+logger = logging.getLogger(__name__)
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
@@ -35,6 +38,13 @@ class PromptOverflow(Exception):
 
 class WorkflowError(RuntimeError):
     """A workflow's own code failed; the message names it and the problem, the cause is its traceback."""
+
+
+def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str) -> None:
+    """Warn of roles that made no call, which may be right: a workflow may call a role for certain replies only."""
+    if silent := [role for role in workflow.roles if role not in called]:
+        logger.warning("The workflow %r did not call %s %s. A role that is never called is not trained.",
+                       workflow.name, ", ".join(silent), when)  # fmt: skip
 
 
 def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:

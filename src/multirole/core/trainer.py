@@ -12,7 +12,6 @@ Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order
 import copy
 import functools
 import itertools
-import logging
 import math
 import shutil
 import time
@@ -44,12 +43,18 @@ from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_pro
 from multirole.core.logprobs import score
 from multirole.core.measures import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
-from multirole.core.rollout import Attempt, Rollout, answer_ids, chat_template, transcript, turn_seed
+from multirole.core.rollout import (
+    Attempt,
+    Rollout,
+    answer_ids,
+    chat_template,
+    transcript,
+    turn_seed,
+    warn_of_silent_roles,
+)
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
-
-logger = logging.getLogger(__name__)
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
@@ -551,11 +556,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         metrics = self._metrics["train"]
         by_role = {role: [row for row in iteration.rows if row.turn.role == role] for role in self.policy}
         iteration.roles |= {role: text_metrics(rows) for role, rows in by_role.items() if rows}
-        called = {turn.role for episode in iteration.episodes for turn in episode.turns}
-        silent = [role for role in self.policy if role not in called]
-        if silent and iteration.number == 1 and self.accelerator.is_main_process:
-            logger.warning("The workflow %r did not call %s in the first iteration. A role that is never called is not trained.",
-                           self.workflow.name, ", ".join(silent))  # fmt: skip
+        if iteration.number == 1 and self.accelerator.is_main_process:
+            called = {turn.role for episode in iteration.episodes for turn in episode.turns}
+            warn_of_silent_roles(self.workflow, called, "in the first iteration")
         for watcher in self.watchers:
             watcher.on_iteration_end(self, iteration)
         for role, values in iteration.roles.items():

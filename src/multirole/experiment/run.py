@@ -34,7 +34,7 @@ from multirole.core.engine import Completion, Engine, Sampling
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.inputs import add_adapters, check_reward
 from multirole.core.policy import adapter_names
-from multirole.core.rollout import PromptOverflow, Rollout
+from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Message, Problem, Reward, Turn, Workflow
 from multirole.core.watch import in_thread, user_lines
@@ -158,7 +158,7 @@ class _Trial:
 def dry_run(workflow: Workflow, problem: Problem) -> None:
     """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
 
-    Warns of roles that were not called, which may be right: a workflow may call a role for certain replies only.
+    Warns of roles that were not called.
     """
     called: set[str] = set()
     for reply in REPLIES:
@@ -177,9 +177,7 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
         raise ValueError(
             f"Tried without a model, the workflow {workflow.name!r} made no call, so there is nothing to train."
         )
-    if missing := [role for role in workflow.roles if role not in called]:
-        logger.warning("The workflow %r did not call %s in a trial. A role that is never called is not trained.",
-                       workflow.name, ", ".join(missing))  # fmt: skip
+    warn_of_silent_roles(workflow, called, "in a trial")
 
 
 def try_reward(task: Task, problems: list[Problem]) -> None:

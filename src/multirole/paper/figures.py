@@ -3,7 +3,7 @@
 `figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import product
 from pathlib import Path
 
@@ -335,8 +335,7 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     found = found[has_workflow]
     for name, mine in found.groupby("regime"):
         seeds = mine[mine["workflow"] != WORKFLOW_NAMES["single"]].groupby(["workflow", "policy"])["seed"].nunique()
-        few, many = seeds.min(), seeds.max()
-        found["regime"] = found["regime"].replace(name, f"{name}\nn = {few}" + (f" to {many}" if many > few else ""))
+        found["regime"] = found["regime"].replace(name, f"{name}\nn = {_from_to(seeds)}")
     return found
 
 
@@ -358,8 +357,7 @@ def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tup
     looks = zip(SETUP_COLOURS, SETUP_STYLES, labels, strict=True)
     setups = [Line2D([], [], color=c, lw=1.8, ls=ls, label=label) for c, ls, label in looks]
     _legend(figure, [*setups, Line2D([], [], ls=":", label="single agent's peak", **REFERENCE)])
-    counts = sorted({len(twin.changed) for twin in found}) or [0]
-    return plate(results, name, figure, seeds=" to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))))
+    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in found] or [0]))
 
 
 def figure_of_matched_updates(results: Results, study: Study) -> list[Plate]:
@@ -484,6 +482,12 @@ def plate(results: Results, caption: str, figure: Figure, name: str | None = Non
 def validation(runs: dict[int, Run]) -> pd.DataFrame:
     """Evaluated step x seed: validation accuracy."""
     return pd.DataFrame({seed: run.accuracy for seed, run in runs.items()})
+
+
+def _from_to(counts: Collection[int]) -> str:
+    """The least and the most of them, or the one that all are."""
+    few, many = min(counts), max(counts)
+    return f"{few} to {many}" if many > few else f"{few}"
 
 
 def _in_percent(*of: Axis, symbol: str = "%") -> None:
