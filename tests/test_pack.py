@@ -144,6 +144,21 @@ def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):
     assert found.loc[found["step"] == 5, "text"].tolist() == turns["text"].tolist()
 
 
+def test_a_reward_is_kept_where_it_does_not_follow_from_the_answer(folder):
+    path = folder / IP.id / "eval.parquet"
+    table = pd.read_parquet(path)
+    table["reward"] = table["correct"].astype(float)
+    table.loc[:2, "reward"] = [-0.1, np.nan, 1.0 - table["correct"][2]]
+    table.to_parquet(path)
+    write_done(folder / IP.id)
+    pack.pack(folder)
+    packed = pq.read_table(folder / "eval.parquet", columns=["reward"], filters=[("run", "==", IP.id)])
+    assert packed["reward"].null_count == len(table) - 3
+    found = pack.read(folder, "eval", [IP.id], ["reward"])
+    assert found.columns.tolist() == ["reward"]
+    assert np.array_equal(found["reward"], np.float32(table["reward"]).astype(float), equal_nan=True)
+
+
 def test_packed_runs_stay_when_their_folders_go(folder):
     pack.pack(folder)
     shutil.rmtree(folder / IP.id)

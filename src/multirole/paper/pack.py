@@ -9,11 +9,13 @@
 All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
 (`multirole.paper.study.detailed`). Floats are stored as float32, of which measurements keep 16 significant bits (five digits) and
 learning rates and rewards all; log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as
-that. A turn's text is left out where it is that of its tokens, and put back on reading.
+that. A turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another; reading
+puts them back.
 """
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -32,8 +34,13 @@ EXACT = ("lr",)
 """Columns that stay in double precision: learning rates are compared with their schedule."""
 GROUP_BYTES = 2**28
 """In-memory size of a row group: larger ones compress better, and packing holds one of them at a time."""
-LEVEL = 17
+LEVEL = 20
 """Of zstd; slow to write, as fast to read as any other."""
+DERIVED: dict[str, tuple[str, Callable[[pa.Array], pa.Array]]] = {
+    "text": ("tokens", lambda tokens: pc.binary_join(tokens, "")),
+    "reward": ("correct", lambda correct: correct.cast(pa.float32())),
+}
+"""Column -> the column that it mostly follows from, and how. Where it does, null stands in its place."""
 LEFT_OUT = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}
 """Table -> columns that are not packed: `turns` has the answers to the first problems, and `max_grad_norm` is in the settings."""
 DETAILS = {
@@ -86,8 +93,9 @@ def read(
     if not path.exists():
         return pd.DataFrame(columns=["run"])
     wanted = None if runs is None else pc.field("run").isin(pa.array(runs, pa.string()))
-    has_tokens = name == "turns" and "tokens" in pq.read_schema(path).names
-    asked = [*columns, "tokens"] if has_tokens and columns else columns
+    held = pq.read_schema(path).names
+    sources = [source for column, (source, _) in DERIVED.items() if column in (columns or ()) and source in held]
+    asked = columns and list(dict.fromkeys([*columns, *sources]))
     table = _as_recorded(pq.read_table(path, columns=asked, filters=wanted, read_dictionary=["run"]))
     return table.select(columns or table.column_names).to_pandas()
 
@@ -237,9 +245,11 @@ def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
     for i, field in enumerate(table.schema):
         if field.type == pa.float32() and _is_split(field):
             table = table.set_column(i, field, _rounded(table[field.name]))
-    if {"text", "tokens"} <= set(table.column_names):
-        is_known = pc.fill_null(pc.equal(table["text"], pc.binary_join(table["tokens"], "")), False)
-        table = _with_text(table, pc.if_else(is_known, None, table["text"]))
+    for i, name, values, derived in _derived(table):
+        if pa.types.is_floating(values.type):
+            values = pc.fill_null(values, math.nan)  # a null would be put back as the derived number
+        is_known = pc.fill_null(pc.equal(values, derived), False)
+        table = table.set_column(i, name, pc.if_else(is_known, None, values))
     return table
 
 
@@ -250,14 +260,17 @@ def _rounded(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _as_recorded(table: pa.Table) -> pa.Table:
+    for i, name, values, derived in _derived(table):
+        table = table.set_column(i, name, pc.coalesce(values, derived))
     table = _mapped(table, lambda values: pc.divide(values.cast(pa.float32()), 1000), {pa.float32(): pa.float64()})
-    if {"text", "tokens"} <= set(table.column_names):
-        table = _with_text(table, pc.coalesce(table["text"], pc.binary_join(table["tokens"], "")))
     return table
 
 
-def _with_text(table: pa.Table, text: pa.ChunkedArray) -> pa.Table:
-    return table.set_column(table.column_names.index("text"), "text", text)
+def _derived(table: pa.Table) -> Iterator[tuple[int, str, pa.ChunkedArray, pa.ChunkedArray]]:
+    """Index, name and values of each column of `DERIVED` that the table has, and what it would be."""
+    for name, (source, of) in DERIVED.items():
+        if {name, source} <= set(table.column_names):
+            yield table.column_names.index(name), name, table[name], of(table[source])
 
 
 def _mapped(
