@@ -9,8 +9,8 @@
 All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
 (`multirole.paper.study.detailed`). Floats are stored as float32, of which measurements keep 16 significant bits (five digits) and
 learning rates and rewards all; log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as
-that. A turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another; reading
-puts them back.
+that. A turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another, `chi2_raw`
+where it is `chi2`; reading puts them back.
 """
 
 import hashlib
@@ -39,6 +39,7 @@ LEVEL = 20
 DERIVED: dict[str, tuple[str, Callable[[pa.Array], pa.Array]]] = {
     "text": ("tokens", lambda tokens: pc.binary_join(tokens, "")),
     "reward": ("correct", lambda correct: correct.cast(pa.float32())),
+    "chi2_raw": ("chi2", lambda chi2: chi2),  # at temperature 1
 }
 """Column -> the column that it mostly follows from, and how. Where it does, null stands in its place."""
 LEFT_OUT = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}

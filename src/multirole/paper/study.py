@@ -17,7 +17,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation
 from multirole.paper.grid import CHECKED, Grid, write_json
 
-DETAILED_SEEDS = 3
+DETAILED_SEEDS = 1
 """Of a grid's runs, those of so many seeds are packed with every column."""
 
 
