@@ -141,7 +141,9 @@ def test_what_metrics_says_of_their_worth_was_measured():
     said = re.search(
         r"known before training, has J N, the best alarm N\. Both tell regimes apart: within the stressed one they have N and N, and with "
         r"the threshold that it rings at, that alarm has N\. .* `policy_drift` has J N at its own threshold, and "
-        r"learning rate × steps N\. χ² after the update, which is no alarm, has N there, and N ahead\.".replace("N", r"(\d\.\d\d)"),
+        r"learning rate × steps N\. χ² after the update, which is no alarm, has N there, and N ahead\.".replace(
+            "N", r"(\d\.\d\d)"
+        ),
         re.sub(r"\s+", " ", (root / "METRICS.md").read_text(encoding="utf-8")),
     )
     assert said and [float(one) for one in said.groups()] == [round(value, 2) for value in expected]
