@@ -8,7 +8,8 @@ import inspect
 import sys
 
 import transformers
-from trl import GRPOConfig
+from trl import GRPOConfig, import_utils
+from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
 from multirole.core.stock import GRPOTrainer
@@ -60,6 +61,12 @@ def test_every_override_is_among_them():
             assert name == "__init__" or f"`{name}`" in MultiRoleGRPOTrainer.__doc__, (
                 f"the docstring does not list {name}"
             )
+
+
+def test_trl_itself_is_left_as_it_was():
+    """Both are replaced for a moment: while TRL is imported, and while rows are scored."""
+    assert utils._use_triton is chunked_logprob._use_triton
+    assert import_utils.is_vllm_available.__module__ == import_utils.__name__
 
 
 if __name__ == "__main__" and "--print" in sys.argv:

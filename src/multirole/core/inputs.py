@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.stock import create_model_from_path, get_callable_name, is_async_callable
 from multirole.core.types import Episode, Problem
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import Tensor
+from trl.trainer.utils import add_fused_lm_head
 
 from multirole.core.distributed import gather_objects
 from multirole.core.gradients import Part
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.rows import Row, Steps
-from multirole.core.stock import add_fused_lm_head
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.diagnostics.gradients import GradientParts, Updates, load_vectors, save_vectors
 from multirole.diagnostics.signatures import SIGNATURES, signatures
