@@ -3,8 +3,9 @@
     git worktree add /tmp/before 9153f33
     python benchmarks/bench_commits.py /tmp/before [--pairs 5] [--out results/bench/commits.json]
 
-Each measurement is a process of its own, one thread, on the first problems of a cell: `start` until the trainer stands,
-`rollout` and `update` of one iteration (the second of two, so that nothing is warmed up for the first time). The untrained base
+Each measurement is a process of its own, one thread, on the first problems of a cell of `tiny-r`: `start` until the trainer stands,
+`rollout` and `update` of one iteration (the second of two, so that nothing is warmed up for the first time). It is written against the
+library's public names, and takes model, prompts and problems from this checkout, so that both train the same cell. The untrained base
 has hardly a group whose rewards are all equal, and the grid's runs have many; so the advantages of the first problems are set to
 0, as many as such groups were in the committed runs of that cell. Both checkouts train on the same rows: the sampled tokens are
 equal, which is checked. Prints, and with `--out` writes, minimum, median and maximum of the ratios other / this.
@@ -13,6 +14,7 @@ equal, which is checked. Prints, and with `--out` writes, minimum, median and ma
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,29 +23,52 @@ from measuring import alone, shown, spread, write
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
 HERE = Path(__file__).resolve().parents[1]
+PACKAGE = HERE / "src" / "multirole"
+N_PROBLEMS, N_EPISODES, LENGTHS = 8, 8, (6 * 272, 272)
 
 
-def measure(workflow: str, policy: str, task: str, share: float) -> dict:
+def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
     """Times of one iteration in this process; runs in either checkout."""
-    import tempfile
-
     import torch
+    from datasets import Dataset
+    from peft import LoraConfig
 
-    from multirole.experiment.cell import Cell
-    from multirole.experiment.run import make_trainer
+    from multirole import (
+        EvalOpt,
+        MultiRoleGRPOConfig,
+        MultiRoleGRPOTrainer,
+        OrchWorkers,
+        RoleDiagnostics,
+        Single,
+        Voting,
+    )
 
-    cell = Cell(workflow, policy, task, n_train=64, n_validation=8)
-    problems = cell.make_task().problems("train", 64)
+    def right(prompts: list, completions: list, reference: list, **_: object) -> list[float]:
+        return [float(f"boxed{{{one}}}" in text) for text, one in zip(completions, reference, strict=True)]
+
+    kinds = {"single": Single, "eval_opt": EvalOpt, "voting": Voting, "orch_workers": OrchWorkers}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(cell, folder, problems=(problems, problems[:8]))
-        trainer.create_optimizer_and_scheduler(cell.iterations)
+        trainer = MultiRoleGRPOTrainer(
+            str(PACKAGE / "models" / "tiny-r"),
+            kinds[workflow](prompts=str(PACKAGE / "workflows" / "prompts" / "tiny_chain")),
+            right,
+            MultiRoleGRPOConfig(
+                folder, policy=policy, generation_batch_size=N_PROBLEMS * N_EPISODES, num_generations=N_EPISODES, learning_rate=2e-3,
+                max_prompt_tokens=LENGTHS[0], max_completion_length=LENGTHS[1], micro_batch_tokens=1024, max_steps=60,
+                epsilon_high=0.28, delta=3.0, bf16=False, gradient_checkpointing=False, report_to="none", use_cpu=True,
+            ),
+            Dataset.from_list(json.loads(Path(problems).read_text())),
+            peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
+            callbacks=[RoleDiagnostics()],
+        )  # fmt: skip
+        trainer.create_optimizer_and_scheduler(60)
         trainer.model.train()
         found = {"start": time.process_time()}
         weights = {name: tensor.clone() for name, tensor in trainer.peft_model.state_dict().items()}
         for _ in range(2):
             trainer.peft_model.load_state_dict(weights)
             trainer.optimizer.state.clear()
-            inputs = [trainer.train_dataset[i] for i in range(cell.n_problems) for _ in range(cell.n_episodes)]
+            inputs = [trainer.train_dataset[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
             started = time.process_time()
             episodes = trainer._generate_and_score_completions(inputs)
             trainer._rest_engine()
@@ -60,9 +85,19 @@ def measure(workflow: str, policy: str, task: str, share: float) -> dict:
     return found | {"tokens": sum(len(row.turn.completion_ids) for row in rows), "norm": steps[0].grad_norm}
 
 
-def one(checkout: Path, cell: str, share: float) -> dict:
+def one(checkout: Path, cell: str, problems: str, share: float) -> dict:
     """`measure` in a process of a checkout."""
-    return alone(__file__, str(checkout), "--cell", cell, "--share", str(share), checkout=checkout)
+    workflow, policy, _ = cell.split()
+    return alone(__file__, str(checkout), "--one", workflow, policy, problems, str(share), checkout=checkout)
+
+
+def write_problems(path: Path) -> None:
+    """The first training problems of the embedded arithmetic, as rows."""
+    from multirole.tasks.tiny_chain import TinyChain
+
+    problems = TinyChain().problems("train", 64)
+    rows = [{"prompt": p.question, "id": p.id, "reference": str(p.reference)} for p in problems]
+    path.write_text(json.dumps(rows))
 
 
 def silent_shares() -> dict[str, float]:
@@ -93,24 +128,32 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cells", nargs="+", default=CELLS)
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    parser.add_argument("--share", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.cell:
-        print(json.dumps(measure(*args.cell.split(), args.share)))
+    if args.one:
+        *cell, share = args.one
+        print(json.dumps(measure(*cell, float(share))))
         return
-    shares, result = silent_shares(), json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    for cell in args.cells:
-        pairs = [(one(args.other, cell, shares[cell]), one(HERE, cell, shares[cell])) for _ in range(args.pairs)]
-        assert len({run["tokens"] for pair in pairs for run in pair}) == 1, "the two checkouts sampled different tokens"
-        assert max(abs(a["norm"] - b["norm"]) / a["norm"] for a, b in pairs) < 1e-3, "the gradients differ"
-        result[cell] = {"silent_share": shares[cell], "pairs": args.pairs}
-        for what in ("start", "rollout", "update"):
-            ratios = [a[what] / b[what] for a, b in pairs]
-            result[cell][what] = spread(ratios) | {"seconds": statistics.median(b[what] for _, b in pairs)}
-        spans = "   ".join(f"{what} {shown(result[cell][what])}" for what in ("start", "rollout", "update"))
-        print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {spans}", flush=True)
-        write("bench_commits", args.out, result, table(result))
+    shares, result = silent_shares(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        problems = Path(folder) / "problems.json"
+        write_problems(problems)
+        for cell in args.cells:
+            pairs = [
+                [one(checkout, cell, str(problems), shares[cell]) for checkout in (args.other, HERE)]
+                for _ in range(args.pairs)
+            ]
+            assert len({run["tokens"] for pair in pairs for run in pair}) == 1, (
+                "the two checkouts sampled different tokens"
+            )
+            assert max(abs(a["norm"] - b["norm"]) / a["norm"] for a, b in pairs) < 1e-3, "the gradients differ"
+            result[cell] = {"silent_share": shares[cell], "pairs": args.pairs}
+            for what in ("start", "rollout", "update"):
+                ratios = [a[what] / b[what] for a, b in pairs]
+                result[cell][what] = spread(ratios) | {"seconds": statistics.median(b[what] for _, b in pairs)}
+            spans = "   ".join(f"{what} {shown(result[cell][what])}" for what in ("start", "rollout", "update"))
+            print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {spans}", flush=True)
+    write("bench_commits", args.out, result, table(result))
 
 
 if __name__ == "__main__":

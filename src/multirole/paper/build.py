@@ -9,6 +9,7 @@ from multirole.inspector.landing import landing_page
 from multirole.paper import pack
 from multirole.paper.claims import claims
 from multirole.paper.figures import figures, figures_of_study
+from multirole.paper.pages import write_page
 from multirole.paper.results import Results
 from multirole.paper.study import Study
 from multirole.paper.tables import sentences, tables, tables_of_study
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(folder: str | Path) -> Results:
-    """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
+    """Write `<folder>/tables/` and `<folder>/figures/`, and fill in the page beside `folder`; ValueError where no run is finished."""
     results = Results(folder)
     if not results.runs:
         raise Refused(
@@ -31,6 +32,8 @@ def build(folder: str | Path) -> Results:
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
     for plate in plates:
         write_figure(plate, results.folder / "figures")
+    if (template := results.folder.parent / "README.md.jinja").exists():
+        write_page(template, results.folder / "tables")
     logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates), folder,
                 len(results.missing()))  # fmt: skip
     return results

@@ -1,0 +1,154 @@
+"""Pages of results: a person writes the sentences, and the numbers and verdicts in them come from the tables.
+
+`results/README.md.jinja` becomes `results/README.md`. A template asks for lines of the tables that `multirole paper` has written:
+
+    {{ line("controls", run="Voting-IP", number="peak").interval }}   71.2 [69.1, 73.3]
+
+`must(condition)` stops the page where what a sentence says is no longer so.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from multirole.experiment.storage import write_text
+from multirole.paper.statistics import ALPHA, corrected, t_interval
+from multirole.paper.write import FORMS, formatted
+
+
+@dataclass(frozen=True)
+class Line:
+    """A number of a table with its interval, as texts; `-line` is that of the opposite difference."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    seeds: int
+    p: float
+    p_match: float
+
+    def __neg__(self) -> "Line":
+        return Line(-self.value, -self.high, -self.low, self.unit, self.seeds, self.p, self.p_match)
+
+    def __str__(self) -> str:
+        return self._text(self.value)
+
+    def _text(self, value: float) -> str:
+        return formatted(value, self.unit).removeprefix("+")
+
+    @property
+    def brackets(self) -> str:
+        """The interval alone."""
+        return f"[{self._text(self.low)}, {self._text(self.high)}]"
+
+    @property
+    def interval(self) -> str:
+        """The number and its interval."""
+        return f"{self} {self.brackets}"
+
+    @property
+    def points(self) -> str:
+        """The same of a difference in percentage points."""
+        return f"{self} points {self.brackets}"
+
+    @property
+    def percent(self) -> str:
+        """The same of a change in percent."""
+        return f"{self} % {self.brackets}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is decided, or equivalent to none, after the correction over its table."""
+        if self.p < ALPHA:
+            return "decided"
+        return "equivalent" if self.p_match < ALPHA else "undecided"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the difference is decided."""
+        return self.verdict == "decided"
+
+
+class Tables:
+    """What a template may ask of the tables of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cache  # noqa: B019  (one instance per page)
+    def _read(self, name: str) -> pd.DataFrame:
+        return corrected(pd.read_csv(self.folder / f"{name}.csv", keep_default_na=True))
+
+    def lines(self, table: str, **where: object) -> list[Line]:
+        """The lines whose columns have these values, or one of these lists' values, in the table's order."""
+        found = self._read(table)
+        for column, wanted in where.items():
+            found = found[found[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
+        if found.empty:
+            raise ValueError(f"The table {table!r} has no line with {where}.")
+        found = found.reindex(columns=[*found.columns, *({"low", "high", "seeds"} - set(found.columns))])
+        return [
+            Line(row["value"], row["low"], row["high"], row["unit"], int(row["seeds"] if row["seeds"] == row["seeds"] else 0),
+                 row["p_holm"], row["p_match_holm"])
+            for row in found.to_dict("records")
+        ]  # fmt: skip
+
+    def line(self, table: str, **where: object) -> Line:
+        """The one line with these values; ValueError if there are none or several."""
+        found = self.lines(table, **where)
+        if len(found) > 1:
+            raise ValueError(f"The table {table!r} has {len(found)} lines with {where}. Name more of its columns.")
+        return found[0]
+
+    def verdicts(self, claim: str, regime: str) -> str:
+        """A claim's verdicts in a regime, such as "IP holds, SP fails"."""
+        found = self._read("claims").query("claim == @claim and regime == @regime").drop_duplicates("policy")
+        known = [f"{row.policy.upper()} {row.verdict}" for row in found.itertuples() if row.verdict != "–"]
+        return ", ".join(known) or "–"
+
+    def runs(self, claim: str, regime: str, policy: str) -> str:
+        """How many runs show a claim's pattern, such as "8 of 10"."""
+        found = self._read("claims").query("claim == @claim and regime == @regime and policy == @policy")["value"]
+        return f"{found.sum():.0f} of {len(found)}"
+
+    def effect(self, claim: str, regime: str) -> Line:
+        """The number that a claim of an effect is judged by: its mean over cells, with a t interval over seeds."""
+        found = self._read("claims").query("claim == @claim and regime == @regime")
+        by_seed = found.pivot_table("value", "seed", ["workflow", "task"]).dropna().mean(axis=1)
+        mean = t_interval(by_seed)
+        return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
+
+
+def span(lines: Iterable[Line]) -> str:
+    """The least and the largest of some numbers, such as "3.1 to 10.4"."""
+    ordered = sorted(lines, key=lambda line: line.value)
+    return f"{ordered[0]} to {ordered[-1]}"
+
+
+def total(lines: Iterable[Line]) -> int:
+    """The sum of some counts."""
+    return round(sum(line.value * FORMS[line.unit][0] for line in lines))
+
+
+def must(condition: object) -> str:
+    """Stop where a sentence's words do not fit the tables (ValueError); nothing is printed."""
+    if not condition:
+        raise ValueError("A sentence of this page says what the tables no longer show. Rewrite it.")
+    return ""
+
+
+def write_page(template: Path, tables: Path) -> Path:
+    """Fill in a page; the file has the template's name without its last suffix. Raises ValueError as `must` and `line` do."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    of = Tables(tables)
+    names = {name: getattr(of, name) for name in ("line", "lines", "verdicts", "runs", "effect")}
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(
+        span=span, total=total, must=must, **names
+    )
+    write_text(template.with_suffix(""), text)
+    return template.with_suffix("")
