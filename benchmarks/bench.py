@@ -2,7 +2,8 @@
 
     python benchmarks/bench.py [--repeats 5] [--out results/bench/bench.json]
 
-- `rollout/*`: tokens per second of a workflow's rollout over those of the same engine given the same requests all at once.
+- `rollout/*`: tokens per second of a workflow's rollout over those of the same engine given the same requests all at once, and how
+  many steps the engine takes in each; docs/speed.md has them as a table.
 - `role-mixed rows`: the speed of one Voting-SP update, diagnostics included, over that of stock TRL's loss and optimizer on the
   same rows. The batch holds voters and aggregators, whose prompts differ in length, and stock TRL pads all of them to one
   length. Stock TRL alone never sees such a batch, so this is not a comparison of the two trainers: it shows what
@@ -16,9 +17,7 @@ wall-clock.
 """
 
 import argparse
-import json
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from measuring import shown, spread, write
 
 from multirole.core.engine import Completion, Engine, Request
 from multirole.core.rollout import Attempt
@@ -35,7 +35,6 @@ from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
 from multirole.experiment.run import load_model, make_engine, make_trainer, training_args
-from multirole.experiment.storage import write_text
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -78,12 +77,16 @@ class Watched:
     """An engine that remembers what it was asked."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.requests = engine, []
-        self.step, self.publish, self.sleep, self.close = engine.step, engine.publish, engine.sleep, engine.close
+        self.engine, self.requests, self.n_steps = engine, [], 0
+        self.publish, self.sleep, self.close = engine.publish, engine.sleep, engine.close
 
     def add(self, key: int, request: Request) -> None:
         self.requests.append(request)
         self.engine.add(key, request)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        self.n_steps += 1
+        return self.engine.step()
 
 
 class LongTail(Watched):
@@ -94,14 +97,13 @@ class LongTail(Watched):
         self.is_lockstep, self.median, self.sigma = is_lockstep, median, sigma
         self.held: list[tuple[int, Request]] = []
         self.running = 0
-        self.step = self._step
 
     def add(self, key: int, request: Request) -> None:
         normal = torch.randn(1, generator=torch.Generator().manual_seed(request.seed)).item()
         length = min(256, max(1, round(self.median * math.exp(self.sigma * normal))))
         self.held.append((key, Request(request.prompt_ids, request.adapter, request.seed, length, request.temperature)))
 
-    def _step(self) -> list[tuple[int, Completion]]:
+    def step(self) -> list[tuple[int, Completion]]:
         if not (self.is_lockstep and self.running):
             for key, request in self.held:
                 self.engine.add(key, request)
@@ -112,8 +114,8 @@ class LongTail(Watched):
         return done
 
 
-def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
-    """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio."""
+def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float], dict[str, int]]:
+    """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio; steps of each."""
     cell = Cell(workflow, "sp")
     engine = Watched(make_engine(cell, *load_model(cell)))
     trainer = trainer_of(cell, folder, engine)
@@ -123,16 +125,17 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
         trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
 
     rollout()
-    requests = list(engine.requests)
+    requests, steps = list(engine.requests), {"steps": engine.n_steps}
 
     def all_at_once() -> None:
+        engine.n_steps, left = 0, len(requests)
         for key, request in enumerate(requests):
             engine.engine.add(key, request)
-        left = len(requests)
         while left:
             left -= len(engine.step())
 
-    return alternate(rollout, all_at_once, repeats)
+    ratios = alternate(rollout, all_at_once, repeats)
+    return ratios, steps | {"steps, all at once": engine.n_steps, "requests": len(requests)}
 
 
 def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: int, step_rows: int) -> None:
@@ -209,22 +212,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="where to write the ratios as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    ratios, steps = {}, {}
     with tempfile.TemporaryDirectory() as folder:
-        ratios = {
-            f"rollout/{w}": bench_rollout(w, args.repeats, folder) for w in ("voting", "eval_opt", "orch_workers")
-        }
+        for workflow in ("voting", "eval_opt", "orch_workers"):
+            name = f"rollout/{workflow}"
+            ratios[name], steps[name] = bench_rollout(workflow, args.repeats, folder)
         ratios["role-mixed rows"] = bench_mixed_rows(args.repeats, folder)
         ratios["iteration/ip_over_sp"] = bench_policies(args.repeats, folder)
         ratios |= {f"overlap/{w}": bench_overlap(w, args.repeats, folder) for w in ("eval_opt", "orch_workers")}
     report = {}
     for name, values in ratios.items():
-        median = statistics.median(values)
-        report[name] = {"median": round(median, 3), "min": round(min(values), 3), "max": round(max(values), 3),
-                        "repeats": len(values)}  # fmt: skip
-        print(f"{name:22s} {median:5.2f}  [{min(values):.2f}, {max(values):.2f}]")
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.out, json.dumps(report, indent=2))
+        report[name] = spread(values) | {"pairs": len(values)} | steps.get(name, {})
+        print(f"{name:22s} {shown(report[name])}")
+    lines = [
+        "| workflow | rate | requests | engine steps | all at once | pairs |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, found in report.items():
+        if name in steps:
+            counts = [found[key] for key in ("requests", "steps", "steps, all at once", "pairs")]
+            lines.append(f"| {name.partition('/')[2]} | {shown(found)} | {' | '.join(map(str, counts))} |")
+    write("bench", args.out, report, "\n".join(lines))
 
 
 if __name__ == "__main__":
