@@ -8,7 +8,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -20,7 +19,7 @@ from multirole.experiment.storage import write_table
 from multirole.inspector import inspect_run
 from multirole.inspector.episodes import name_steps, training_groups
 from multirole.inspector.reader import PANELS, facts, state, validation
-from multirole.inspector.report import describe, plot_gradients, plot_roles
+from multirole.inspector.report import plot_roles
 from multirole.paper import pack
 from multirole.paper.grid import Grid
 
@@ -235,8 +234,8 @@ def test_known_columns_are_shown(tmp_path):
 def test_a_divergence_is_never_drawn_below_zero(tmp_path):
     rows = [role_row(i, chi2=value, chi2_after=-1e-3) for i, value in enumerate((-0.05, 0.2, -1e-7), start=1)]
     folder = make_run(tmp_path / "run", role_rows=rows)
-    for plot, name in ((plot_roles, "chi2, trainer against engine"), (plot_gradients, "chi2 after the update")):
-        (axes,) = [axes for axes in plot(folder).axes if axes.get_title() == name]
+    for group, name in (("main", "chi2, trainer against engine"), ("gradients", "chi2 after the update")):
+        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title() == name]
         assert axes.get_ylim()[0] == 0 and all(line.get_ydata().min() >= 0 for line in axes.get_lines())
     plt.close("all")
     chi2 = next(panel for panel in read(inspect_run(folder))[1]["panels"] if panel["column"] == "chi2")
@@ -322,15 +321,6 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}
     assert list(facts(folder).index)[:3] == ["start", "best", "end"]
-
-
-def test_settings_are_described_from_their_dictionary_alone():
-    settings = {"workflow": "voting", "policy": {"generator": "shared", "aggregator": "shared"}, "seed": 3}
-    table = describe(SimpleNamespace(to_dict=lambda: settings))
-    assert table.to_dict("index") == {
-        "workflow": {"value": "voting", "field ": "seed", "value ": "3"},
-        "policy": {"value": "sp", "field ": "", "value ": ""},
-    }
 
 
 def test_reading_a_run_imports_neither_torch_nor_trl():

@@ -207,7 +207,7 @@ function buildRoleTable() {
   byId("role-table").append(el("div", { class: "scroll" }, el("table", { class: "numbers" },
     el("thead", {}, el("tr", {}, el("th", {}), Object.values(PEAKS).map((name) => el("th", { colspan: 2 }, name)),
       Object.values(CHANGES).map(([name]) => el("th", { colspan: 2 }, name))),
-    el("tr", { class: "sub" }, el("th", {}), Object.keys(PEAKS).map(() => [el("th", {}, "peak"), el("th", {}, "at")]),
+    el("tr", {}, el("th", {}), Object.keys(PEAKS).map(() => [el("th", {}, "peak"), el("th", {}, "at")]),
       Object.keys(CHANGES).map(() => [el("th", {}, "first"), el("th", {}, "last")]))),
     el("tbody", {}, named.map(({ name }) => el("tr", {}, el("th", {}, swatch(name), name),
       Object.keys(PEAKS).map((column) => peak(series(column, name))),
