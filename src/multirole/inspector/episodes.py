@@ -20,9 +20,9 @@ QUESTION, PIECE = 8_000, 80
 """Characters: of a question at most, and of the pieces of a text whose tokens were not recorded."""
 
 
-def size(text: str) -> int:
-    """Bytes of a piece of text on the page, where `<` is written as six characters, and of what stands around it."""
-    return len(text.encode()) + 5 * text.count("<") + 10
+def size(text: str, n_pieces: int = 1) -> int:
+    """Bytes of a text on the page, where `<` is written as six characters, and of what stands around each of its pieces."""
+    return len(text.encode()) + 5 * text.count("<") + 10 * n_pieces
 
 
 def describe_turn(row: dict, room: float = math.inf) -> dict:
@@ -35,8 +35,8 @@ def describe_turn(row: dict, room: float = math.inf) -> dict:
     has_tokens = all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
     text = row["text"]
     pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
-    ends = list(itertools.accumulate(map(size, pieces)))
-    is_whole = not pieces or ends[-1] <= room
+    ends = list(itertools.accumulate(map(size, pieces))) if room < math.inf else []
+    is_whole = not ends or ends[-1] <= room
     head = len(pieces) if is_whole else bisect.bisect(ends, HEAD * room)
     tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - (1 - HEAD) * room)
     kept = [*range(head), *range(tail, len(pieces))]
@@ -57,9 +57,9 @@ def describe_turn(row: dict, room: float = math.inf) -> dict:
 
 def describe_turns(rows: list[dict]) -> list[dict]:
     """The turns of one episode, the long ones shortened where all take more than `EPISODE_BYTES`."""
-    turns = [describe_turn(row) for row in rows]
-    takes = sum(size(piece) for turn in turns for piece in turn["pieces"])
-    return turns if takes <= EPISODE_BYTES else [describe_turn(row, EPISODE_BYTES / len(rows)) for row in rows]
+    takes = sum(size(row["text"], row["completion_tokens"]) for row in rows)
+    room = EPISODE_BYTES / len(rows) if takes > EPISODE_BYTES else math.inf
+    return [describe_turn(row, room) for row in rows]
 
 
 def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:
