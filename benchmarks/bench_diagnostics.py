@@ -27,7 +27,6 @@ from multirole.core.hooks import Iteration
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Reward, Turn
 from multirole.diagnostics import metrics
-from multirole.diagnostics.gradients import Updates
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import Shape
 from multirole.experiment.storage import write_text
@@ -39,10 +38,9 @@ SETTINGS = {
 }
 SIZES = {"n_voters": 2, "n_problems": 8, "n_episodes": 8, "max_response_tokens": 1200, "micro_batch_tokens": 4096}
 COSTS = {  # name -> (owner, attribute) of what is clocked
-    "sampled rows scored again": [(MultiRoleGRPOTrainer, "logprobs_of")],
-    "gradient parts": [(metrics.RoleDiagnostics, "on_gradient_parts")],
-    "update cosines": [(Updates, "start"), (Updates, "finish")],
-    "texts": [(metrics, "signatures")],
+    "sampled rows scored again": (MultiRoleGRPOTrainer, "logprobs_of"),
+    "gradient parts": (metrics.RoleDiagnostics, "on_gradient_parts"),
+    "texts": (metrics, "signatures"),
 }
 
 
@@ -93,9 +91,8 @@ def clocks(spent: dict[str, float]) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for name, places in COSTS.items():
-            for owner, attribute in places:
-                stack.enter_context(mock.patch.object(owner, attribute, clocked(name, vars(owner)[attribute])))
+        for name, (owner, attribute) in COSTS.items():
+            stack.enter_context(mock.patch.object(owner, attribute, clocked(name, vars(owner)[attribute])))
         yield
 
 

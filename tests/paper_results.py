@@ -177,8 +177,8 @@ def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
             {"iteration": iteration, "role": role, "rows": n_episodes * slots, "tokens": tokens, "reward": 0.5,
              "advantage_mean": 0.0, "advantage_abs": 0.8, "unparsed_rate": lost}
             | of_role(replies) | measured
-            | {"optimizer_steps": n_steps, "chi2_after": 2e-3 * (1 + moved), "row_mass": 1.0 if is_ip else share,
-               "token_mass": 1.0 if is_ip else share, "cosine_previous": 0.1 * rng.random() if iteration > 1 else np.nan,
+            | {"optimizer_steps": n_steps, "chi2_after": 2e-3 * (1 + moved),
+               "token_mass": 1.0 if is_ip else share,
                "grad_share": 1.0 if is_ip else share, "coherence": coherence}
         )  # fmt: skip
         for step in range(n_steps):

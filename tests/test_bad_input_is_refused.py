@@ -99,6 +99,11 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     for _ in range(2):
         with opened(tmp_path):
             config = tmp_path / "tiny-r" / "voting-sp-math-s0" / "config.json"
+    held = json.loads(config.read_text())
+    del held["updates"]  # a run from before this option, with one that is gone since
+    config.write_text(json.dumps(held | {"on_alarm": "log"}))
+    with opened(tmp_path):
+        assert json.loads(config.read_text())["updates"] == "per_batch"
     config.write_text(config.read_text().replace("0.002", "0.004"))
     with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
         pass

@@ -11,8 +11,8 @@ from multirole.core import trainer as trainer_module
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.measures import text_metrics
 from multirole.core.rows import Row
-from multirole.diagnostics.gradients import GradientParts, weights_of
-from multirole.diagnostics.metrics import RoleDiagnostics, sample_rows
+from multirole.diagnostics.gradients import GradientParts
+from multirole.diagnostics.metrics import sample_rows
 from multirole.experiment.cell import Cell
 
 
@@ -131,25 +131,6 @@ def test_a_role_without_advantage_has_no_share(make_trainer):
     found = diagnostics_of(trainer).gradients["shared"]
     assert found.of_role("aggregator")["grad_share"] == 0.0
     assert found.of_role("generator")["grad_share"] == pytest.approx(1.0)
-
-
-def test_successive_updates(make_model, tmp_path):
-    model = make_model({"generator": "generator", "aggregator": "aggregator"})
-    diagnostics, (weight, *_) = RoleDiagnostics(), weights_of(model, "generator")
-    assert {id(p) for p in weights_of(model, "generator")}.isdisjoint(id(p) for p in weights_of(model, "aggregator"))
-
-    def move(step: torch.Tensor) -> float:
-        diagnostics.updates.start(model, ["generator"])
-        weight.data += step
-        return diagnostics.updates.finish(model)["generator"]
-
-    step = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    assert math.isnan(move(step))
-    assert move(2 * step) == pytest.approx(1.0, abs=1e-4)
-    diagnostics.save_state(tmp_path)
-    diagnostics = RoleDiagnostics()
-    diagnostics.load_state(tmp_path)
-    assert move(-step) == pytest.approx(-1.0, abs=1e-4)
 
 
 def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:

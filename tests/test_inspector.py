@@ -8,20 +8,18 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from multirole.__main__ import inspect
-from multirole.diagnostics.alarms import Alarms
 from multirole.experiment.settings import Refused
 from multirole.experiment.storage import write_table
 from multirole.inspector import inspect_run
 from multirole.inspector.episodes import name_steps, training_groups
 from multirole.inspector.reader import PANELS, facts, state, validation
-from multirole.inspector.report import describe, plot_gradients, plot_roles
+from multirole.inspector.report import plot_roles
 from multirole.paper import pack
 from multirole.paper.grid import Grid
 
@@ -95,7 +93,7 @@ def text_of(turn):
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """The page of a committed run with alarms, with its folder."""
+    """The page of a committed run, with its folder."""
     results = ROOT / "results" / "tiny-r"
     name = Grid.read(results).cell("voting", "sp", "math", 0).id
     run = pack.unpack(results, name, tmp_path_factory.mktemp("runs"))
@@ -160,9 +158,6 @@ def test_the_page_holds_the_numbers_of_the_tables(committed):
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
     assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 13
     assert data["validation"]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
-    alarms = Alarms(json.loads((folder / "config.json").read_text())["policy"])
-    alarms.replay(roles.to_dict("records"))
-    assert [alarm["message"] for alarm in data["alarms"]] == [alarm["message"] for alarm in alarms.log]
     held = pd.read_parquet(folder / "turns" / "step_00060.parquet")
     shown = data["episodes"]["problems"]
     assert len(shown) == 32 and data["episodes"]["n_validation"] == 512
@@ -184,10 +179,6 @@ def test_facts_by_hand(tmp_path):
     ] and found.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
-    rows = [role_row(i, unparsed_rate=0.5 * (i >= 17)) for i in range(1, 25)]  # a median of 3 iterations tells
-    pd.DataFrame(rows).to_parquet(fallen / "roles.parquet")
-    found = facts(fallen).loc["first alarm"]
-    assert (found["iteration"], found["value"], found["detail"]) == (18, "format loss", "generator")
     assert facts(make_run(tmp_path / "bare", steps=())).empty
 
 
@@ -233,19 +224,9 @@ def test_shortened_tokens_stay_aligned_with_their_text(tmp_path):
     assert 7 * len(turn["pieces"]) + turn["gap"][1] == 7 * 20_000
 
 
-def test_alarms_and_known_columns_are_shown_where_they_are(tmp_path):
-    rows = [
-        role_row(i, grad_share=1.0, coherence=0.5, not_known=1.0, unparsed_rate=0.5 * (i > 8)) for i in range(1, 13)
-    ]
+def test_known_columns_are_shown(tmp_path):
+    rows = [role_row(i, grad_share=1.0, coherence=0.5, not_known=1.0) for i in range(1, 13)]
     data = read(inspect_run(make_run(tmp_path / "run", role_rows=rows)))[1]
-    (alarm,) = data["alarms"]
-    assert (alarm["iteration"], alarm["alarm"], alarm["role"], alarm["adapter"]) == (
-        10,
-        "format_loss",
-        "generator",
-        "shared",
-    )
-    assert (alarm["value"], alarm["threshold"]) == (0.5, 0.1) and "from 0 to 0.5" in alarm["message"]
     columns = [panel["column"] for panel in data["panels"]]
     assert {"grad_share", "coherence"} <= set(columns) and "not_known" not in columns
 
@@ -253,8 +234,8 @@ def test_alarms_and_known_columns_are_shown_where_they_are(tmp_path):
 def test_a_divergence_is_never_drawn_below_zero(tmp_path):
     rows = [role_row(i, chi2=value, chi2_after=-1e-3) for i, value in enumerate((-0.05, 0.2, -1e-7), start=1)]
     folder = make_run(tmp_path / "run", role_rows=rows)
-    for plot, name in ((plot_roles, "chi2, trainer against engine"), (plot_gradients, "chi2 after the update")):
-        (axes,) = [axes for axes in plot(folder).axes if axes.get_title() == name]
+    for group, name in (("main", "chi2, trainer against engine"), ("gradients", "chi2 after the update")):
+        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title() == name]
         assert axes.get_ylim()[0] == 0 and all(line.get_ydata().min() >= 0 for line in axes.get_lines())
     plt.close("all")
     chi2 = next(panel for panel in read(inspect_run(folder))[1]["panels"] if panel["column"] == "chi2")
@@ -340,15 +321,6 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}
     assert list(facts(folder).index)[:3] == ["start", "best", "end"]
-
-
-def test_settings_are_described_from_their_dictionary_alone():
-    settings = {"workflow": "voting", "policy": {"generator": "shared", "aggregator": "shared"}, "seed": 3}
-    table = describe(SimpleNamespace(to_dict=lambda: settings))
-    assert table.to_dict("index") == {
-        "workflow": {"value": "voting", "field ": "seed", "value ": "3"},
-        "policy": {"value": "sp", "field ": "", "value ": ""},
-    }
 
 
 def test_reading_a_run_imports_neither_torch_nor_trl():

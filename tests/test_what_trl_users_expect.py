@@ -101,11 +101,6 @@ def test_a_resumed_run_ends_as_an_unbroken_one(train, tmp_path):
     unbroken = train(tmp_path / "a", max_steps=3)
     resumed = train(tmp_path / "b", max_steps=3, resume=str(tmp_path / "a" / "checkpoint-1"))
     assert all(torch.equal(value, adapters(resumed)[name]) for name, value in adapters(unbroken).items())
-    last = [row for row in unbroken.state.log_history if "generator/cosine_previous" in row][-1]
-    again = [row for row in resumed.state.log_history if "generator/cosine_previous" in row][-1]
-    assert (
-        last["generator/cosine_previous"] == again["generator/cosine_previous"]
-    )  # a callback's state is restored, too
 
 
 def test_trackers_and_cards_get_role_metrics(trained):

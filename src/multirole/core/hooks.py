@@ -5,7 +5,6 @@ every process. `trainer` gives access to everything else (`trainer.state.global_
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -87,9 +86,3 @@ class MultiRoleCallback(TrainerCallback):
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]
     ) -> None:  # fmt: skip
         """The evaluation problems have been attempted and scored with the current adapters."""
-
-    def save_state(self, folder: Path) -> None:
-        """Write what a resumed run needs into a checkpoint folder; every process is called."""
-
-    def load_state(self, folder: Path) -> None:
-        """Read it back from the checkpoint that training resumes from."""

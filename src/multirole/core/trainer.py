@@ -618,11 +618,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         means = rewards[list(firsts.values())].nanmean(0).tolist()
         return dict(zip(self.reward_func_names, means, strict=True))
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        for watcher in self.watchers:
-            watcher.save_state(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
-
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():  # HF copies a single adapter's files
             for name in self.adapters:
@@ -637,5 +632,3 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 "with, or train into another folder."
             )
         super()._load_optimizer_and_scheduler(checkpoint)
-        for watcher in self.watchers:
-            watcher.load_state(Path(checkpoint))

@@ -9,7 +9,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -21,7 +20,7 @@ from multirole.core.gradients import Part
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.diagnostics.gradients import GradientParts, Updates, load_vectors, save_vectors
+from multirole.diagnostics.gradients import GradientParts
 from multirole.diagnostics.signatures import SIGNATURES, signatures
 
 CLAMP = 20.0
@@ -116,12 +115,12 @@ class RoleDiagnostics(MultiRoleCallback):
     `iteration.roles`.
 
     Args:
-        is_full: whether sampled rows are scored again, updates compared and texts read. Without, those metrics are NaN
-            (METRICS.md). Changes no weight.
+        is_full: whether sampled rows are scored again and texts read. Without, those metrics are NaN (METRICS.md). Changes no
+            weight.
     """
 
     def __init__(self, is_full: bool = True) -> None:
-        self.is_full, self.is_sharded, self.updates = is_full, False, Updates()
+        self.is_full, self.is_sharded = is_full, False
         self._clear()
 
     def _clear(self) -> None:
@@ -129,7 +128,6 @@ class RoleDiagnostics(MultiRoleCallback):
         self.tokens: dict[Step, TokenStats] = defaultdict(TokenStats)
         self.grad_norms: dict[Step, float] = {}
         self.gradients: dict[str, GradientParts] = defaultdict(GradientParts)
-        self.cosine_previous: dict[str, float] = {}
         self.chi2_after: dict[str, float] = {}
         self.taken: Counter[str] = Counter()
         self.ledger: list[dict[str, object]] = []
@@ -145,7 +143,6 @@ class RoleDiagnostics(MultiRoleCallback):
             with head_at(trainer.peft_model, 1.0, trainer.args.cast_lm_head_to_fp32):
                 measured = trainer.logprobs_of(self.sample)
             self.raw = {id(row): logps for row, logps in zip(self.sample, measured, strict=True)}
-        self.updates.start(trainer.peft_model, steps if self.is_full else ())
 
     def on_micro_batch(
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
@@ -187,7 +184,6 @@ class RoleDiagnostics(MultiRoleCallback):
         self.taken[step.adapter] += 1
 
     def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
-        self.cosine_previous = self.updates.finish(trainer.peft_model)
         if self.sample:
             self.add_after(self.sample, trainer.logprobs_of(self.sample))
 
@@ -196,12 +192,6 @@ class RoleDiagnostics(MultiRoleCallback):
         for role, metrics in self.per_role(iteration.rows).items():
             known = iteration.roles[role]  # without `is_full` the trainer's lengths stay
             known |= {name: value for name, value in metrics.items() if name not in known or not math.isnan(value)}
-
-    def save_state(self, folder: Path) -> None:
-        save_vectors(self.updates.last, folder, "updates", self.is_sharded)
-
-    def load_state(self, folder: Path) -> None:
-        self.updates.last = load_vectors(folder, "updates")
 
     # ---- results
 
@@ -253,7 +243,7 @@ class RoleDiagnostics(MultiRoleCallback):
         A role that took no optimizer step has NaN for what only training shows.
         """
         rows_of = by_role(rows)
-        mass = {role: (len(own), sum(len(row.turn.completion_ids) for row in own)) for role, own in rows_of.items()}
+        tokens = {role: sum(len(row.turn.completion_ids) for row in own) for role, own in rows_of.items()}
         texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in rows_of}
         if self.is_full:
             texts = signatures(list({id(row.episode): row.episode for row in rows}.values()))
@@ -266,15 +256,13 @@ class RoleDiagnostics(MultiRoleCallback):
             norms[role].append(norm)
         metrics = {}
         for role, own in rows_of.items():
-            adapter, is_stepped = own[0].adapter, n_steps[role] > 0
-            of_adapter = [mass[other] for other, theirs in rows_of.items() if theirs[0].adapter == adapter]
+            adapter = own[0].adapter
+            of_adapter = sum(tokens[other] for other, theirs in rows_of.items() if theirs[0].adapter == adapter)
             shares = self.gradients[adapter].of_role(role) if norms[role] else dict.fromkeys(SHARES, math.nan)
             metrics[role] = texts[role] | sums[role].summary() | {
                 "grad_norm": sum(norms[role]) / len(norms[role]) if norms[role] else math.nan,
                 "optimizer_steps": n_steps[role],
                 "chi2_after": self.chi2_after.get(role, math.nan),
-                "row_mass": mass[role][0] / sum(n_rows for n_rows, _ in of_adapter),
-                "token_mass": mass[role][1] / sum(n_tokens for _, n_tokens in of_adapter),
-                "cosine_previous": self.cosine_previous.get(adapter, math.nan) if is_stepped else math.nan,
+                "token_mass": tokens[role] / of_adapter,
             } | shares  # fmt: skip
         return metrics

@@ -38,9 +38,9 @@ STAMP_TOKENS = 200  # Table 5, panel A1
 FENCE_LINES = 3  # Table 5, panel A1; blank lines do not count
 FORMS = ("code_fence", "bare_stamp", "other")
 SIGNATURES = (
-    "truncated_rate", "length_mean", "length_p50", "length_p95", "chars_p50", "chars_p95", "boxed_rate", "box_retention",
-    "verdict_rate", "correct_verdict_rate", "hedging_rate", "terse_rate", "code_fence_rate", "bare_stamp_rate",
-    "other_rate", "unique_openers", "opener_share", "jaccard", "slot_pairs",
+    "truncated_rate", "length_mean", "length_p50", "length_p95", "boxed_rate", "box_retention", "verdict_rate",
+    "correct_verdict_rate", "hedging_rate", "terse_rate", "code_fence_rate", "bare_stamp_rate", "other_rate",
+    "unique_openers", "jaccard", "slot_pairs",
 )  # fmt: skip
 """The keys that every role gets, in this order. No value is ever NaN: a role with one slot per stage has `jaccard` 0.0 and
 `slot_pairs` 0, and `slot_pairs` is what says that nothing was compared. A rate that a workflow does not ask for (a verdict of
@@ -144,15 +144,14 @@ def of_role(replies: Sequence[Reply]) -> dict[str, float]:
         key = (reply.episode, reply.slot)
         if key not in first or reply.round < first[key][0]:
             first[key] = (reply.round, turn.is_boxed)
-    tokens, characters = [reply.n_tokens for reply in replies], [len(reply.text) for reply in replies]
-    quantiles = {"length": np.quantile(tokens, [0.5, 0.95]), "chars": np.quantile(characters, [0.5, 0.95])}
-    openers = len({turn.opener for turn in turns})
+    lengths = [reply.n_tokens for reply in replies]
+    median, long = np.quantile(lengths, [0.5, 0.95])
     alike, n_pairs = slot_jaccard(replies)
     values: dict[str, Any] = {
         "truncated_rate": sum(reply.finish_reason == "length" for reply in replies) / n,
-        "length_mean": sum(tokens) / n,
-        **{f"{name}_p50": value for name, (value, _) in quantiles.items()},
-        **{f"{name}_p95": value for name, (_, value) in quantiles.items()},
+        "length_mean": sum(lengths) / n,
+        "length_p50": median,
+        "length_p95": long,
         "boxed_rate": sum(turn.is_boxed for turn in turns) / n,
         "box_retention": sum(is_boxed for _, is_boxed in first.values()) / len(first),
         "verdict_rate": sum(turn.verdict != "unparsed" for turn in turns) / n,
@@ -160,8 +159,7 @@ def of_role(replies: Sequence[Reply]) -> dict[str, float]:
         "hedging_rate": sum(turn.is_hedging for turn in turns) / n,
         "terse_rate": sum(turn.is_terse for turn in turns) / n,
         **{f"{name}_rate": sum(turn.form == name for turn in turns) / n for name in FORMS},
-        "unique_openers": openers,
-        "opener_share": openers / n,
+        "unique_openers": len({turn.opener for turn in turns}),
         "jaccard": alike,
         "slot_pairs": n_pairs,
     }

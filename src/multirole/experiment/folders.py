@@ -46,9 +46,10 @@ def open_folder(folder: Path, results_dir: str | Path, config: dict[str, object]
     with claim(folder):
         try:
             held = json.loads(path.read_text()) if path.exists() else {}
-            # a run from before an option existed ran what is now that option's default
-            is_other = json.loads(text) | held != json.loads(text)
-        except (ValueError, TypeError):
+            # an option that only one of them names is at its default: the folder's name has a hash of what is not
+            known = json.loads(text)
+            is_other = any(held[name] != known[name] for name in held.keys() & known.keys())
+        except (ValueError, AttributeError):
             is_other = True
         if is_other:
             raise ValueError(

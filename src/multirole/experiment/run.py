@@ -38,8 +38,6 @@ from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Message, Problem, Reward, Turn, Workflow
 from multirole.core.watch import in_thread, user_lines
-from multirole.diagnostics.alarm_callback import AlarmCallback
-from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.process_reward import ProcessReward
@@ -341,7 +339,6 @@ class CellTrainer(MultiRoleGRPOTrainer):
     """The library's trainer with checkpoints that are whole or absent (`checkpoints`) and hold the record."""
 
     recorder: Recorder | None
-    alarms: Alarms
     saved_dtype: torch.dtype
 
     def save_adapters(self) -> None:
@@ -373,7 +370,7 @@ def make_trainer(
     recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
     model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
 ) -> CellTrainer:  # fmt: skip
-    """The trainer of a cell, with its diagnostics, alarms and record as callbacks.
+    """The trainer of a cell, with its diagnostics and record as callbacks.
 
     Args:
         recorder: where metrics, outcomes and turns go; None keeps nothing. Only the first of several processes has one.
@@ -383,8 +380,8 @@ def make_trainer(
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
-    diagnostics, alarms = RoleDiagnostics(cell.diagnostics), Alarms(cell.policy)
-    watchers: list[TrainerCallback] = [Divergence(), diagnostics, AlarmCallback(alarms, cell.on_alarm)]
+    diagnostics = RoleDiagnostics(cell.diagnostics)
+    watchers: list[TrainerCallback] = [Divergence(), diagnostics]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:
@@ -405,7 +402,7 @@ def make_trainer(
     )
     trainer.rollout.render = RENDERERS[cell.renderer]
     trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's anyway
-    trainer.recorder, trainer.alarms = recorder, alarms
+    trainer.recorder = recorder
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -475,8 +472,6 @@ def _train(
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
-        if checkpoint:
-            trainer.alarms.replay(gather_objects(recorder.tables["roles"])[0])
         if is_said and checkpoint is None:
             say(f"  validating on {len(validation)} problems before the first iteration ...")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -1,6 +1,7 @@
 """The recorded episodes as the page shows them: which checkpoints, which problems, how much of each text, training groups."""
 
-import json
+import bisect
+import itertools
 import math
 
 import pandas as pd
@@ -19,25 +20,26 @@ QUESTION, PIECE = 8_000, 80
 """Characters: of a question at most, and of the pieces of a text whose tokens were not recorded."""
 
 
-def cost(value: object) -> int:
-    """Bytes of a value on the page, where `<` is written as six characters."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return len(text.encode()) + 5 * text.count("<")
+def size(text: str, n_pieces: int = 1) -> int:
+    """Bytes of a text on the page, where `<` is written as six characters, and of what stands around each of its pieces."""
+    return len(text.encode()) + 5 * text.count("<") + 10 * n_pieces
 
 
-def describe_turn(row: dict, part: float = 1.0) -> dict:
+def describe_turn(row: dict, room: float = math.inf) -> dict:
     """One turn for the page: its text in `pieces`, which are its tokens where these were recorded.
 
-    `ratios` are log p(policy) - log p(base) of each token in nats. With `part` < 1 only so many of the pieces are kept, from both
-    ends; `gap` is how many come before what is left out, and how many characters that has. `text` is there where the tokens'
+    `ratios` are log p(policy) - log p(base) of each token in nats. Where the pieces take more than `room` bytes, those in the
+    middle are left out; `gap` is how many come before them, and how many characters they have. `text` is there where the tokens'
     texts do not add up to it (a character may span several tokens).
     """
     has_tokens = all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
     text = row["text"]
     pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
-    n = len(pieces)
-    head, tail = (n, 0) if part == 1 else (int(n * part * HEAD), int(n * part * (1 - HEAD)))
-    kept = [*range(head), *range(n - tail, n)]
+    ends = list(itertools.accumulate(map(size, pieces))) if room < math.inf else []
+    is_whole = not ends or ends[-1] <= room
+    head = len(pieces) if is_whole else bisect.bisect(ends, HEAD * room)
+    tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - (1 - HEAD) * room)
+    kept = [*range(head), *range(tail, len(pieces))]
     turn = {
         "role": row["role"], "slot": row["slot"], "round": row["round"], "outcome": row["outcome"],
         "finish": row["finish_reason"], "tokens": row["completion_tokens"], "pieces": [pieces[i] for i in kept],
@@ -46,24 +48,18 @@ def describe_turn(row: dict, part: float = 1.0) -> dict:
         pairs = [(row["logprobs"][i], row["base_logprobs"][i]) for i in kept]
         ratios = [math.nan if a is None or b is None else float(a - b) for a, b in pairs]
         turn["ratios"] = [round(ratio, 2) if math.isfinite(ratio) else None for ratio in ratios]
-    if part < 1:
-        turn["gap"] = [head, sum(map(len, pieces[head : n - tail]))]
+    if not is_whole:
+        turn["gap"] = [head, sum(map(len, pieces[head:tail]))]
     elif "".join(pieces) != text:
         turn["text"] = text
     return turn
 
 
 def describe_turns(rows: list[dict]) -> list[dict]:
-    """The turns of one episode, the long ones shortened until all take at most `EPISODE_BYTES`."""
-    turns = [describe_turn(row) for row in rows]
-    if sum(map(cost, turns)) > EPISODE_BYTES:
-        share = EPISODE_BYTES / len(turns)
-        for i, row in enumerate(rows):
-            part = 1.0
-            while cost(turns[i]) > share and part > 1e-3:
-                part *= min(0.9, share / cost(turns[i]))
-                turns[i] = describe_turn(row, part)
-    return turns
+    """The turns of one episode, the long ones shortened where all take more than `EPISODE_BYTES`."""
+    takes = sum(size(row["text"], row["completion_tokens"]) for row in rows)
+    room = EPISODE_BYTES / len(rows) if takes > EPISODE_BYTES else math.inf
+    return [describe_turn(row, room) for row in rows]
 
 
 def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.falls import first_fall, wilson
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import policy_name, preset_values
@@ -51,7 +50,6 @@ PANELS = (
     Panel("token_mass", "share of its adapter's tokens", "fraction", "rate", "gradients"),
     Panel("coherence", "coherence of same-role slots", "mean cosine", group="gradients"),
     Panel("chi2_after", "chi2 after the update", "", "divergence", "gradients"),
-    Panel("cosine_previous", "successive updates", "cosine", group="gradients"),
     Panel("boxed_rate", "turns with a box", "fraction", "rate", "signatures"),
     Panel("box_retention", "first turns with a box", "fraction", "rate", "signatures"),
     Panel("verdict_rate", "turns with a verdict", "fraction", "rate", "signatures"),
@@ -61,7 +59,6 @@ PANELS = (
     Panel("code_fence_rate", "turns with a code fence", "fraction", "rate", "signatures"),
     Panel("bare_stamp_rate", "turns with a bare verdict", "fraction", "rate", "signatures"),
     Panel("unique_openers", "distinct 3-word openers", "count", group="signatures"),
-    Panel("opener_share", "distinct openers per turn", "fraction", "rate", "signatures"),
     Panel("jaccard", "3-gram overlap of slots", "Jaccard", "rate", "signatures"),
     Panel("chi2_raw", "chi2, raw log-probabilities", "", "divergence", "more"),
     Panel("clip_fraction", "clipped tokens", "fraction", group="more"),
@@ -154,20 +151,12 @@ def skills(folder: str | Path) -> list[dict]:
     ]
 
 
-def load_alarms(folder: str | Path) -> pd.DataFrame:
-    """The alarms in the order of their iterations, from the recorded metrics by the present rules."""
-    alarms = Alarms(read_config(Path(folder))["policy"])
-    alarms.replay(load(folder, "roles").to_dict("records"))
-    columns = ["iteration", "alarm", "role", "adapter", "value", "threshold", "message"]
-    return pd.DataFrame(alarms.log, columns=columns)
-
-
 def facts(folder: str | Path) -> pd.DataFrame:
-    """Accuracy at the first, the best and the last evaluation and at the first fall, and the first alarm.
+    """Accuracy at the first, the best and the last evaluation and at the first fall.
 
     Columns for reading: fact, iteration, value, detail. Facts that a run does not have are left out.
     """
-    points, alarms = validation(folder).set_index("step"), load_alarms(folder)
+    points = validation(folder).set_index("step")
     rows: list[tuple[str, int, str, str]] = []
     if len(points):
         fall = first_fall(points["accuracy"])
@@ -176,10 +165,6 @@ def facts(folder: str | Path) -> pd.DataFrame:
             at = points.loc[step]
             interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
             rows.append((fact, int(step), f"{100 * at['accuracy']:.1f}\N{NO-BREAK SPACE}%", interval))
-    if len(alarms):
-        first = alarms.iloc[0]
-        who = first["role"] or first["adapter"]
-        rows.append(("first alarm", int(first["iteration"]), first["alarm"].replace("_", " "), who))
     return pd.DataFrame(rows, columns=["fact", "iteration", "value", "detail"]).set_index("fact")
 
 

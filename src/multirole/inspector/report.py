@@ -1,28 +1,15 @@
-"""What the notebooks show of a run: its settings, curves and files, as tables and figures."""
+"""What the notebooks show of a run: its curves, as figures."""
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
-import pandas as pd
 from matplotlib.figure import Figure
 
 from multirole.diagnostics.names import colours_of
-from multirole.experiment.cell import policy_name
 from multirole.inspector import reader
 from multirole.inspector.reader import load, validation
 
 LINE_STYLES = ("-", "--", ":", "-.")
-
-
-def describe(cell: Any) -> pd.DataFrame:
-    """The settings of a cell, two per row."""
-    settings = cell.to_dict()
-    settings |= {"policy": policy_name(settings["policy"])}
-    table = pd.DataFrame({"field": list(settings), "value": map(str, settings.values())})
-    half = (len(table) + 1) // 2
-    second = table[half:].reset_index(drop=True).add_suffix(" ")
-    return table[:half].join(second).fillna("").set_index("field")
 
 
 def plot_learning(folder: str | Path) -> Figure:
@@ -42,17 +29,8 @@ def plot_learning(folder: str | Path) -> Figure:
     return figure
 
 
-def plot_roles(folder: str | Path) -> Figure:
-    """The per-role curves that the paper's monitoring advice asks for (A.6.2)."""
-    return _plot_panels(folder, "main")
-
-
-def plot_gradients(folder: str | Path) -> Figure:
-    """The per-role curves of the gradients: who owns an adapter, and how noisy one slot's part is."""
-    return _plot_panels(folder, "gradients")
-
-
-def _plot_panels(folder: str | Path, group: str) -> Figure:
+def plot_roles(folder: str | Path, group: str = "main") -> Figure:
+    """The per-role curves of a group of panels: "main", which the paper's monitoring advice asks for (A.6.2), or "gradients"."""
     panels = [(panel, series) for panel, series in reader.curves(folder, group) if panel.table == "roles"]
     roles = list(dict.fromkeys(role for _, series in panels for role in series))
     n_rows = max(1, -(-len(panels) // 4))
@@ -77,20 +55,3 @@ def _plot_panels(folder: str | Path, group: str) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     return figure
-
-
-def ledger_summary(folder: str | Path) -> pd.DataFrame:
-    """Per adapter: optimizer steps per iteration, rows and tokens in all, and the peak learning rate."""
-    ledger = load(folder, "ledger")
-    table = ledger.groupby("adapter").agg(
-        optimizer_steps=("step", "size"), rows=("rows", "sum"), tokens=("tokens", "sum"), peak_lr=("lr", "max")
-    )
-    table.insert(0, "steps_per_iteration", table["optimizer_steps"] / ledger["iteration"].nunique())
-    return table
-
-
-def files_written(folder: str | Path) -> pd.DataFrame:
-    """Every file of the run except checkpoints, with its size in kB."""
-    paths = [p for p in sorted(Path(folder).rglob("*")) if p.is_file() and "checkpoints" not in p.parts]
-    sizes = [round(path.stat().st_size / 1000, 1) for path in paths]
-    return pd.DataFrame({"file": [str(path.relative_to(folder)) for path in paths], "kB": sizes})
