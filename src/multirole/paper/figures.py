@@ -27,7 +27,6 @@ from multirole.diagnostics.names import (
     SETUP_STYLES,
     TASK_COLOURS,
     TASK_NAMES,
-    TASK_STYLES,
     WORKFLOW_MARKERS,
     WORKFLOW_NAMES,
     cell_name,
@@ -69,11 +68,11 @@ CLIFFS = {
 
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
-    """Draw them all; Figure 4 once per task, and Figure 6 a second time with this grid's own falls."""
+    """Draw them all; Figure 4, the judging roles and the regimes once per task."""
     by_regime = {task: accuracy_by_regime(results, task) for task in results.grid.tasks}
     return [
         figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
-        figure_6(results), *figure_6_falls(results), figure_of_skills(results),
+        figure_6(results),
         *(figure_of_roles(results, task) for task in results.grid.tasks),
         *(figure_of_regimes(results, task, runs) for task, runs in by_regime.items() if runs["regime"].nunique() > 1),
     ]  # fmt: skip
@@ -189,18 +188,6 @@ def figure_6(results: Results) -> Plate:
     return _cliffs(results, "figure_6", runs)
 
 
-def figure_6_falls(results: Results) -> list[Plate]:
-    """Figure 6 of the two runs of this grid, one per policy, that fall farthest from peak to end; none where no run ends fallen."""
-    columns = {}
-    for policy in POLICIES:
-        runs = {key: results.run(key) for key in results.runs if key.policy == policy and key.workflow in WORKFLOWS}
-        fallen = [key for key in runs if runs[key].ends_fallen]
-        for key in sorted(fallen, key=lambda key: runs[key].at("terminal") - runs[key].at("best"))[:1]:
-            peak, end = runs[key].at("best"), runs[key].at("terminal")
-            columns[f"{cell_name(*key[:3])}, seed {key.seed}: {peak:.0%} to {end:.0%}"] = {key.seed: runs[key]}
-    return [_cliffs(results, "figure_6_falls", columns)] if columns else []
-
-
 def _cliffs(results: Results, name: str, columns: dict[str, dict[int, Run]]) -> Plate:
     """A column per cell with the runs of its seeds, a row per diagnostic, a colour per role."""
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
@@ -241,36 +228,6 @@ def _draw_role(panels: dict[str, Axes], name: str, runs: list[pd.DataFrame]) -> 
         panels[metric].plot(curves, color=colour, lw=0.6, alpha=0.4)
         panels[metric].plot(dynamics.typical(curves), color=colour, lw=lw)
     return Line2D([], [], color=colour, lw=lw, label=label)
-
-
-def figure_of_skills(results: Results) -> Plate:
-    """Accuracy and what a judging role adds over its trivial twin, a row per role and a column per regime."""
-    shown = ("eval_opt", "judges"), ("voting", "selects")
-    figure = Figure(figsize=(6.8, 4.0), layout="constrained")
-    grid = figure.subplots(len(shown), len(REGIMES), sharex=True, sharey=True)
-    for (workflow, measure), line in zip(shown, grid, strict=True):
-        for (name, changed), axes in zip(REGIMES.items(), line, strict=True):
-            for task in results.grid.tasks:
-                accuracy, gains = skills.over_training(results, workflow, task, measure, changed)
-                look = {"color": TASK_COLOURS[task], "marker": ".", "lw": 1.6}
-                if accuracy.size:
-                    axes.plot(accuracy.mean(axis=1), **look | {"ls": ":", "lw": 1.1, "marker": ""})
-                if gains.size:
-                    axes.plot(gains, color=TASK_COLOURS[task], lw=0.4, alpha=0.3)
-                    axes.plot(gains.mean(axis=1), ls=TASK_STYLES[task], **look)
-            axes.axhline(0, color="0.6", lw=0.8)
-            axes.set_title(f"{WORKFLOW_NAMES[workflow]}: {measure}; {name}", fontsize=8)
-            axes.set_ylim(-0.55, 1.02)
-            _in_percent(axes.yaxis)
-    for axes in grid[-1]:
-        axes.set_xlabel("iteration")
-    figure.supylabel("accuracy, and gain over the trivial role", fontsize=8)
-    lines = []
-    for task in results.grid.tasks:
-        for what, ls in (("accuracy", ":"), ("gain of the role", TASK_STYLES[task])):
-            lines.append(Line2D([], [], color=TASK_COLOURS[task], ls=ls, label=f"{what}, {TASK_NAMES[task]}"))
-    _legend(figure, lines)
-    return plate(results, "skills", figure)
 
 
 def figure_of_roles(results: Results, task: str) -> Plate:
@@ -380,7 +337,7 @@ def figure_of_long_runs(results: Results, study: Study) -> list[Plate]:
 
 def figure_of_factorial(results: Results, study: Study, table: Table) -> Plate:
     """A map of where the single agent's training is stable, and how well each quantity tells."""
-    found = {arm: factorial.runs_of(seeds) for arm, seeds in factorial.arms(results, study).items()}
+    found = factorial.arms(results, study)
     lines, rates = sorted({(arm.steps, arm.rows) for arm in found}), sorted({arm.rate for arm in found})
     quantities = factorial.RULES["predictors"]
     figure = Figure(figsize=(6.8, 5.0), layout="constrained")

@@ -17,7 +17,7 @@ from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.grid import LINES
 from multirole.paper.results import Key, Results, Run, accuracies
 from multirole.paper.skills import MEASURES, gain_of
-from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, coverage, difference, seeds_needed, t_interval
+from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, difference, seeds_needed, t_interval
 from multirole.paper.study import Study
 from multirole.paper.write import number
 
@@ -171,18 +171,6 @@ def power(results: Results, study: Study) -> pd.DataFrame:
         for effect in RULES["effects"]:
             needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
             rows.append(number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where))
-    return pd.DataFrame(rows)
-
-
-def covered(results: Results, study: Study) -> pd.DataFrame:
-    """What the intervals of these tables cover in simulation, also with the spread of the ends of the grid's runs."""
-    ends = [results.accuracy(*cell, "terminal") for cell in dict.fromkeys(key[:3] for key in results.runs)]
-    apart = np.concatenate([(one - one.mean()) * np.sqrt(len(one) / max(1, len(one) - 1)) for one in ends])
-    rows = []
-    for line in coverage(apart).to_dict("records"):
-        where = {"units": line["units"], "noise": line["noise"]}
-        rows.append(number("t", line["t"], "rate", **where))
-        rows.append(number("percentile bootstrap", line["bootstrap"], "rate", **where))
     return pd.DataFrame(rows)
 
 
