@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.special import comb
 from scipy.stats import nct, t
 from statsmodels.stats.multitest import multipletests
 
@@ -124,10 +123,3 @@ def split_half_peak(correct: pd.DataFrame) -> np.ndarray:
         chosen = trained.iloc[1 - half :: 2].mean().idxmax()
         outcomes[half::2] = trained[chosen].iloc[half::2]
     return outcomes
-
-
-def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Unbiased chance that one of k draws from n attempts, `right` (P,) of them right, is right (Chen et al. 2021)."""
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} of n={n} attempts cannot be drawn. Write a k from 1 to {n}.")
-    return 1 - comb(n - right, k) / comb(n, k)
