@@ -128,14 +128,13 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
     found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
     if not found:
         return pd.DataFrame()
-    table, rows = kept([*found, *twins(results, study, "aa")]), []
-    for where, mine in corrected(table).groupby([*Twins._fields[:4], "role"], sort=False):
+    table, keys, rows = kept([*found, *twins(results, study, "aa")]), [*Twins._fields[:4], "role"], []
+    for where, mine in corrected(table).groupby(keys, sort=False):
         by = mine.set_index("number")
         if {"change of the gain", "change at the end"} <= set(by.index):
             gained, lost = by.loc["change of the gain"], by.loc["change at the end"]
             protects = gained["p_holm"] < ALPHA and gained["value"] > 0 and lost["value"] >= -DECLARED["judges"]["lost"]
-            about = dict(zip((*Twins._fields[:4], "role"), where, strict=True))
-            rows.append(number("protects", float(protects), "count", **about))
+            rows.append(number("protects", float(protects), "count", **dict(zip(keys, where, strict=True))))
     return pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
 
 
@@ -248,12 +247,10 @@ def controls(results: Results, study: Study) -> Iterator[Row]:
     """
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
         runs = runs_by_variant(results, study, task)
-        agents = {
-            name[1]: of for name, of in runs.items() if of[0].cell.workflow == "single" and name[1] in study.variants
-        }
-        gaps: dict[tuple[str, str], list[pd.Series]] = defaultdict(
-            list
-        )  # (variant, the agent's) -> by seed, for each workflow
+        singles = {variant: of for (_, variant), of in runs.items() if of[0].cell.workflow == "single"}
+        agents = {variant: of for variant, of in singles.items() if variant in study.variants}
+        # (a workflow's variant, the agent's) -> differences by seed, one for each workflow and policy
+        gaps: dict[tuple[str, str], list[pd.Series]] = defaultdict(list)
         for (name, variant), found in runs.items():
             where, cell = {"task": task, "run": _joined(name, variant)}, found[0].cell
             yield number("runs", len(found), "count", **where)
@@ -262,11 +259,11 @@ def controls(results: Results, study: Study) -> Iterator[Row]:
             yield number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where)
             for place in PLACES:
                 yield number(place, t_interval(accuracies(found, place)), "accuracy", **where)
-            for agent, singles in agents.items() if cell.workflow != "single" else ():
-                gap = difference(accuracies(found, "peak"), accuracies(singles, "peak"))
-                if gap.seeds and cell.n_problems in (results.grid.cells()[0].n_problems, singles[0].cell.n_problems):
-                    yield number(f"peak − {agent}", gap, "difference", **where)
-                    gaps[variant, agent].append((accuracies(found, "peak") - accuracies(singles, "peak")).dropna())
+            for agent, others in agents.items() if cell.workflow != "single" else ():
+                gap = (accuracies(found, "peak") - accuracies(others, "peak")).dropna()
+                if len(gap) and cell.n_problems in (results.grid.cells()[0].n_problems, others[0].cell.n_problems):
+                    yield number(f"peak − {agent}", t_interval(gap), "difference", **where)
+                    gaps[variant, agent].append(gap)
         for (variant, agent), cells in gaps.items():
             if len(cells) == len(LINES) - 1:  # every workflow and policy
                 mean = t_interval(pd.concat(cells, axis=1).dropna().mean(axis=1))
