@@ -25,10 +25,8 @@ def rows(table: str, **where: object) -> pd.DataFrame:
 
 def expected() -> dict[str, list[float]]:
     """Sentence, "N" standing for a number -> the numbers."""
-    covered = rows("coverage", number="t")["value"]
     return {
         "at most N times as wide": [rows("over_problems", number="times as wide")["value"].max()],
-        "coverage at N to N %": [100 * covered.min(), 100 * covered.max()],
         "equivalence within N points": [100 * MARGIN],
         "an evaluation N points below the best": [100 * FALL],
         "difference of N or N points": [100 * effect for effect in RULES["effects"]],

@@ -23,7 +23,6 @@ POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
 """The colour of "sp" is also that of its one shared adapter."""
 POLICY_STYLES = {"ip": "-", "sp": "--"}
 TASK_COLOURS = {"math": "#30343f", "code": "#c99700"}
-TASK_STYLES = {"math": "-", "code": "--"}
 WORKFLOW_MARKERS = {"single": "D", "eval_opt": "o", "voting": "s", "orch_workers": "^"}
 SETUP_COLOURS = ("#8a8a8a", "#0173b2")
 """The grid's own setup, and a variant of it."""

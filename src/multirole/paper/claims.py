@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 from statsmodels.stats.proportion import proportion_confint
 
-from multirole.paper.dynamics import POOLED, role_series
+from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import ALPHA, MARGIN, RULES, seeds_needed, t_interval
@@ -19,7 +19,6 @@ DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(enco
 REGIMES: dict[str, dict[str, object]] = DECLARED["regimes"]
 """Name -> what it changes of the grid's cells (`Results.runs_of`)."""
 LEAST_CELLS = 3
-FIRST = 5  # iterations whose median is the "first logged value" of a noisy metric
 GAP = "ip − sp"
 
 
@@ -41,8 +40,8 @@ def largest_chi2(run: Run) -> float:
 MEASURES: dict[str, Callable[[Run], float]] = {
     "base": lambda run: run.accuracy[0],
     "first": lambda run: run.accuracy.iloc[1],
-    "peak": lambda run: run.at("best"),
-    "fall": lambda run: run.at("best") - run.accuracy.iloc[-1],
+    "peak": lambda run: run.at("peak"),
+    "fall": lambda run: run.at("peak") - run.accuracy.iloc[-1],
     "falls": falls,
     "grad_norm": lambda run: math.log(max(run.table("ledger")["grad_norm"].max(), 1e-6)),
     "chi2": largest_chi2,
@@ -52,7 +51,7 @@ MEASURES: dict[str, Callable[[Run], float]] = {
 def climb(series: pd.Series) -> float:
     """The largest 3-iteration mean over the first value; sizes, since an estimate of chi2 can be slightly negative."""
     sizes = series.abs()
-    return float(sizes.rolling(3).mean().max() / max(sizes.iloc[:FIRST].median(), 1e-6))
+    return float(sizes.rolling(3).mean().max() / max(sizes.iloc[:FIRST_ITERATIONS].median(), 1e-6))
 
 
 def grows(run: Run, role: str, flat: str) -> bool:
@@ -60,14 +59,16 @@ def grows(run: Run, role: str, flat: str) -> bool:
     ratios = []
     for name in (role, flat):
         length = run.series("length_mean", name)
-        ratios.append(length.rolling(FIRST).mean() / length.iloc[:FIRST].mean())
+        ratios.append(length.rolling(FIRST_ITERATIONS).mean() / length.iloc[:FIRST_ITERATIONS].mean())
     return bool(((ratios[0] >= RULES["longer"]) & (ratios[1] < RULES["longer"])).any())
 
 
 def writes_code(run: Run, role: str) -> bool:
     """Whether a role comes to write Python fences."""
     share = run.series("code_fence_rate", role)
-    return bool((share.rolling(FIRST).mean() - share.iloc[:FIRST].mean() >= RULES["more_code"]).any())
+    return bool(
+        (share.rolling(FIRST_ITERATIONS).mean() - share.iloc[:FIRST_ITERATIONS].mean() >= RULES["more_code"]).any()
+    )
 
 
 def climbs_and_falls(run: Run, role: str, metric: str, flat: str | None = None) -> bool:
@@ -163,5 +164,5 @@ def claims(results: Results, facts: dict[str, object]) -> Table:
                 named = {"claim": about["name"], "regime": name, "policy": where, "verdict": decision}
                 values += [named | number for number in numbers]
             shown.append(row)
-    caption = DECLARED["caption"].format(**(RULES | facts))
+    caption = DECLARED["caption"].format(**facts)
     return Table("claims", "The paper's claims against these runs", caption, pd.DataFrame(shown), pd.DataFrame(values))

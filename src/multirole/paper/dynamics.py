@@ -1,5 +1,7 @@
 """How training runs: curves by iteration, and how far each role's chi2, perplexity and gradient norm rise (Table 2, Figures 3 to 6)."""
 
+from collections import defaultdict
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -7,7 +9,7 @@ import pandas as pd
 
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
-from multirole.paper.write import spread
+from multirole.paper.write import Row, spread
 
 FIRST_ITERATIONS = 5
 SMOOTHED = 5  # iterations
@@ -64,21 +66,18 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
     return dict(zip(AMPLITUDES, found, strict=True))
 
 
-def dynamics(results: Results) -> pd.DataFrame:
+def dynamics(results: Results) -> Iterator[Row]:
     """The median and the range over seeds of every role's amplitudes; the paper's cliff cells come first."""
     cliffs, lines = [("math", "voting"), ("math", "orch_workers")], product(results.grid.tasks, (*WORKFLOWS, "single"))
     ordered = sorted(dict.fromkeys([*cliffs, *lines]), key=lambda line: line[1] == "single")
-    rows = []
     for (task, workflow), policy in product(ordered, POLICIES):
-        found: dict[str, list[dict]] = {}
+        found: dict[str, list[dict]] = defaultdict(list)
         for run in results.runs_of(workflow, policy, task).values():
             for role, series in role_series(run).items():
-                found.setdefault(role, []).append(amplitudes(series))
-        for role, runs in found.items():
-            about = {"task": task, "workflow": workflow, "policy": policy, "role": role}
-            for name, unit in AMPLITUDES.items():
-                rows.append(about | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median"))
-    return pd.DataFrame(rows)
+                found[role].append(amplitudes(series))
+        for (role, runs), (name, unit) in product(found.items(), AMPLITUDES.items()):
+            where = {"task": task, "workflow": workflow, "policy": policy, "role": role}
+            yield where | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
 
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:

@@ -1,4 +1,4 @@
-"""What an evaluation's outcomes say: accuracy, pass@k over rollouts and slots, and how well the judging roles judge."""
+"""What an evaluation's outcomes say: accuracy, and how well the judging roles judge (notebooks/eval_cell.ipynb)."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.skills import role_skills
-from multirole.paper.statistics import pass_at_k, t_interval
+from multirole.paper.statistics import t_interval
 
 
 def accuracy(folder: str | Path) -> pd.DataFrame:
@@ -23,23 +23,11 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
         mean, low, high = t_interval(by_rollout.mean().to_numpy())[:3]
         row = {"step": step, "problems": problems, "rollouts": n, "accuracy": mean, "low": low, "high": high}
         if n > 1:
-            right = by_rollout.sum().to_numpy()
-            row |= {"std": by_rollout.mean(axis=1).std(ddof=0), f"pass@{n}": pass_at_k(right, n, n).mean()}
+            row |= {"std": by_rollout.mean(axis=1).std(ddof=0), f"pass@{n}": by_rollout.max().mean()}
         slots = part["slots_correct"][part["slots_correct"].map(len) > 0]
         row |= {"one slot": slots.map(np.mean).mean(), "any slot": slots.map(any).sum() / len(part)}
         rows.append(row | {"slots": slots.map(len).mean()})
     return pd.DataFrame(rows).set_index("step")
-
-
-def slot_pass_at_k(folder: str | Path) -> pd.DataFrame:
-    """Step x k: chance that one of k of the solver's turns in an episode is right, over the episodes with that many."""
-    table = pd.read_parquet(Path(folder) / "eval.parquet").set_index("step")["slots_correct"]
-    counts = table.map(len)
-    found = {
-        f"pass@{k}": table[counts >= k].map(lambda slots, k=k: float(pass_at_k(np.array(sum(slots)), len(slots), k)))
-        for k in range(1, counts.max() + 1)
-    }
-    return pd.DataFrame({name: chance.groupby("step").mean() for name, chance in found.items()})
 
 
 def judging(folder: str | Path) -> pd.DataFrame:

@@ -14,6 +14,9 @@ from multirole.experiment.evaluation import Evaluation, named_steps
 from multirole.paper import pack
 from multirole.paper.grid import Grid
 
+PLACES = ("peak", "end")
+"""Where a run is read in most tables (`Run.steps`)."""
+
 
 class Key(NamedTuple):
     """The coordinates of a run within a grid; `single` runs have policy "sp"."""
@@ -54,8 +57,9 @@ class Run:
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """The early, best and terminal checkpoint, and the untrained start."""
-        return {"base": 0} | named_steps(self.accuracy)
+        """The untrained start, and the early, best and terminal checkpoint; tables call the last two peak and end."""
+        named = named_steps(self.accuracy)
+        return {"base": 0} | named | {"peak": named["best"], "end": named["terminal"]}
 
     @cached_property
     def accuracy(self) -> pd.Series:
@@ -74,9 +78,9 @@ class Run:
         return fall is not None and fall.is_terminal
 
     def at(self, name: str) -> float:
-        """Validation accuracy at "base", "early", "best" or "terminal".
+        """Validation accuracy at one of `steps`.
 
-        "best" is chosen on these same problems, as in the paper: it is optimistic.
+        The peak is chosen on these same problems, as in the paper: it is optimistic.
         """
         return self.accuracy[self.steps[name]]
 

@@ -1,6 +1,7 @@
 """Table 7, the hyper-parameters, and what a grid cost (the paper's A.8)."""
 
 import json
+from collections.abc import Iterator
 from itertools import product
 
 import pandas as pd
@@ -9,7 +10,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS
 from multirole.paper.grid import LINES
 from multirole.paper.results import Results, Run
-from multirole.paper.write import MISSING, number
+from multirole.paper.write import MISSING, Row, number
 
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
 """Problems of the paper's tasks: training and validation."""
@@ -54,20 +55,18 @@ COST = {
 }
 
 
-def compute(results: Results) -> pd.DataFrame:
+def compute(results: Results) -> Iterator[Row]:
     """What every cell cost over its seeds, their sum, and the tokens of the evaluations."""
-    rows, trained = [], []
+    trained = []
     for task, (workflow, policy) in product(results.grid.tasks, LINES):
         if runs := results.runs_of(workflow, policy, task).values():
-            mine = pd.concat([_spent(results, run) for run in runs])
-            rows += _cost(mine, len(runs), task=task, workflow=workflow, policy=policy)
-            trained.append(mine)
+            trained.append(pd.concat([_spent(results, run) for run in runs]))
+            yield from _cost(trained[-1], len(runs), task=task, workflow=workflow, policy=policy)
     everything = pd.concat(trained) if trained else pd.DataFrame()
-    rows += _cost(everything, len(results.runs), task="training, sum", workflow="", policy="")
+    yield from _cost(everything, len(results.runs), task="training, sum", workflow="", policy="")
     for kind in dict.fromkeys(kind for kind, _ in results.evaluations):
         n = sum(one == kind for one, _ in results.evaluations)
-        rows += _cost(results.evaluated(kind), n, task=f"evaluations, {kind}", workflow="", policy="")
-    return pd.DataFrame(rows)
+        yield from _cost(results.evaluated(kind), n, task=f"evaluations, {kind}", workflow="", policy="")
 
 
 def _spent(results: Results, run: Run) -> pd.DataFrame:
@@ -78,9 +77,9 @@ def _spent(results: Results, run: Run) -> pd.DataFrame:
     return metrics.assign(iterations=1, wall_seconds=wall, cpu_seconds=wall * cores)
 
 
-def _cost(table: pd.DataFrame, n_runs: int, **where: str) -> list[dict]:
+def _cost(table: pd.DataFrame, n_runs: int, **where: str) -> Iterator[Row]:
     sums = table[[name for name in (*COST, "iterations") if name in table]].sum()
     if "iterations" in sums:
         sums["seconds_per_iteration"] = sums["wall_seconds"] / sums["iterations"]
-    known = [number(label, sums[name], unit, **where) for name, (label, unit) in COST.items() if name in sums]
-    return [number("runs", n_runs, "count", **where), *known]
+    yield number("runs", n_runs, "count", **where)
+    yield from (number(label, sums[name], unit, **where) for name, (label, unit) in COST.items() if name in sums)

@@ -1,11 +1,13 @@
 """What the texts of each role look like at a run's checkpoints (Tables 4 to 6, and the same for any other cell)."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.signatures import signatures_of_frame
 from multirole.paper.results import Key, Results
-from multirole.paper.write import spread
+from multirole.paper.write import Row, spread
 
 CHECKPOINTS = ("base", "early", "best", "terminal")
 
@@ -48,19 +50,17 @@ def _read(results: Results, kind: str, key: Key) -> dict[int, dict[tuple[str, st
     return {step: measured(part) | {("", "iteration"): step} for step, part in mine.groupby("step")}
 
 
-def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tuple[str, str]]) -> pd.DataFrame:
+def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tuple[str, str]]) -> Iterator[Row]:
     """The mean and the range over seeds of the signatures of these panels at each checkpoint.
 
     A panel is its "cell" and, per role, the names of its signatures; `labels` maps such a name to its unit and label.
     """
-    rows = []
     for panel, asked in panels.items():
         found = readings(results, *asked["cell"].split())
         named = [("", "iteration"), *((role, name) for role in asked if role != "cell" for name in asked[role])]
         for role, name in named:
             unit, label = labels[name]
-            about = {"panel": panel, "role": role, "signature": label}
+            where = {"panel": panel, "role": role, "signature": label}
             for checkpoint, seeds in found.items():
                 if known := [seed[role, name] for seed in seeds if (role, name) in seed]:
-                    rows.append(about | {"number": checkpoint, "unit": unit} | spread(known))
-    return pd.DataFrame(rows, columns=["panel", "role", "signature", "number", "unit", "value", "low", "high", "seeds"])
+                    yield where | {"number": checkpoint, "unit": unit} | spread(known)

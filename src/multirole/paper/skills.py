@@ -1,6 +1,6 @@
 """What training does to the roles: their skill (`diagnostics.skills`), the paper's phenomena, workflows beside trivial twins."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -8,10 +8,10 @@ import pandas as pd
 
 from multirole.paper.claims import DECLARED, REGIMES
 from multirole.paper.grid import POLICIES, WORKFLOWS
-from multirole.paper.results import Results, Run
-from multirole.paper.statistics import t_interval
+from multirole.paper.results import PLACES, Results, Run
+from multirole.paper.statistics import t_interval, untested
 from multirole.paper.study import Study
-from multirole.paper.write import number
+from multirole.paper.write import Row, number
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
 """workflow -> the measures of `diagnostics.skills` of its roles, that of its judging role first."""
@@ -25,6 +25,8 @@ TWINS: dict[str, dict[str, Callable[[Sequence[bool]], bool]]] = {
     "orch_workers": {"worker 1": lambda slots: slots[0]},
 }
 """workflow -> name of a twin -> whether it is right, by whether each slot of the solver's first turn is."""
+LINES: dict[str, dict[str, str]] = DECLARED["phenomena"]["lines"]
+"""A phenomenon -> what is measured for it."""
 
 
 def gain_of(run: Run, measure: str) -> pd.Series:
@@ -34,61 +36,43 @@ def gain_of(run: Run, measure: str) -> pd.Series:
     return rows["skill"] - rows["trivial"]
 
 
-def over_training(
-    results: Results, workflow: str, task: str, measure: str, changed: dict[str, object]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Evaluated step x run of both policies in a regime: accuracy, and what a role's skill is above its trivial twin's."""
-    by_policy = {policy: results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
-    runs = {(policy, seed): run for policy, of in by_policy.items() for seed, run in of.items()}
-    gains = {key: gain for key, run in runs.items() if len(gain := gain_of(run, measure))}
-    return pd.DataFrame({key: run.accuracy for key, run in runs.items()}), pd.DataFrame(gains)
-
-
-def skills(results: Results) -> pd.DataFrame:
+def skills(results: Results) -> Iterator[Row]:
     """What each judging role adds over its trivial twin, at the start and over the last two evaluations, in every regime."""
-    rows = []
     measured = [(workflow, measure) for workflow, of in MEASURES.items() for measure in of]
-    for (name, changed), (workflow, measure), task in product(REGIMES.items(), measured, results.grid.tasks):
-        accuracy, gains = over_training(results, workflow, task, measure, changed)
-        if not gains.size:
+    for (regime, changed), (workflow, measure), task in product(REGIMES.items(), measured, results.grid.tasks):
+        by_policy = {policy: results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
+        runs = {(policy, seed): run for policy, of in by_policy.items() for seed, run in of.items()}
+        gains = pd.DataFrame({key: gain for key, run in runs.items() if len(gain := gain_of(run, measure))})
+        if gains.empty:
             continue
         known = pd.DataFrame({"start": gains.iloc[0], "end": gains.iloc[-2:].mean()}).dropna()
-        ends = accuracy.apply(lambda curve: curve.dropna().iloc[-2:].mean())  # a run may have ended early
         by_seed = known.groupby(level=1).mean()  # whose policies share the start
-        where = {"regime": name, "workflow": workflow, "role": measure, "task": task}
-        rows += [
-            number("runs", len(known), "count", **where),
-            number("accuracy, end", ends.mean(), "accuracy", **where),
-            number("gain, start", t_interval(by_seed["start"]), "gain", **where),
-            number("gain, end", t_interval(by_seed["end"]), "gain", **where),
-            number("change", t_interval(by_seed["end"] - by_seed["start"]), "difference", **where),
-        ]
-    return pd.DataFrame(rows)
+        where = {"regime": regime, "workflow": workflow, "role": measure, "task": task}
+        accuracy = np.mean([run.accuracy.iloc[-2:].mean() for run in runs.values()])
+        yield number("runs", len(known), "count", **where)
+        yield number("accuracy, end", accuracy, "accuracy", **where)
+        yield number("gain, start", t_interval(by_seed["start"]), "gain", **where)
+        yield number("gain, end", t_interval(by_seed["end"]), "gain", **where)
+        yield number("change", t_interval(by_seed["end"] - by_seed["start"]), "difference", **where)
 
 
-def trivial_twins(results: Results) -> pd.DataFrame:
+def trivial_twins(results: Results) -> Iterator[Row]:
     """Each workflow beside its trivial twins, made of the solver's first turn alone, at the peak and the end of the grid's runs."""
-    own, rows = results.evaluated("own"), []
-    if own.empty:
-        return pd.DataFrame()
+    own = results.evaluated("own")
     twins = [(workflow, *twin) for workflow in WORKFLOWS for twin in TWINS[workflow].items()]
-    for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks, POLICIES):
+    for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks if len(own) else (), POLICIES):
         mine = own[(own[["workflow", "policy", "task"]] == [workflow, policy, task]).all(axis=1)]
         mine = mine.assign(twin=mine["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots))))
         means = mine.groupby(["seed", "step"])[["correct", "twin"]].mean()
-        runs = results.runs_of(workflow, policy, task)
-        for place, at in (("peak", "best"), ("end", "terminal")):
-            rows_at = [(seed, run.steps[at]) for seed, run in runs.items()]
-            found = means.loc[[row for row in rows_at if row in means.index]]  # not all may be evaluated yet
-            if found.empty:
-                continue
-            where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
-            rows += [
-                number(place, t_interval(found["correct"]), "accuracy", **where),
-                number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where),
-                number(f"gain at the {place}", t_interval(found["correct"] - found["twin"]), "difference", **where),
-            ]
-    return pd.DataFrame(rows)
+        for place in PLACES:
+            at = [(seed, run.steps[place]) for seed, run in results.runs_of(workflow, policy, task).items()]
+            found = means.loc[[row for row in at if row in means.index]]  # not all may be evaluated yet
+            if len(found):
+                where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
+                gain = t_interval(found["correct"] - found["twin"])
+                yield number(place, t_interval(found["correct"]), "accuracy", **where)
+                yield number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where)
+                yield number(f"gain at the {place}", gain, "difference", **where)
 
 
 def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
@@ -101,20 +85,17 @@ def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
     return start, end / start - 1 if about["metric"] == "length_mean" else end - start
 
 
-def phenomena(results: Results) -> pd.DataFrame:
+def phenomena(results: Results) -> Iterator[Row]:
     """Every line's start, its change under each policy, and the difference of these changes, paired by seed."""
-    rows, lines = [], DECLARED["phenomena"]["lines"]
-    for task, (name, about) in product(results.grid.tasks, lines.items()):
+    for task, (name, about) in product(results.grid.tasks, LINES.items()):
         found = changes(about, {policy: results.runs_of(about["workflow"], policy, task) for policy in POLICIES})
         where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measure_of(about)}
-        rows += phenomenon(found, about, where)
-    return pd.DataFrame(rows)
+        yield from phenomenon(found, about, where)
 
 
-def phenomena_elsewhere(results: Results, study: Study) -> pd.DataFrame:
+def phenomena_elsewhere(results: Results, study: Study) -> Iterator[Row]:
     """The same lines in each variant of a study that has a cell under both policies, and SP − IP of the same seeds in the grid."""
-    rows, lines = [], DECLARED["phenomena"]["lines"]
-    for (variant, of), task, (name, about) in product(study.variants.items(), results.grid.tasks, lines.items()):
+    for (variant, of), task, (name, about) in product(study.variants.items(), results.grid.tasks, LINES.items()):
         places = {policy: f"{about['workflow']} {policy} {task}" for policy in POLICIES}
         if not set(places.values()) <= set(of.cells):
             continue
@@ -128,9 +109,8 @@ def phenomena_elsewhere(results: Results, study: Study) -> pd.DataFrame:
         where = {"variant": variant, "task": task, "workflow": about["workflow"], "phenomenon": name}
         if mine := phenomenon(found, about, where):
             gap = (twins["sp"]["change"] - twins["ip"]["change"]).reindex(found["sp"].index).dropna()
-            twin = number("SP − IP, twin", t_interval(gap), mine[-1]["unit"], **where)
-            rows += [*mine, twin | {"p": np.nan, "p_match": np.nan}]  # tested in `phenomena`
-    return pd.DataFrame(rows)
+            yield from mine
+            yield number("SP − IP, twin", untested(t_interval(gap)), mine[-1]["unit"], **where)  # tested in `phenomena`
 
 
 def changes(about: dict[str, str], runs: dict[str, dict[int, Run]]) -> dict[str, pd.DataFrame]:
@@ -149,7 +129,7 @@ def measure_of(about: dict[str, str]) -> str:
     return about.get("metric", "gain over the trivial role")
 
 
-def phenomenon(found: dict[str, pd.DataFrame], about: dict[str, str], where: dict[str, str]) -> list[dict]:
+def phenomenon(found: dict[str, pd.DataFrame], about: dict[str, str], where: dict[str, str]) -> list[Row]:
     """The numbers of a line: its start, its change under each policy, and their difference; none where nothing was measured."""
     if not any(map(len, found.values())):
         return []

@@ -3,18 +3,16 @@
 The unit is a seed, whose number is its mean over validation problems, the same for all seeds of a cell, so that the noise of an
 evaluation is part of the spread between seeds. Statements over several cells have the
 cell as their unit, whose number is its mean over seeds: with as many seeds in every cell, that is the mixed model with cells as random
-effects, with cells - 1 degrees of freedom. All intervals are Student's t; `coverage` simulates what they cover.
+effects, with cells - 1 degrees of freedom. All intervals are Student's t.
 """
 
 import math
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.special import comb
 from scipy.stats import nct, t
 from statsmodels.stats.multitest import multipletests
 
@@ -113,37 +111,6 @@ def seeds_needed(sd: float, effect: float, most: int = 1000) -> int | None:
     return None
 
 
-def coverage(observed: np.ndarray, draws: int = 20_000) -> pd.DataFrame:
-    """What 95 % intervals of a difference of seeds cover in simulation, where there is no difference.
-
-    A seed's number is normal with this SD between seeds, or drawn from `observed` deviations of seeds from their cell's mean,
-    plus the noise of 512 problems. The percentile bootstrap over seeds is what earlier versions used. The last line pools cells of
-    three seeds that differ in their true effect by 5 points, the t interval being over cells.
-    """
-    rng, noise, rows = np.random.default_rng(0), math.sqrt(2 * 0.25 / 512), []
-    for n, sd in product((3, 5, 10), (0.02, 0.05, 0.2, None)):
-        spread = (
-            rng.normal(0, sd, (draws, n)) if sd else rng.choice(observed, (draws, n)) - rng.choice(observed, (draws, n))
-        )
-        values = spread + rng.normal(0, noise, (draws, n))
-        boot = values[:2000, rng.integers(0, n, (500, n))].mean(axis=2)
-        low, high = np.quantile(boot, [ALPHA / 2, 1 - ALPHA / 2], axis=1)
-        source = f"normal, SD {100 * sd:g} points" if sd else "as the ends of the grid's runs"
-        rows.append((f"{n} seeds", source, _covered(values), float(((low <= 0) & (high >= 0)).mean())))
-    for cells in (3, 8, 12):
-        means = rng.normal(0, 0.05, (draws, cells)) + rng.normal(0, 0.1, (draws, cells, 3)).mean(axis=2)
-        source = "normal, SD 5 points of cells, 10 of seeds"
-        rows.append((f"{cells} cells of 3 seeds, pooled", source, _covered(means), math.nan))
-    return pd.DataFrame(rows, columns=["units", "noise", "t", "bootstrap"])
-
-
-def _covered(values: np.ndarray) -> float:
-    """How often the t interval of the rows of `values` (B, n) holds 0."""
-    n = values.shape[1]
-    half = t.ppf(1 - ALPHA / 2, n - 1) * values.std(axis=1, ddof=1) / math.sqrt(n)
-    return float((np.abs(values.mean(axis=1)) <= half).mean())
-
-
 def split_half_peak(correct: pd.DataFrame) -> np.ndarray:
     """(P,) outcomes of a run at a peak that was chosen without them.
 
@@ -156,10 +123,3 @@ def split_half_peak(correct: pd.DataFrame) -> np.ndarray:
         chosen = trained.iloc[1 - half :: 2].mean().idxmax()
         outcomes[half::2] = trained[chosen].iloc[half::2]
     return outcomes
-
-
-def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Unbiased chance that one of k draws from n attempts, `right` (P,) of them right, is right (Chen et al. 2021)."""
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} of n={n} attempts cannot be drawn. Write a k from 1 to {n}.")
-    return 1 - comb(n - right, k) / comb(n, k)

@@ -5,6 +5,8 @@ A run of a study differs from a run of the grid in one thing and shares its seed
 noise of an end, since two runs that differ in rounding alone part after some iterations: the A/A row of every table shows how much.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -12,16 +14,16 @@ import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.names import cell_name
-from multirole.experiment.cell import Cell
 from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.grid import LINES
-from multirole.paper.results import Key, Results, Run, accuracies
+from multirole.paper.results import PLACES, Key, Results, Run, accuracies
 from multirole.paper.skills import MEASURES, gain_of
-from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, coverage, difference, seeds_needed, t_interval
+from multirole.paper.statistics import ALL, ALPHA, RULES, Interval, corrected, difference, seeds_needed, t_interval
 from multirole.paper.study import Study
-from multirole.paper.write import number
+from multirole.paper.write import Row, number
 
-SHOWN = {"best": "peak", "terminal": "end"}
+ARM = re.compile(r"(\d+) steps? of (\d+) rows")
+"""The names of the factorial's variants."""
 
 
 class Twins(NamedTuple):
@@ -38,9 +40,9 @@ class Twins(NamedTuple):
         """The keys of its line in a table."""
         return dict(zip(self._fields[:4], self[:4], strict=True))
 
-    def at(self, name: str) -> tuple[pd.Series, pd.Series]:
+    def at(self, place: str) -> tuple[pd.Series, pd.Series]:
         """Accuracies of both at a named checkpoint."""
-        return accuracies(self.usual, name), accuracies(self.changed, name)
+        return accuracies(self.usual, place), accuracies(self.changed, place)
 
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
@@ -48,18 +50,18 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
 
     The other run is the grid's, or that of the variant `control`.
     """
-    found: dict[tuple[str, ...], list[tuple[Run, Run]]] = {}
+    found: dict[tuple[str, ...], list[tuple[Run, Run]]] = defaultdict(list)
     for question in questions:
         for name, where, cell in study.runs(question):
             other = study.cell(control, where, cell.seed) if control else study.grid.cell(*where.split(), cell.seed)
             usual, changed = results.find(other), results.find(cell)
             if usual and changed and usual is not changed:
-                found.setdefault((*where.split(), name), []).append((usual, changed))
+                found[*where.split(), name].append((usual, changed))
     for coordinates, pairs in found.items():
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
 
 
-def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: str = "accuracy") -> list[dict]:
+def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: str = "accuracy") -> list[Row]:
     """A number of the twins and of the variant, and its change; one value per seed each."""
     change = f"change {'at' if unit == 'accuracy' else 'of'} the {name}"
     return [
@@ -69,12 +71,12 @@ def beside(name: str, usual: pd.Series, changed: pd.Series, where: dict, unit: s
     ]
 
 
-def with_means(rows: list[dict]) -> list[dict]:
+def with_means(rows: list[Row]) -> list[Row]:
     """Add the mean over workflows of every variant's differences, where enough cells have enough seeds."""
-    means: dict[tuple[str, str], list[float]] = {}
+    means: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row["unit"] == "difference" and row["workflow"] != "single" and row["seeds"] >= RULES["least_seeds"]:
-            means.setdefault((row["variant"], row["number"]), []).append(row["value"])
+            means[row["variant"], row["number"]].append(row["value"])
     where = {"workflow": ALL, "policy": "", "task": ""}
     return rows + [
         number(name, t_interval(values), "difference", **where, variant=variant)
@@ -83,33 +85,27 @@ def with_means(rows: list[dict]) -> list[dict]:
     ]
 
 
-def changes(results: Results, study: Study, question: str) -> list[dict]:
+def changes(results: Results, study: Study, of: str) -> list[Row]:
     """Falls, peak and end of each variant beside its twin in the grid, the mean over the cells of a variant, and the A/A pairs."""
     rows = []
-    for twin in twins(results, study, question, "aa"):
+    for twin in twins(results, study, of, "aa"):
         where = twin.where()
-        counts = {"runs": len(twin.changed)}
+        rows.append(number("runs", len(twin.changed), "count", **where))
         for whose, runs in ((", twin", twin.usual), ("", twin.changed)):
-            counts[f"falls{whose}"] = sum(run.falls for run in runs)
-            counts[f"ending fallen{whose}"] = sum(run.ends_fallen for run in runs)
-        rows += [number(name, count, "count", **where) for name, count in counts.items()]
-        for x, place in SHOWN.items():
-            rows += beside(place, *twin.at(x), where)
+            rows.append(number(f"falls{whose}", sum(run.falls for run in runs), "count", **where))
+            rows.append(number(f"ending fallen{whose}", sum(run.ends_fallen for run in runs), "count", **where))
+        for place in PLACES:
+            rows += beside(place, *twin.at(place), where)
     return with_means(rows)
 
 
-def matched_updates(results: Results, study: Study) -> pd.DataFrame:
+def matched_updates(results: Results, study: Study) -> list[Row]:
     """One step per iteration against one step per batch of rows, and against the single agent."""
     rows = []
     for twin in twins(results, study, "updates"):
-        apart = difference(accuracies(twin.changed, "best"), results.accuracy("single", "sp", twin.task, "best"))
+        apart = difference(accuracies(twin.changed, "peak"), results.accuracy("single", "sp", twin.task, "peak"))
         rows += [number("peak − SA-RL", apart, "difference", **twin.where())] if apart.seeds else []
-    return pd.DataFrame(changes(results, study, "updates") + with_means(rows))
-
-
-def setup(results: Results, study: Study) -> pd.DataFrame:
-    """What the schedule, its clock, dual clip and the order of rows change."""
-    return pd.DataFrame(changes(results, study, "setup"))
+    return changes(results, study, "updates") + with_means(rows)
 
 
 def kept(found: Iterable[Twins]) -> pd.DataFrame:
@@ -123,7 +119,7 @@ def kept(found: Iterable[Twins]) -> pd.DataFrame:
         rows.append(number("runs", len(twin.changed), "count", **where))
         if len(gains):
             rows += beside("gain", gains["usual"], gains["changed"], where, "gain")
-        rows += beside("end", *twin.at("terminal"), where)
+        rows += beside("end", *twin.at("end"), where)
     return pd.DataFrame(rows)
 
 
@@ -132,108 +128,163 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
     found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
     if not found:
         return pd.DataFrame()
-    table = corrected(kept([*found, *twins(results, study, "aa")]))
-    keys, rows = list(Twins._fields[:4]), []
-    for where, mine in table.groupby(keys, sort=False):
+    table, keys, rows = kept([*found, *twins(results, study, "aa")]), [*Twins._fields[:4], "role"], []
+    for where, mine in corrected(table).groupby(keys, sort=False):
         by = mine.set_index("number")
         if {"change of the gain", "change at the end"} <= set(by.index):
             gained, lost = by.loc["change of the gain"], by.loc["change at the end"]
             protects = gained["p_holm"] < ALPHA and gained["value"] > 0 and lost["value"] >= -DECLARED["judges"]["lost"]
-            about = dict(zip(keys, where, strict=True)) | {"role": mine["role"].iloc[0]}
-            rows.append(number("protects", float(protects), "count", **about))
-    return pd.concat([table.drop(columns=["p_holm", "p_match_holm"]), pd.DataFrame(rows)], ignore_index=True)
+            rows.append(number("protects", float(protects), "count", **dict(zip(keys, where, strict=True))))
+    return pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
 
 
-def power(results: Results, study: Study) -> pd.DataFrame:
-    """The spread of what is compared, and the seeds that a paired t test needs to find effects of the declared sizes."""
-    compared = {}
-    for x, place in SHOWN.items():
+class Arm(NamedTuple):
+    """What the factorial varies; `rate` is a multiple of the grid's."""
+
+    steps: int
+    rows: int
+    rate: float
+
+
+def arms(results: Results, study: Study) -> dict[Arm, list[Run]]:
+    """The arms whose runs are all packed; the grid's own single agent is one of them, if there is another."""
+    found: dict[Arm, dict[int, Run | None]] = {}
+    for name, where, cell in study.runs("factorial"):
+        usual = study.grid.cell(*where.split(), cell.seed)
+        steps, rows = map(int, ARM.match(name).groups())
+        own = Arm(steps, rows, cell.learning_rate / usual.learning_rate)
+        for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0), usual), (own, cell)):
+            found.setdefault(arm, {})[one.seed] = results.find(one)
+    whole = {arm: list(found[arm].values()) for arm in sorted(found) if all(found[arm].values())}
+    return whole if len(whole) > 1 else {}
+
+
+def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
+    """Whether an arm is unstable by the rule of `claims.yaml`; "ends_fallen" counts terminal falls alone."""
+    return sum(getattr(run, counted) for run in runs) >= DECLARED["factorial"]["unstable"]
+
+
+def factorial(results: Results, study: Study) -> Iterator[Row]:
+    """What becomes of the single agent in every arm: steps per iteration, rows per step and learning rate apart."""
+    for arm, runs in arms(results, study).items():
+        where = arm._asdict() | {"rate": f"{arm.rate:g}"}
+        steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
+        chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
+        yield number("runs", len(runs), "count", **where)
+        yield number("falls", sum(run.falls for run in runs), "count", **where)
+        yield number("ending fallen", sum(run.ends_fallen for run in runs), "count", **where)
+        yield number("unstable", float(is_unstable(runs)), "count", **where)
+        for place in PLACES:
+            yield number(place, t_interval(accuracies(runs, place)), "accuracy", **where)
+        yield number("steps per iteration", steps, "tokens", **where)
+        yield number("largest chi2, median", chi2, "ratio", **where)
+
+
+def predictors(results: Results, study: Study) -> Iterator[Row]:
+    """The threshold of each declared quantity that misjudges the fewest arms, also with terminal falls alone."""
+    lines = [
+        arm._asdict() | {"unstable": is_unstable(runs), "fallen": is_unstable(runs, "ends_fallen")}
+        for arm, runs in arms(results, study).items()
+    ]
+    known = pd.DataFrame(lines)
+    for name, formula in DECLARED["factorial"]["predictors"].items() if lines else ():
+        quantity, where = known.eval(formula), {"quantity": name}
+        limit, errors = _best_threshold(quantity, known["unstable"])
+        yield number("threshold", limit if limit < np.inf else np.nan, "ratio", **where)
+        yield number("arms misjudged", errors, "count", **where)
+        yield number("unstable arms", known["unstable"].sum(), "count", **where)
+        errors = _best_threshold(quantity, known["fallen"])[1]
+        yield number("arms misjudged, terminal falls", errors, "count", **where)
+        yield number("unstable arms, terminal falls", known["fallen"].sum(), "count", **where)
+        yield number("arms", len(known), "count", **where)
+
+
+def _best_threshold(quantity: pd.Series, unstable: pd.Series) -> tuple[float, int]:
+    """From which value on arms are best called unstable (inf: none), and how many that misjudges."""
+    limits = [*np.unique(quantity), np.inf]
+    errors = [int(((quantity >= limit) != unstable).sum()) for limit in limits]
+    return limits[int(np.argmin(errors))], min(errors)
+
+
+def power(results: Results, study: Study) -> Iterator[Row]:
+    """The spread of what is compared, and the seeds in which a paired t test finds the declared effects."""
+    for (what, cell, place), found in compared(results, study).items():
+        where = {"compared": what, "cell": cell, "at": place}
+        yield number("runs", found.seeds, "count", **where)
+        yield number("SD (points)", 100 * found.sd, "tokens", **where)
+        for effect in RULES["effects"]:
+            needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
+            yield number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where)
+
+
+def compared(results: Results, study: Study) -> dict[tuple[str, str, str], Interval]:
+    """(what is compared, cell, place) -> the difference: of policies, of two seeds of a cell, of a variant."""
+    found = {}
+    for place in PLACES:
         within = []
         for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            ends = results.accuracy(workflow, policy, task, x)
+            ends = results.accuracy(workflow, policy, task, place)
             within += [ends - ends.mean()] if len(ends) > 1 else []
-            gap = difference(ends, results.accuracy(workflow, "sp", task, x))
+            gap = difference(ends, results.accuracy(workflow, "sp", task, place))
             if policy == "ip" and gap.seeds:
-                compared["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
+                found["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
         if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
             apart = pd.concat(within)
             sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
             of_pairs = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
-            compared["noise floor: two seeds of one cell", ALL, place] = of_pairs
+            found["noise floor: two seeds of one cell", ALL, place] = of_pairs
         for twin in twins(results, study, "aa", "updates"):
-            usual, changed = twin.at(x)
-            compared[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(changed, usual)
-    rows = []
-    for (what, cell, place), found in compared.items():
-        where = {"compared": what, "cell": cell, "at": place}
-        rows.append(number("runs", found.seeds, "count", **where))
-        rows.append(number("SD (points)", 100 * found.sd, "tokens", **where))
-        for effect in RULES["effects"]:
-            needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
-            rows.append(number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where))
-    return pd.DataFrame(rows)
+            usual, changed = twin.at(place)
+            found[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(changed, usual)
+    return found
 
 
-def covered(results: Results, study: Study) -> pd.DataFrame:
-    """What the intervals of these tables cover in simulation, also with the spread of the ends of the grid's runs."""
-    ends = [results.accuracy(*cell, "terminal") for cell in dict.fromkeys(key[:3] for key in results.runs)]
-    apart = np.concatenate([(one - one.mean()) * np.sqrt(len(one) / max(1, len(one) - 1)) for one in ends])
-    rows = []
-    for line in coverage(apart).to_dict("records"):
-        where = {"units": line["units"], "noise": line["noise"]}
-        rows.append(number("t", line["t"], "rate", **where))
-        rows.append(number("percentile bootstrap", line["bootstrap"], "rate", **where))
-    return pd.DataFrame(rows)
-
-
-def controls(results: Results, study: Study) -> pd.DataFrame:
+def controls(results: Results, study: Study) -> Iterator[Row]:
     """The single agent matched on iterations, updates and sampled tokens, beside the workflows of the same task.
 
     Every workflow's peak is also compared, paired by seed, with that of each variant of the single agent; one with other problems per
     iteration than the grid's, with the variants that have as many, as was declared.
     """
-    usual = results.grid.cells()[0]
-    runs: dict[tuple[str, str], list[Run]] = {}
-    agents: dict[tuple[str, str], list[Run]] = {}  # (task, variant)
-
-    def add(cell: Cell, variant: str) -> None:
-        name = ", ".join(filter(None, [cell_name(cell.workflow, cell.policy_name), variant]))
-        if run := results.find(cell):
-            runs.setdefault((cell.task, name), []).append(run)
-
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
-        in_grid = [cell for cell in results.grid.cells() if cell.task == task]
-        for cell in sorted(in_grid, key=lambda cell: (cell.workflow != "single", cell.workflow)):
-            add(cell, "as many iterations" if cell.workflow == "single" else "")
-        for variant, _, cell in [*study.runs("controls"), *study.runs("updates")]:
-            if cell.task != task:
-                continue
-            add(cell, variant)
-            if cell.workflow == "single" and (run := results.find(cell)):
-                agents.setdefault((task, variant), []).append(run)
-    rows: list[dict] = []
-    gaps: dict[tuple[str, str, str], list[pd.Series]] = {}  # (task, variant, the agent's) -> by seed, for each workflow
-    for (task, name), found in runs.items():
-        where = {"task": task, "run": name}
-        rows.append(number("runs", len(found), "count", **where))
-        tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
-        rows.append(number("tokens sampled (M)", tokens, "million", **where))
-        rows.append(number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where))
-        rows += [number(place, t_interval(accuracies(found, x)), "accuracy", **where) for x, place in SHOWN.items()]
-        cell = found[0].cell
-        for (of, variant), singles in agents.items() if cell.workflow != "single" else ():
-            if of != task or cell.n_problems not in (usual.n_problems, singles[0].cell.n_problems):
-                continue
-            gap = (accuracies(found, "best") - accuracies(singles, "best")).dropna()
-            if len(gap):
-                rows.append(number(f"peak − {variant}", t_interval(gap), "difference", **where))
-                gaps.setdefault((task, name.partition(", ")[2], variant), []).append(gap)
-    for (task, changed, variant), cells in gaps.items():
-        if len(cells) == len(LINES) - 1:  # every workflow and policy
-            where = {"task": task, "run": ", ".join(filter(None, [ALL, changed]))}
-            mean = pd.concat(cells, axis=1).dropna().mean(axis=1)
-            rows.append(number(f"peak − {variant}", t_interval(mean), "difference", **where))
-    return pd.DataFrame(rows)
+        runs = runs_by_variant(results, study, task)
+        singles = {variant: of for (_, variant), of in runs.items() if of[0].cell.workflow == "single"}
+        agents = {variant: of for variant, of in singles.items() if variant in study.variants}
+        # (a workflow's variant, the agent's) -> differences by seed, one for each workflow and policy
+        gaps: dict[tuple[str, str], list[pd.Series]] = defaultdict(list)
+        for (name, variant), found in runs.items():
+            where, cell = {"task": task, "run": _joined(name, variant)}, found[0].cell
+            yield number("runs", len(found), "count", **where)
+            tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
+            yield number("tokens sampled (M)", tokens, "million", **where)
+            yield number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where)
+            for place in PLACES:
+                yield number(place, t_interval(accuracies(found, place)), "accuracy", **where)
+            for agent, others in agents.items() if cell.workflow != "single" else ():
+                gap = (accuracies(found, "peak") - accuracies(others, "peak")).dropna()
+                if len(gap) and cell.n_problems in (results.grid.cells()[0].n_problems, others[0].cell.n_problems):
+                    yield number(f"peak − {agent}", t_interval(gap), "difference", **where)
+                    gaps[variant, agent].append(gap)
+        for (variant, agent), cells in gaps.items():
+            if len(cells) == len(LINES) - 1:  # every workflow and policy
+                mean = t_interval(pd.concat(cells, axis=1).dropna().mean(axis=1))
+                yield number(f"peak − {agent}", mean, "difference", task=task, run=_joined(ALL, variant))
+
+
+def runs_by_variant(results: Results, study: Study, task: str) -> dict[tuple[str, str], list[Run]]:
+    """(name of a cell, variant) -> packed runs: the single agent's, the workflows' and the variants' of both."""
+    grid = [cell for cell in results.grid.cells() if cell.task == task]
+    grid.sort(key=lambda cell: (cell.workflow != "single", cell.workflow))
+    cells = [("as many iterations" if cell.workflow == "single" else "", cell) for cell in grid]
+    cells += [(variant, cell) for question in ("controls", "updates") for variant, _, cell in study.runs(question)]
+    found = defaultdict(list)
+    for variant, cell in cells:
+        if cell.task == task and (run := results.find(cell)):
+            found[cell_name(cell.workflow, cell.policy_name), variant].append(run)
+    return found
+
+
+def _joined(name: str, variant: str) -> str:
+    return f"{name}, {variant}" if variant else name
 
 
 def vote(answers: pd.DataFrame, k: int) -> pd.Series:
@@ -254,31 +305,30 @@ def tokens_per_problem(seeds: list[pd.DataFrame]) -> dict[str, float]:
     return {"vote": sampled, "vote, prompts counted": sampled + read}
 
 
-def inference(results: Results, study: Study) -> pd.DataFrame:
+def inference(results: Results, study: Study) -> Iterator[Row]:
     """Votes and best of k of the single agent at its peak, and the peak of each workflow, by tokens per problem.
 
     A workflow is compared, paired by seed, with the largest vote of no more tokens and the smallest of no fewer, once by sampled tokens
     and once by all tokens, prompts included.
     """
-    rows, own, drawn = [], results.evaluated("own"), {}
+    own, drawn = results.evaluated("own"), defaultdict(dict)
     for draw in study.draws():
         if (table := results.drawn(draw)) is not None:
             table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
-            drawn.setdefault(draw.cell.task, {})[draw.cell.seed] = table
+            drawn[draw.cell.task][draw.cell.seed] = table
     for task, draws in drawn.items():
         found, votes = [], []
         for k in range(1, study.rollouts + 1):
             firsts = [table[table["rollout"] < k] for table in draws.values()]
             spent = tokens_per_problem(firsts)
-            of_seeds = pd.Series({seed: vote(table, k).mean() for seed, table in draws.items()})
-            votes.append((spent, of_seeds))
-            best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
-            name = f"Single agent, vote of {k}" if k > 1 else "Single agent, once"
-            found.append((name, spent, of_seeds, {}))
-            found += [(f"Single agent, best of {k} (an oracle's choice)", spent, best, {})] if k > 1 else []
+            votes.append((spent, pd.Series({seed: vote(table, k).mean() for seed, table in draws.items()})))
+            found.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", *votes[-1], {}))
+            if k > 1:
+                best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
+                found.append((f"Single agent, best of {k} (an oracle's choice)", spent, best, {}))
         for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
-            runs, peaks = results.runs_of(workflow, policy, task), results.accuracy(workflow, policy, task, "best")
-            at_peak = [[workflow, policy, task, seed, run.steps["best"]] for seed, run in runs.items()]
+            runs, peaks = results.runs_of(workflow, policy, task), results.accuracy(workflow, policy, task, "peak")
+            at_peak = [[workflow, policy, task, seed, run.steps["peak"]] for seed, run in runs.items()]
             played = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
             if not any(map(len, played)):  # not all may be evaluated yet
                 continue
@@ -286,15 +336,17 @@ def inference(results: Results, study: Study) -> pd.DataFrame:
             for name, tokens in spent.items():
                 no_more = [right for cost, right in votes if cost[name] <= tokens]
                 no_fewer = [right for cost, right in votes if cost[name] >= tokens]
-                for which, right in [("smaller", one) for one in no_more[-1:]] + [
-                    ("larger", one) for one in no_fewer[:1]
-                ]:
-                    apart[f"minus the next {which} {name}"] = difference(peaks, right)
+                beside_it = {"smaller": no_more[-1:], "larger": no_fewer[:1]}
+                apart |= {
+                    f"minus the next {which} {name}": difference(peaks, right)
+                    for which, rights in beside_it.items()
+                    for right in rights
+                }
             found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
             where = {"task": task, "run": name}
-            rows.append(number("sampled tokens per problem", tokens["vote"], "count", **where))
-            rows.append(number("with prompts", tokens["vote, prompts counted"], "count", **where))
-            rows.append(number("accuracy", t_interval(right), "accuracy", **where))
-            rows += [number(label, interval, "difference", **where) for label, interval in apart.items()]
-    return pd.DataFrame(rows)
+            yield number("sampled tokens per problem", tokens["vote"], "count", **where)
+            yield number("with prompts", tokens["vote, prompts counted"], "count", **where)
+            yield number("accuracy", t_interval(right), "accuracy", **where)
+            for label, interval in apart.items():
+                yield number(label, interval, "difference", **where)

@@ -1,7 +1,7 @@
 """The tables of the paper and of a study, as `tables.yaml` declares them, from a results folder; what is not finished is a dash."""
 
 import json
-import math
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ from multirole.experiment.presets import is_tiny
 from multirole.paper import claims
 from multirole.paper.dynamics import FIRST_ITERATIONS
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
-from multirole.paper.results import Results, accuracies
+from multirole.paper.results import PLACES, Results, accuracies
 from multirole.paper.statistics import (
     ALL,
     RULES,
@@ -28,7 +28,7 @@ from multirole.paper.statistics import (
     untested,
 )  # fmt: skip
 from multirole.paper.study import Study
-from multirole.paper.write import Table, number, pivoted
+from multirole.paper.write import Row, Table, number, pivoted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
 MODEL = "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B)."
@@ -53,10 +53,9 @@ def sentences(results: Results) -> dict[str, str]:
     runs, evaluations = asked[0] - len(results.runs), asked[1] - len(results.evaluations)
     missing = f"{runs} of {asked[0]} runs and {evaluations} of {asked[1]} evaluations"
     read = results.evaluated("own", "turns")
-    facts = {
+    facts = RULES | {
         "model": model,
         "grid_regime": "stress" if times else "paper",
-        "window": claims.DECLARED["phenomena"]["window"],
         "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
@@ -65,9 +64,7 @@ def sentences(results: Results) -> dict[str, str]:
         "first": FIRST_ITERATIONS,
         "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
         "margin": f"{100 * RULES['margin']:g}",
-        "power": f"{RULES['power']:.0%}",
-        "version": RULES["version"],
-        "least_seeds": RULES["least_seeds"],
+        "window": claims.DECLARED["phenomena"]["window"],
         "unstable": claims.DECLARED["factorial"]["unstable"],
         "lost": f"{100 * claims.DECLARED['judges']['lost']:g}",
     }
@@ -81,48 +78,41 @@ def named_seeds(seeds: list[int]) -> str:
     return f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
 
 
-def measured(of: dict[str, pd.Series], columns: list[str], **where: str) -> list[dict]:
+def measured(of: dict[str, pd.Series], columns: Iterable[str], **where: str) -> Iterator[Row]:
     """A row per column: the mean of an accuracy of `of`, or for "A − B" the difference of two, paired by seed."""
-    rows = []
     for column in columns:
         after, _, before = column.partition(" − ")
         found = difference(of[after], of[before]) if before else t_interval(of[after])
-        rows.append(number(column, found, "difference" if before else "accuracy", **where))
-    return rows
+        yield number(column, found, "difference" if before else "accuracy", **where)
 
 
-def comparison(results: Results, columns: list[str]) -> pd.DataFrame:
+def comparison(results: Results, columns: list[str]) -> Iterator[Row]:
     """Accuracies and differences of every workflow on every task; both policies share the untrained workflow."""
-    rows = []
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         of = {
             "base": results.base(workflow, task),
-            "SA-RL": results.accuracy("single", "sp", task, "best"),
-            "IP": results.accuracy(workflow, "ip", task, "best"),
-            "SP": results.accuracy(workflow, "sp", task, "best"),
+            "SA-RL": results.accuracy("single", "sp", task, "peak"),
+            "IP": results.accuracy(workflow, "ip", task, "peak"),
+            "SP": results.accuracy(workflow, "sp", task, "peak"),
         }
         for name, adapters in (("transfer", "transfer"), ("transfer to all", "transfer_all")):
             played = results.evaluated(adapters)
             mine = played[(played["workflow"] == workflow) & (played["task"] == task)]
             of[name] = mine.groupby("seed")["correct"].mean() if len(mine) else pd.Series(dtype=float)
-        rows += measured(of, columns, task=task, workflow=workflow)
-    return pd.DataFrame(rows)
+        yield from measured(of, columns, task=task, workflow=workflow)
 
 
-def checks(results: Results, columns: list[str]) -> pd.DataFrame:
+def checks(results: Results, columns: list[str]) -> Iterator[Row]:
     """The gain over base, the peak chosen on other problems, and what is left at the end."""
-    rows, places = [], {"base": "base", "peak": "best", "final": "terminal"}
     for task, (workflow, policy) in product(results.grid.tasks, LINES):
         cell = workflow, policy, task
-        of = {name: results.accuracy(*cell, at) for name, at in places.items()}
+        of = {name: results.accuracy(*cell, at) for name, at in (("base", "base"), ("peak", "peak"), ("final", "end"))}
         of["split-half peak"] = split_half_peaks(results, *cell)
         of["SA-RL's"] = split_half_peaks(results, "single", "sp", task)
         mine = [column for column in columns if workflow != "single" or "SA-RL" not in column]
-        rows += measured(of, mine, task=task, workflow=workflow, policy=policy)
-    for row in rows:
-        if row["number"] == "final − peak":  # never positive, whatever training does
-            row.update(p=math.nan, p_match=math.nan)
-    return pd.DataFrame(rows)
+        for row in measured(of, mine, task=task, workflow=workflow, policy=policy):
+            is_tested = row["number"] != "final − peak"  # which is never positive, whatever training does
+            yield row if is_tested else row | {"p": np.nan, "p_match": np.nan}
 
 
 def split_half_peaks(results: Results, workflow: str, policy: str, task: str) -> pd.Series:
@@ -131,58 +121,54 @@ def split_half_peaks(results: Results, workflow: str, policy: str, task: str) ->
     return pd.Series({seed: split_half_peak(run.correct).mean() for seed, run in runs.items()}, dtype=float)
 
 
-def ip_against_sp(results: Results) -> pd.DataFrame:
+def ip_against_sp(results: Results) -> Iterator[Row]:
     """IP minus SP in every cell, and the mean over cells."""
-    rows, means = [], {}
-    places = (("peak", "best"), ("end", "terminal"))
-    for (task, workflow), (name, at) in product(product(results.grid.tasks, WORKFLOWS), places):
-        of = {policy.upper(): results.accuracy(workflow, policy, task, at) for policy in POLICIES}
-        rows += measured(of, ["IP − SP"], task=task, workflow=workflow, at=name)
-        means.setdefault(name, []).append(rows[-1]["value"])
-    for name, values in means.items():
-        rows.append(number("IP − SP", t_interval(values), "difference", task="", workflow=ALL, at=name))
-    return pd.DataFrame(rows)
+    means: dict[str, list[float]] = {place: [] for place in PLACES}
+    for task, workflow, place in product(results.grid.tasks, WORKFLOWS, PLACES):
+        gap = difference(*(results.accuracy(workflow, policy, task, place) for policy in POLICIES))
+        means[place].append(gap.mean)
+        yield number("IP − SP", gap, "difference", task=task, workflow=workflow, at=place)
+    for place, values in means.items():
+        yield number("IP − SP", t_interval(values), "difference", task="", workflow=ALL, at=place)
 
 
-def over_problems(results: Results) -> pd.DataFrame:
+def over_problems(results: Results) -> Iterator[Row]:
     """Differences of accuracies with their interval over seeds, and with that over seeds and validation problems, in every regime."""
-    rows, places = [], (("peak", "best"), ("end", "terminal"))
-    regimes, comparisons = claims.REGIMES.items(), ("IP − SA-RL", "SP − SA-RL", "IP − SP")
-    for (regime, changed), task, workflow in product(regimes, results.grid.tasks, WORKFLOWS):
+    for (regime, changed), task, workflow in product(claims.REGIMES.items(), results.grid.tasks, WORKFLOWS):
         of = {policy.upper(): results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
         of["SA-RL"] = results.runs_of("single", "sp", task, **changed)
-        for comparison, (place, at) in product(comparisons, places):
+        for comparison, place in product(("IP − SA-RL", "SP − SA-RL", "IP − SP"), PLACES):
             after, before = (of[name] for name in comparison.split(" − "))
             if both := [seed for seed in after if seed in before]:
-                apart = np.stack([after[seed].right_at(at) - before[seed].right_at(at) for seed in both])  # (S, P)
-                found = [untested(t_interval(apart.mean(axis=1))), crossed_interval(apart)]
+                apart = np.stack(
+                    [after[seed].right_at(place) - before[seed].right_at(place) for seed in both]
+                )  # (S, P)
+                seeds, crossed = untested(t_interval(apart.mean(axis=1))), crossed_interval(apart)
                 where = {"regime": regime, "task": task, "workflow": workflow, "difference": comparison, "at": place}
-                for name, interval in zip(("over seeds", "over seeds and problems"), found, strict=True):
-                    rows.append(number(name, interval, "difference", **where))
-                widths = [interval.high - interval.low for interval in found]
-                rows.append(number("times as wide", widths[1] / widths[0], "similarity", **where))
-    return pd.DataFrame(rows)
+                yield number("over seeds", seeds, "difference", **where)
+                yield number("over seeds and problems", crossed, "difference", **where)
+                times = (crossed.high - crossed.low) / (seeds.high - seeds.low)
+                yield number("times as wide", times, "similarity", **where)
 
 
-def by_regime(results: Results) -> pd.DataFrame:
+def by_regime(results: Results) -> Iterator[Row]:
     """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
-    rows = []
-    for (name, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
+    for (regime, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
         if runs := results.runs_of(workflow, policy, task, **changed):
-            where = {"regime": name, "task": task, "workflow": workflow, "policy": policy}
-            places = (("base", "base"), ("peak", "best"), ("end", "terminal"))
-            of = {place: accuracies(runs.values(), at) for place, at in places}
-            rows += [number("runs", len(runs), "count", **where), *measured(of, ["base", "peak", "end"], **where)]
-    return pd.DataFrame(rows)
+            where = {"regime": regime, "task": task, "workflow": workflow, "policy": policy}
+            of = {place: accuracies(runs.values(), place) for place in ("base", *PLACES)}
+            yield number("runs", len(runs), "count", **where)
+            yield from measured(of, of, **where)
 
 
 def made_from(results: Results, study: Study, question: str) -> str:
     """Say which commit a question's runs were made from: it holds the rules that they are read by."""
-    runs = {cell.id for _, _, cell in study.runs(question)} & set(results.packed.index)
-    commits = {json.loads(results.packed.loc[run, "provenance"])["git_sha"][:7] for run in runs}
-    asked = len({cell.id for _, _, cell in study.runs(question)})
-    modified = sum(json.loads(results.packed.loc[run, "provenance"])["git_dirty"] for run in runs)
-    text = f"{len(runs)} of {asked} runs, from commit {' and '.join(sorted(commits))}, which holds the rules they are read by"
+    asked = {cell.id for _, _, cell in study.runs(question)}
+    made = [json.loads(text) for text in results.packed.loc[results.packed.index.isin(asked), "provenance"]]
+    commits, modified = sorted({one["git_sha"][:7] for one in made}), sum(one["git_dirty"] for one in made)
+    text = (
+        f"{len(made)} of {len(asked)} runs, from commit {' and '.join(commits)}, which holds the rules they are read by"
+    )
     return f"{text}; {modified} of them with changes to it that are not recorded." if modified else f"{text}."
 
 
@@ -193,7 +179,8 @@ def make(
     """Measure and draw one declared table; values that are texts are shown as they are."""
     if measure == "signature_tables:panel_values":
         options["labels"] = DECLARED["signatures"]
-    values = resolve_name(f"multirole.paper.{measure}")(*(results, study) if study else (results,), **options)
+    measured_by = resolve_name(f"multirole.paper.{measure}")
+    values = pd.DataFrame(measured_by(*(results, study) if study else (results,), **options))
     shown = pivoted(values) if "number" in values else values
     facts = sentences(results) | ({"made_from": made_from(results, study, question)} if study and question else {})
     return Table(name, title, caption.format(**facts), shown, values)

@@ -67,7 +67,11 @@ class Plate:
     caption: str
 
 
-def number(name: str, value: float | Interval, unit: str, **where: object) -> dict[str, object]:
+Row = dict[str, object]
+"""One number of a table: its coordinates, "number" (its column), "unit", "value" and what belongs to it."""
+
+
+def number(name: str, value: float | Interval, unit: str, **where: object) -> Row:
     """Make one row of a table's values: `where` says which line of the table, `name` which column; NaN is a missing number."""
     of = value._asdict() if isinstance(value, Interval) else {"mean": value}
     if np.isnan(of["mean"]):
