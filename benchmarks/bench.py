@@ -34,8 +34,8 @@ from multirole.core.stock import GRPOTrainer
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_engine, make_trainer, training_args
 from multirole.experiment.storage import write_text
+from multirole.experiment.trainer import load_model, make_engine, make_trainer, training_args
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:

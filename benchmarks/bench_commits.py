@@ -30,7 +30,7 @@ def measure(workflow: str, policy: str, task: str, share: float) -> dict:
     import torch
 
     from multirole.experiment.cell import Cell
-    from multirole.experiment.run import make_trainer
+    from multirole.experiment.trainer import make_trainer
 
     cell = Cell(workflow, policy, task, n_train=64, n_validation=8)
     problems = cell.make_task().problems("train", 64)

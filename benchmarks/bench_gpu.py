@@ -49,8 +49,9 @@ from multirole.experiment.launch import Launch
 from multirole.experiment.machine import engine_of, installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS, Shape
-from multirole.experiment.run import load_model, make_engine, make_trainer, run_cell
+from multirole.experiment.run import run_cell
 from multirole.experiment.storage import write_text
+from multirole.experiment.trainer import load_model, make_engine, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from toy_qwen3 import adapter_of, config_of, toy_tokenizer

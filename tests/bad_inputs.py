@@ -331,12 +331,12 @@ ROWS = {
 }  # fmt: skip
 MACHINES = {
     "nothing": Case(PAPER, (), "accepted"),
-    "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one. Use scale='tiny-r'",)),
+    "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one", "Use scale='tiny-r'")),
     "model not here": Case(PAPER | {"model": None}, ("needs Qwen/Qwen3-0.6B", "not in this machine's cache", "pass model=FOLDER")),
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole.experiment.machine.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}),
     "no vLLM": Case(
-        PAPER | {"engine": "vllm"}, ("0.22 to 0.31 here, found none. Install it",),
+        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.22 to 0.31 here. Install it"),
         patched={"multirole.experiment.machine.installed": lambda *names: {}},
     ),
     "too little memory": Case(PAPER, ("does not fit", "0.25 GiB"), patched={"multirole.plan.this_device": lambda: ("CPU", 2**28)}),
@@ -371,7 +371,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole.experiment.run.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
+        patched={"multirole.experiment.checks.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
     )
 
 
@@ -490,7 +490,7 @@ def records(whole: Path) -> dict[str, Case]:
         "holds tables and no checkpoints",
     )
     add("results of another seed", "refused", edit("config.json", seed=7), "another configuration")
-    add("a stale LOCK", "continued", text("LOCK", "process 1 on another-host"))
+    add("a stale LOCK", "continued", text("LOCK", ""))
     return found
 
 

@@ -16,7 +16,7 @@ from multirole.core.engine import Request
 from multirole.core.rows import Row
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_engine, make_trainer
+from multirole.experiment.trainer import load_model, make_engine, make_trainer
 
 
 def resident(name: str = "VmRSS") -> int:

@@ -92,14 +92,16 @@ def test_a_refusal_is_one_sentence_in_a_notebook():
 
 def opened(results_dir: Path) -> AbstractContextManager:
     cell = Cell("voting", "sp")
-    return open_folder(folder_of(cell, results_dir), results_dir, cell.to_dict())
+    return open_folder(folder_of(cell, results_dir), cell.to_dict())
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
-    for _ in range(2):
-        with opened(tmp_path):
-            config = tmp_path / "tiny-r" / "voting-sp-math-s0" / "config.json"
-    config.write_text(config.read_text().replace("0.002", "0.004"))
+    config, held = folder_of(Cell("voting", "sp"), tmp_path) / "config.json", Cell("voting", "sp").to_dict()
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps(held | {"an option of a later version": 1}))
+    with opened(tmp_path):
+        pass
+    config.write_text(json.dumps(held | {"learning_rate": 0.004}))
     with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
         pass
 

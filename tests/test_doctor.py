@@ -18,7 +18,7 @@ from multirole.doctor.bench import rate_at
 from multirole.doctor.checks import CHECKS
 from multirole.experiment.cell import Cell
 from multirole.experiment.launch import Launch
-from multirole.experiment.run import make_trainer, to_dataset
+from multirole.experiment.trainer import make_trainer, to_dataset
 from multirole.tasks.tiny_chain import TinyChain
 from multirole.workflows import WORKFLOWS, Voting
 

@@ -15,8 +15,7 @@ from trainers import SMALL_RUN, slow_but
 from transformers import TrainerCallback
 
 from multirole.experiment import stops
-from multirole.experiment.checkpoints import checkpoints, newest_whole
-from multirole.experiment.folders import folder_of
+from multirole.experiment.folders import checkpoints, folder_of, newest_whole
 from multirole.experiment.run import run_cell
 from multirole.experiment.stops import RESUMABLE, SIGNALS, heeding
 

@@ -56,7 +56,7 @@ def evaluate(argv: list[str]) -> int:
     evaluation, launch = Evaluation.from_parameters(parameters_from("evaluate", argv, evaluation_parameters()))
     with refusing():
         steps_of(evaluation, launch.results_dir)
-    from multirole.experiment.evaluate import run_evaluation
+    from multirole.experiment.run import run_evaluation
     from multirole.plan import settled
 
     run_evaluation(evaluation, settled(evaluation.cell, launch))

@@ -363,7 +363,7 @@ def disk_need(cell: Cell) -> int:
 
     A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
     """
-    from multirole.experiment.checkpoints import KEPT
+    from multirole.experiment.folders import KEPT
 
     n_evaluated = -(-cell.iterations // cell.eval_every)
     return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4

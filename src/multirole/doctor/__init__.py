@@ -24,11 +24,12 @@ from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.doctor.bench import on_bench
 from multirole.doctor.checks import CHECKS, Case
 from multirole.experiment.cell import Cell
+from multirole.experiment.checks import preflight
 from multirole.experiment.launch import ONE_PROCESS, Launch
-from multirole.experiment.preflight import look
+from multirole.experiment.machine import look
 from multirole.experiment.presets import is_tiny
 from multirole.experiment.progress import announced, say
-from multirole.experiment.run import make_trainer, preflight
+from multirole.experiment.trainer import make_trainer
 from multirole.tasks import TaskLike
 
 logger = logging.getLogger(__name__)
