@@ -73,11 +73,6 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
     assert Cell.from_parameters({}) == (Cell("voting", "sp"), Launch())  # Run All
 
 
-def test_capitals_do_not_matter_where_they_cannot():
-    cell = Cell("Voting", "IP", "MATH", "Tiny-R", preset="Paper", lr_schedule="Constant")
-    assert cell.id == Cell("voting", "ip", lr_schedule="constant").id and cell.workflow == "voting"
-
-
 def test_a_presets_warm_up_may_be_longer_than_a_trial():
     cell = Cell("voting", "sp", iterations=4)
     assert cell.warmup_iterations == 5 and Cell(**cell.parameters()) == cell  # as another process makes it

@@ -3,7 +3,6 @@
 import ctypes
 import shutil
 import sys
-import sysconfig
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,22 +67,16 @@ class Found(NamedTuple):
 
 def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
     """The preflight of a cell on this machine, in the order in which problems are to be solved."""
-    on_gpu, needs_vllm = has_cuda(), engine_of(cell) == "vllm"
-    found = [_gpu(cell, launch), _vllm(cell) if needs_vllm else Found("rollout engine", "transformers, in float32")]
+    needs_vllm = engine_of(cell) == "vllm"
+    is_odd = has_cuda() and needs_vllm and cell.dtype == "float32"
     advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
-    is_odd = on_gpu and needs_vllm and cell.dtype == "float32"
-    found.append(Found("dtype", f"{cell.dtype} base, float32 adapters", advice if is_odd else ""))
-    if on_gpu:
-        found.append(_compiler())
-    if on_gpu and needs_vllm and (launch.n_processes == 1 or is_launched()):  # else each process looks at its own GPU
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-        advice = f"vLLM takes vllm_memory={launch.vllm_memory} of it. End what else runs there, or lower vllm_memory."
-        line = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-        found.append(Found("device memory", line, advice if free < launch.vllm_memory * total else ""))
     existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
-    return [*found, Found("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}")]
+    return [
+        _gpu(cell, launch),
+        _vllm(cell) if needs_vllm else Found("rollout engine", "transformers, in float32"),
+        Found("dtype", f"{cell.dtype} base, float32 adapters", advice if is_odd else ""),
+        Found("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
+    ]
 
 
 def stopping(found: list[Found]) -> list[str]:
@@ -98,7 +91,7 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
     if has_cuda():
         n = torch.cuda.device_count()
         found = f"{n} visible, the first is a {torch.cuda.get_device_name(0)}; torch is built for CUDA {built}"
-        if launch.n_processes > n:
+        if launch.n_processes > n and not is_launched():  # those may be of several nodes
             return Found("a GPU", f"{found}; n_processes is {launch.n_processes}", f"Use n_processes={n}.")
         return Found("a GPU", found)
     if supported is None:
@@ -132,15 +125,3 @@ def _vllm(cell: Cell) -> Found:
         f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
     )
     return Found("vLLM", f"found {shown}", advice)
-
-
-def _compiler() -> Found:
-    """Triton, in TRL's and vLLM's kernels, compiles a launcher in C against Python's headers when a kernel is first used."""
-    compiler = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
-    if compiler is None:
-        advice = "Triton compiles at run time. Install gcc, or `module load` one."
-        return Found("compiler", "there is no gcc, cc or clang", advice)
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        advice = "Triton compiles against Python's headers. Install python3-dev, or use conda's Python."
-        return Found("compiler", f"{compiler}, but no Python.h", advice)
-    return Found("compiler", compiler)
