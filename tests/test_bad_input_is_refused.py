@@ -93,10 +93,11 @@ def opened(results_dir: Path) -> AbstractContextManager:
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
     config, held = folder_of(Cell("voting", "sp"), tmp_path) / "config.json", Cell("voting", "sp").to_dict()
     config.parent.mkdir(parents=True)
-    config.write_text(json.dumps(held | {"an option of a later version": 1}))
+    updates = held.pop("updates")  # a run from before this option, with one that is gone since
+    config.write_text(json.dumps(held | {"on_alarm": "log"}))
     with opened(tmp_path):
         pass
-    config.write_text(json.dumps(held | {"learning_rate": 0.004}))
+    config.write_text(json.dumps(held | {"updates": updates, "learning_rate": 0.004}))
     with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
         pass
 

@@ -55,7 +55,7 @@ def test_every_cell_passes(workflow, policy, task, tmp_path):
     assert failed(Cell(workflow, policy, task, **SMALL), tmp_path) == {}
 
 
-ADDED = {"on_alarm": "stop", "kl_anchor": 0.1, "process_reward": 0.5}
+ADDED = {"kl_anchor": 0.1, "process_reward": 0.5}
 OPTIONS = [
     {"preset": "released_code"},
     {"dtype": "bfloat16", "temperature": 0.7},

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from multirole.__main__ import inspect
-from multirole.diagnostics.alarms import Alarms
 from multirole.experiment.settings import Refused
 from multirole.experiment.storage import write_table
 from multirole.inspector import inspect_run
@@ -95,7 +94,7 @@ def text_of(turn):
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """The page of a committed run with alarms, with its folder."""
+    """The page of a committed run, with its folder."""
     results = ROOT / "results" / "tiny-r"
     name = Grid.read(results).cell("voting", "sp", "math", 0).id
     run = pack.unpack(results, name, tmp_path_factory.mktemp("runs"))
@@ -160,9 +159,6 @@ def test_the_page_holds_the_numbers_of_the_tables(committed):
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
     assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 13
     assert data["validation"]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
-    alarms = Alarms(json.loads((folder / "config.json").read_text())["policy"])
-    alarms.replay(roles.to_dict("records"))
-    assert [alarm["message"] for alarm in data["alarms"]] == [alarm["message"] for alarm in alarms.log]
     held = pd.read_parquet(folder / "turns" / "step_00060.parquet")
     shown = data["episodes"]["problems"]
     assert len(shown) == 32 and data["episodes"]["n_validation"] == 512
@@ -184,10 +180,6 @@ def test_facts_by_hand(tmp_path):
     ] and found.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
-    rows = [role_row(i, unparsed_rate=0.5 * (i >= 17)) for i in range(1, 25)]  # a median of 3 iterations tells
-    pd.DataFrame(rows).to_parquet(fallen / "roles.parquet")
-    found = facts(fallen).loc["first alarm"]
-    assert (found["iteration"], found["value"], found["detail"]) == (18, "format loss", "generator")
     assert facts(make_run(tmp_path / "bare", steps=())).empty
 
 
@@ -233,19 +225,9 @@ def test_shortened_tokens_stay_aligned_with_their_text(tmp_path):
     assert 7 * len(turn["pieces"]) + turn["gap"][1] == 7 * 20_000
 
 
-def test_alarms_and_known_columns_are_shown_where_they_are(tmp_path):
-    rows = [
-        role_row(i, grad_share=1.0, coherence=0.5, not_known=1.0, unparsed_rate=0.5 * (i > 8)) for i in range(1, 13)
-    ]
+def test_known_columns_are_shown(tmp_path):
+    rows = [role_row(i, grad_share=1.0, coherence=0.5, not_known=1.0) for i in range(1, 13)]
     data = read(inspect_run(make_run(tmp_path / "run", role_rows=rows)))[1]
-    (alarm,) = data["alarms"]
-    assert (alarm["iteration"], alarm["alarm"], alarm["role"], alarm["adapter"]) == (
-        10,
-        "format_loss",
-        "generator",
-        "shared",
-    )
-    assert (alarm["value"], alarm["threshold"]) == (0.5, 0.1) and "from 0 to 0.5" in alarm["message"]
     columns = [panel["column"] for panel in data["panels"]]
     assert {"grad_share", "coherence"} <= set(columns) and "not_known" not in columns
 

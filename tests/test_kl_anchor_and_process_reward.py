@@ -20,7 +20,7 @@ def adapters(folder, step: int) -> dict[str, bytes]:
 
 
 def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
-    neutral = {"kl_anchor": {"generator": 0.0}, "process_reward": 0.0, "on_alarm": "checkpoint"}
+    neutral = {"kl_anchor": {"generator": 0.0}, "process_reward": 0.0}
     one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)
     assert adapters(one, 4).keys() == {"generator", "aggregator"} and adapters(one, 4) == adapters(other, 4)
     assert table(one, "ledger").equals(table(other, "ledger")) and table(one, "eval").equals(table(other, "eval"))

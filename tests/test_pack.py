@@ -20,8 +20,8 @@ from multirole.paper import pack
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = {"iterations": 20, "eval_every": 5, "save_every": 5, "n_validation": 16}
-IP = Cell("voting", "ip", **SETTINGS)  # the fixture's alarm rings in this one
-SP = Cell("voting", "sp", **SETTINGS)  # and this one has cosines between roles
+IP = Cell("voting", "ip", **SETTINGS)
+SP = Cell("voting", "sp", **SETTINGS)  # has cosines between roles
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_the_command_says_what_it_packed(folder, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"packed 2 runs and evaluations; {folder} holds 2"
 
 
-RETIRED = {"rollback_rate": 0.5, "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0}
+RETIRED = {"on_alarm": "log", "rollback_rate": 0.5, "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0}
 """Options that committed runs were made with and that are gone, at the values that do nothing."""
 
 

@@ -37,9 +37,7 @@ def test_the_output_of_make_cell_is_what_the_run_printed():
     end = outcomes[outcomes["step"] == number]
     run = "runs/tiny-r/voting-sp-math-s0"
     printed = [
-        iteration_line(
-            number, number, last["reward"], last["accuracy"], seconds, 0, dict(said["tokens"] / said["rows"]), []
-        ),
+        iteration_line(number, number, last["reward"], last["accuracy"], seconds, 0, dict(said["tokens"] / said["rows"])),
         validation_line(
             number, end["reward"].mean(), end["correct"].mean(), len(end),
             skills[skills["step"] == number].to_dict("records"),

@@ -28,11 +28,10 @@ def test_bash_completes_commands_names_and_words(typed, offered):
 
 def test_the_lines_of_a_run_by_hand():
     tokens = {"generator": 33.6, "aggregator": 12.0}
-    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens, ["collapse (aggregator)"]) == (
+    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens) == (
         "iteration  7/60   reward 0.500   accuracy 43.8 %   3.0 s, 1:01 left   tokens generator 34, aggregator 12"
-        "   ALARM collapse (aggregator)"
     )
-    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens, [], 0.156).endswith(
+    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens, 0.156).endswith(
         "aggregator 12   16 % over max_prompt_tokens"
     )
     skills = [("generator", "solves", 0.9, None), ("aggregator", "selects", 0.75, 0.5), ("", "workflow", 0.9, 0.8)]

@@ -131,9 +131,8 @@ class Cell(Settings):
     )
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
-    # what is watched, and what may be done about it
+    # what is watched
     diagnostics: bool = option("metrics of gradients and texts by role; changes no weight", True)
-    on_alarm: Literal["log", "checkpoint", "stop"] = option("log, checkpoint or stop", "log")
 
     # engine and precision
     engine: Literal["auto", "transformers", "vllm"] = option("auto is vllm on a GPU, else transformers", "auto")

@@ -77,14 +77,13 @@ class Progress(MultiRoleCallback):
         self.started, self.first = time.monotonic(), state.global_step
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """Print reward, accuracy, seconds, time left, the mean tokens of each role's turns, and new alarms."""
+        """Print reward, accuracy, seconds, time left, and the mean tokens of each role's turns."""
         number, planned = iteration.number, trainer.state.max_steps
         left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
         tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
-        alarms = [f"{alarm['alarm']} ({alarm['role'] or alarm['adapter']})" for alarm in trainer.alarms.new]
         seconds = sum(iteration.seconds.values())
         scored = mean_reward(iteration.episodes), accuracy(iteration.episodes)
-        say(iteration_line(number, planned, *scored, seconds, left, tokens, alarms, overflow_rate(iteration.episodes)))
+        say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(iteration.episodes)))
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Print the scores of the validation problems, and what the roles add to them."""
@@ -99,14 +98,13 @@ def _scored(reward: float, accuracy: float | None) -> str:
 
 def iteration_line(
     number: int, planned: int, reward: float, accuracy: float | None, seconds: float, left: int, tokens: dict[str, float],
-    alarms: list[str], overflows: float = 0.0,
+    overflows: float = 0.0,
 ) -> str:  # fmt: skip
     """The line of one iteration; `left` is in seconds."""
     return (
         f"iteration {number:>{len(str(planned))}}/{planned}   {_scored(reward, accuracy)}   {seconds:.1f} s, "
         f"{left // 60}:{left % 60:02} left   tokens {', '.join(f'{role} {n:.0f}' for role, n in tokens.items())}"
         + f"   {100 * overflows:.0f} % over max_prompt_tokens" * (overflows > 0)
-        + "   ALARM " * bool(alarms) + ", ".join(alarms)
     )  # fmt: skip
 
 

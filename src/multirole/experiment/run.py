@@ -112,8 +112,6 @@ def _train(
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
-        if checkpoint:
-            trainer.alarms.replay(gather_objects(recorder.tables["roles"])[0])
         if is_said and checkpoint is None:
             say(f"  validating on {len(validation)} problems before the first iteration ...")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -29,8 +29,6 @@ from multirole.core.inputs import add_adapters, check_reward
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward
-from multirole.diagnostics.alarm_callback import AlarmCallback
-from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.process_reward import ProcessReward
@@ -188,7 +186,6 @@ class CellTrainer(MultiRoleGRPOTrainer):
     """The library's trainer with checkpoints that are whole or absent (`checkpoints`) and hold the record."""
 
     recorder: Recorder | None
-    alarms: Alarms
     saved_dtype: torch.dtype
 
     def save_adapters(self) -> None:
@@ -214,7 +211,7 @@ def make_trainer(
     recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
     model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
 ) -> CellTrainer:  # fmt: skip
-    """The trainer of a cell, with its diagnostics, alarms and record as callbacks.
+    """The trainer of a cell, with its diagnostics and record as callbacks.
 
     Args:
         recorder: where metrics, outcomes and turns go; None keeps nothing. Only the first of several processes has one.
@@ -224,8 +221,8 @@ def make_trainer(
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
-    diagnostics, alarms = RoleDiagnostics(cell.diagnostics), Alarms(cell.policy)
-    watchers: list[TrainerCallback] = [Divergence(), diagnostics, AlarmCallback(alarms, cell.on_alarm)]
+    diagnostics = RoleDiagnostics(cell.diagnostics)
+    watchers: list[TrainerCallback] = [Divergence(), diagnostics]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:
@@ -246,6 +243,6 @@ def make_trainer(
     )
     trainer.rollout.render = RENDERERS[cell.renderer]
     trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's anyway
-    trainer.recorder, trainer.alarms = recorder, alarms
+    trainer.recorder = recorder
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -1,6 +1,6 @@
 """One run on one page: `multirole inspect RESULTS_DIR` writes `inspector.html`, a file that needs nothing but a browser.
 
-The page holds the facts of the run, the curves of every role with the alarms on them, the workflow and who shares an adapter,
+The page holds the facts of the run, the curves of every role, the workflow and who shares an adapter,
 the training groups where they were recorded, and the recorded episodes at several checkpoints side by side. Its data are JSON
 inside the file; what a model wrote is data there and text in the document, never markup, and a content security policy allows
 no script but the page's own and no request at all. Finished and unfinished runs are read as they are on disk.
@@ -27,7 +27,7 @@ from multirole.inspector.episodes import describe_episodes, training_groups
 
 FILE = "inspector.html"
 SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
-INDEXED = ("start", "best", "end", "first fall", "first alarm")
+INDEXED = ("start", "best", "end", "first fall")
 LOADER = PackageLoader("multirole.inspector", "page")
 PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
@@ -54,7 +54,6 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         vars(panel) | {"series": {name: reader.numbers(one.reindex(iterations)) for name, one in series.items()}}
         for panel, series in reader.curves(folder)
     ]
-    alarms = reader.load_alarms(folder).to_dict("records")
     return {
         "title": reader.title(config),
         "name": folder.resolve().name,
@@ -70,7 +69,6 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "panels": panels,
         "validation": {name: reader.numbers(points[name]) for name in points},
         "skills": reader.skills(folder),
-        "alarms": [alarm | {n: reader.number(alarm[n]) for n in ("value", "threshold")} for alarm in alarms],
         "hedges": HEDGES,
         "training_groups": training_groups(reader.load(folder, "episodes"), config.get("n_episodes") or 1),
         "episodes": describe_episodes(turns, outcomes, points),

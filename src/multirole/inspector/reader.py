@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from multirole.diagnostics.alarms import Alarms
 from multirole.diagnostics.falls import first_fall, wilson
 from multirole.diagnostics.names import cell_name
 from multirole.experiment.cell import policy_name, preset_values
@@ -154,20 +153,12 @@ def skills(folder: str | Path) -> list[dict]:
     ]
 
 
-def load_alarms(folder: str | Path) -> pd.DataFrame:
-    """The alarms in the order of their iterations, from the recorded metrics by the present rules."""
-    alarms = Alarms(read_config(Path(folder))["policy"])
-    alarms.replay(load(folder, "roles").to_dict("records"))
-    columns = ["iteration", "alarm", "role", "adapter", "value", "threshold", "message"]
-    return pd.DataFrame(alarms.log, columns=columns)
-
-
 def facts(folder: str | Path) -> pd.DataFrame:
-    """Accuracy at the first, the best and the last evaluation and at the first fall, and the first alarm.
+    """Accuracy at the first, the best and the last evaluation and at the first fall.
 
     Columns for reading: fact, iteration, value, detail. Facts that a run does not have are left out.
     """
-    points, alarms = validation(folder).set_index("step"), load_alarms(folder)
+    points = validation(folder).set_index("step")
     rows: list[tuple[str, int, str, str]] = []
     if len(points):
         fall = first_fall(points["accuracy"])
@@ -176,10 +167,6 @@ def facts(folder: str | Path) -> pd.DataFrame:
             at = points.loc[step]
             interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
             rows.append((fact, int(step), f"{100 * at['accuracy']:.1f}\N{NO-BREAK SPACE}%", interval))
-    if len(alarms):
-        first = alarms.iloc[0]
-        who = first["role"] or first["adapter"]
-        rows.append(("first alarm", int(first["iteration"]), first["alarm"].replace("_", " "), who))
     return pd.DataFrame(rows, columns=["fact", "iteration", "value", "detail"]).set_index("fact")
 
 

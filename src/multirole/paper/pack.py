@@ -113,7 +113,7 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
     target = Path(to) / ("evaluations" if row["kind"] == "evaluation" else "") / run
     for name, columns in json.loads(row["columns"]).items():
         path = Path(folder) / f"{name}.parquet"
-        if not path.exists():  # an older run's alarms, which are read off `roles` now
+        if not path.exists():  # a table that only older runs have
             continue
         held = set(pq.read_schema(path).names)
         columns = [column for column in columns if column in held]  # others were left out

@@ -36,7 +36,7 @@ class Run:
         self.cell, self.folder = cell, folder
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:
-        """Return one of the run's tables; without rows where it has none, such as alarms that never rang."""
+        """Return one of the run's tables; without rows where it has none, such as cosines under IP."""
         path = self.folder / f"{name}.parquet"
         tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
         return tables.get(self.cell.id, pd.DataFrame())

@@ -1,4 +1,4 @@
-// The facts of the run, the roles' table, the curves with their shared cursor, alarms and training groups.
+// The facts of the run, the roles' table, the curves with their shared cursor, and training groups.
 
 const iterations = data.iterations;
 const bestStep = (data.facts.find((fact) => fact.fact === "best") || { iteration: null }).iteration;
@@ -96,12 +96,6 @@ function drawPanel(panel, holder) {
     root.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 4, "text-anchor": "middle" }, show(tick)));
   if (bestStep !== null) root.append(svg("line", { class: "best", x1: x(bestStep), x2: x(bestStep), y1: TOP, y2: HEIGHT - BOTTOM },
     svg("title", {}, `best checkpoint, iteration ${bestStep}`)));
-  for (const alarm of data.alarms) {
-    const at = x(alarm.iteration), text = `iteration ${alarm.iteration}, ${words(alarm.alarm)}, ${alarm.role || alarm.adapter}: ${alarm.message}`;
-    root.append(svg("g", { class: "alarm", colour: roleColours[alarm.role] || "#949494" },
-      svg("line", { x1: at, x2: at, y1: TOP - 5, y2: HEIGHT - BOTTOM }),
-      svg("path", { d: `M${at - 4} ${TOP - 8}h8l-4 7z` }), svg("title", {}, text)));
-  }
   for (const series of panel.series) {
     const group = svg("g", { class: "series", colour: series.colour });
     if (series.low) series.x.forEach((at, i) => group.append(
@@ -175,33 +169,14 @@ function allPanels() {
 const jump = (iteration) => el("button", { type: "button", class: "link", title: "show this iteration in the curves", on: { click: () => setCursor(iteration) } }, iteration);
 
 function buildCursorBar() {
-  const where = el("output", { class: "where" }), raised = el("span", { class: "raised" });
+  const where = el("output", { class: "where" });
   const slider = el("input", { type: "range", min: 0, max: lastIteration, step: 1, value: lastIteration, "aria-label": "iteration",
     on: { input: () => setCursor(Number(slider.value)) } });
-  byId("cursor-bar").append(el("label", {}, "iteration ", where), slider, raised);
+  byId("cursor-bar").append(el("label", {}, "iteration ", where), slider);
   cursor.listeners.push((iteration) => {
     slider.value = iteration;
     where.textContent = iteration;
-    const here = data.alarms.filter((alarm) => alarm.iteration === iteration);
-    raised.textContent = here.map((alarm) => `${words(alarm.alarm)} (${alarm.role || alarm.adapter})`).join(", ");
   });
-}
-
-function buildAlarms() {
-  const place = byId("alarms");
-  if (!data.alarms.length) { place.append(el("p", { class: "muted" }, "No alarm was recorded.")); return; }
-  const first = new Map();
-  for (const alarm of data.alarms) {
-    const key = JSON.stringify([alarm.alarm, alarm.role, alarm.adapter]);
-    if (first.has(key)) first.get(key).times += 1; else first.set(key, { ...alarm, times: 1 });
-  }
-  const head = ["first at", "alarm", "role", "value", "threshold", "times", "message"];
-  const cells = (alarm) => [jump(alarm.iteration), words(alarm.alarm), alarm.role ? [swatch(alarm.role), alarm.role] : alarm.adapter,
-    show(alarm.value), show(alarm.threshold), alarm.times, alarm.message];
-  place.append(el("h3", {}, "Alarms"), el("div", { class: "scroll" }, el("table", { class: "numbers alarms stacked" },
-    el("thead", {}, el("tr", {}, head.map((name) => el("th", {}, name)))),
-    el("tbody", {}, [...first.values()].map((alarm) => el("tr", {}, cells(alarm).map((cell, i) =>
-      el("td", head[i] === "message" ? { class: "words" } : { "data-fact": head[i] }, cell))))))));
 }
 
 function buildHeader() {
@@ -209,14 +184,14 @@ function buildHeader() {
   const planned = data.config.iterations, reached = iterations.at(-1) || 0;
   byId("status").append(`${data.regime}. ${reached}${planned && planned !== reached ? ` of ${planned}` : ""} iterations, ${data.state}. `, el("code", {}, data.name));
   byId("facts").append(...data.facts.map((fact) => el("div", { class: "fact" }, el("dt", {}, fact.fact, " at iteration ", jump(fact.iteration)),
-    el("dd", {}, roleColours[fact.detail] ? swatch(fact.detail) : null, fact.value), el("dd", { class: "muted small" }, fact.detail))));
+    el("dd", {}, fact.value), el("dd", { class: "muted small" }, fact.detail))));
   if (!data.facts.length) byId("facts").append(el("p", { class: "muted" }, "No evaluation was recorded."));
   const rows = (object) => el("table", { class: "config" }, Object.entries(object).filter(([name]) => !["versions", "resumed", "argv"].includes(name)).map(([name, value]) =>
     el("tr", {}, el("th", {}, name), el("td", {}, value !== null && typeof value === "object" ? JSON.stringify(value) : String(value)))));
   document.querySelector("#configuration .tables").append(rows(data.config), rows(data.provenance));
 }
 
-// Per role: its first alarm, where three of its metrics peaked, and two more at its first and last iteration.
+// Per role: where three of its metrics peaked, and two more at its first and last iteration.
 const PEAKS = { chi2: "chi2", perplexity: "perplexity", grad_norm: "gradient norm" };
 const CHANGES = { length_mean: ["completion length", show], unparsed_rate: ["unparsed turns", percent] };
 
@@ -229,13 +204,12 @@ function buildRoleTable() {
   const ends = (values, format) => { const held = values.filter((v) => v !== null); return [held[0], held.at(-1)].map((v) => el("td", {}, format(v))); };
   const named = data.roles.filter(({ name }) => series("perplexity", name).length || series("length_mean", name).length);
   if (!named.length) { byId("role-table").append(el("p", { class: "muted" }, "No per-role numbers were recorded yet.")); return; }
-  const alarm = (role) => { const first = data.alarms.find((one) => one.role === role); return first ? jump(first.iteration) : MISSING; };
   byId("role-table").append(el("div", { class: "scroll" }, el("table", { class: "numbers" },
-    el("thead", {}, el("tr", {}, el("th", {}), el("th", {}, "first alarm"), Object.values(PEAKS).map((name) => el("th", { colspan: 2 }, name)),
+    el("thead", {}, el("tr", {}, el("th", {}), Object.values(PEAKS).map((name) => el("th", { colspan: 2 }, name)),
       Object.values(CHANGES).map(([name]) => el("th", { colspan: 2 }, name))),
-    el("tr", { class: "sub" }, el("th", {}), el("th", {}, "at iteration"), Object.keys(PEAKS).map(() => [el("th", {}, "peak"), el("th", {}, "at")]),
+    el("tr", { class: "sub" }, el("th", {}), Object.keys(PEAKS).map(() => [el("th", {}, "peak"), el("th", {}, "at")]),
       Object.keys(CHANGES).map(() => [el("th", {}, "first"), el("th", {}, "last")]))),
-    el("tbody", {}, named.map(({ name }) => el("tr", {}, el("th", {}, swatch(name), name), el("td", { class: "first" }, alarm(name)),
+    el("tbody", {}, named.map(({ name }) => el("tr", {}, el("th", {}, swatch(name), name),
       Object.keys(PEAKS).map((column) => peak(series(column, name))),
       Object.entries(CHANGES).map(([column, [, format]]) => ends(series(column, name), format))))))));
 }
@@ -252,7 +226,7 @@ function buildCurves() {
     const grid = el("div", { class: "panels" }, own.map(panelFigure));
     place.append(title ? el("details", { open: ["skills", "gradients"].includes(group) && innerWidth > 900 }, el("summary", {}, title), grid) : grid);
   }
-  const first = data.facts.find((fact) => fact.fact === "first alarm");
+  const first = data.facts.find((fact) => fact.fact === "first fall");
   setCursor(first ? first.iteration : lastIteration);
 }
 
@@ -282,4 +256,3 @@ buildHeader();
 buildRoleTable();
 buildGroups();
 buildCurves();
-buildAlarms();
