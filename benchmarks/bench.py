@@ -35,7 +35,7 @@ from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
 from multirole.experiment.storage import write_text
-from multirole.experiment.trainer import load_model, make_engine, make_trainer, training_args
+from multirole.experiment.trainer import load_model, make_trainer, training_args
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -115,8 +115,8 @@ class LongTail(Watched):
 def bench_rollout(workflow: str, repeats: int, folder: str) -> list[float]:
     """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio."""
     cell = Cell(workflow, "sp")
-    engine = Watched(make_engine(cell, *load_model(cell)))
-    trainer = trainer_of(cell, folder, engine)
+    trainer = trainer_of(cell, folder)
+    engine = trainer.rollout.engine = Watched(trainer.engine)
     engine.publish(trainer.peft_model, 0)
 
     def rollout() -> None:

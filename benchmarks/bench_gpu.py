@@ -51,7 +51,7 @@ from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS, Shape
 from multirole.experiment.run import run_cell
 from multirole.experiment.storage import write_text
-from multirole.experiment.trainer import load_model, make_engine, make_trainer
+from multirole.experiment.trainer import make_trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from toy_qwen3 import adapter_of, config_of, toy_tokenizer
@@ -217,8 +217,9 @@ class Steps:
 
     def sampling(self) -> dict[str, object]:
         cell = Cell(**self.fields("ip"))
-        model, tokenizer = load_model(cell)
-        engine: Any = make_engine(cell, model, tokenizer)
+        problems = cell.make_task().problems("validation", 2)
+        trainer = make_trainer(cell, str(self.folder / "sampling"), problems=(problems, problems))
+        model, engine = trainer.peft_model, trainer.engine
         engine.eos_ids = torch.tensor([-1])  # random weights end a turn by chance
         rng, cap = random.Random(0), min(512, cell.max_response_tokens)
         prompts = [[rng.randrange(256) for _ in range(200)] for _ in range(8 if self.is_rehearsal else 32)]

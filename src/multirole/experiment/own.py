@@ -21,7 +21,7 @@ def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any,
     own = _object(kind, given, builtin)
     if kind == "workflow":
         check_workflow(own)
-        about, code = str(own.roles), [type(own)]
+        about, code = str(own.roles), list[Any]([type(own)])
     else:
         for name in ("problems", "extract", "score", "describe"):
             if inspect.getattr_static(own, name, None) is None:

@@ -25,7 +25,6 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
 from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.diagnostics.judging import grade
 from multirole.experiment.cell import Cell
@@ -37,11 +36,10 @@ from multirole.experiment.models import locate
 from multirole.experiment.presets import is_tiny
 from multirole.experiment.progress import Progress, announced, conclude, interval, introduce, say
 from multirole.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
-from multirole.experiment.released_code import RENDERERS
 from multirole.experiment.settings import refusing
 from multirole.experiment.stops import Stop, heeding
 from multirole.experiment.storage import sums_of, write_table, write_text
-from multirole.experiment.trainer import TaskReward, load_adapters, load_model, make_engine, make_trainer
+from multirole.experiment.trainer import TaskReward, load_adapters, make_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +158,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
         f"{cell.id}\n  adapters    {evaluation.adapters}, at iterations {', '.join(map(str, steps))}\n  folder      {folder}"
     )
     attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
-    model, tokenizer = load_model(cell)
-    engine = make_engine(cell, model, tokenizer, launch)
+    trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems))
     outcomes: list[dict] = []
     turns: list[dict] = []
     sums: dict[str, str] = {}
@@ -169,14 +166,11 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
         for version, step in enumerate(steps):
             if step and source is not None:
                 at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
-                load_adapters(model, at)
+                load_adapters(trainer.peft_model, at)
                 sums |= sums_of(at.parent, f"{at.name}/**/*.safetensors")
-            engine.publish(model, version)
-            rollout = Rollout(
-                cell.make_workflow(), engine, tokenizer, evaluation.policy() if step else dict.fromkeys(cell.policy),
-                lambda text: task.extract(text) is not None, cell.seed, cell.max_prompt_tokens, RENDERERS[cell.renderer],
-            )  # fmt: skip
-            episodes = rollout.run(attempts, -1, Sampling(cell.max_response_tokens, cell.temperature))
+            trainer.engine.publish(trainer.peft_model, version)
+            trainer.rollout.policy = evaluation.policy() if step else dict.fromkeys(cell.policy)
+            episodes = trainer.rollout.run(attempts, -1, Sampling(cell.max_response_tokens, cell.temperature))
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)
             rows = [
@@ -201,7 +195,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 for turn in episode.turns
             ]
     finally:
-        engine.close()
+        trainer.engine.close()
     about = provenance(cell, {"validation": len(problems)}) | {"adapters_sha256": sums}
     write_text(folder / "provenance.json", json.dumps(about, indent=2))
     write_table(folder / "eval.parquet", outcomes)

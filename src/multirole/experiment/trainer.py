@@ -33,7 +33,6 @@ from multirole.diagnostics.judging import judge
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.skills import SkillWatch
-from multirole.engines import load_engine
 from multirole.experiment.cell import Cell
 from multirole.experiment.checks import check_loaded, load_problems
 from multirole.experiment.launch import ONE_PROCESS, Launch
@@ -73,24 +72,6 @@ def load_adapters(model: PeftModel, folder: Path) -> None:
     """Read the weights of every adapter of `model` from a run's `adapters/step_*`."""
     for name in model.peft_config:
         set_peft_model_state_dict(model, load_peft_weights(str(folder / name), device="cpu"), adapter_name=name)
-
-
-def make_engine(
-    cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, launch: Launch = ONE_PROCESS
-) -> Engine:
-    """The cell's rollout engine, where there is no trainer to build it: for evaluations."""
-    processes()  # torch.distributed belongs to accelerate: vLLM would otherwise set it up its own way
-    max_length = cell.max_prompt_tokens + cell.max_response_tokens
-    engine: Any = load_engine(engine_of(cell))
-    declared = model.generation_config.eos_token_id or []
-    ends = {tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared)}  # as TRL in training
-    if engine_of(cell) == "vllm":
-        return engine(
-            str(locate(cell)), adapter_names(cell.policy), cell.lora_rank, max_length, dtype=getattr(torch, cell.dtype),
-            gpu_memory_utilization=launch.vllm_memory, tensor_parallel_size=launch.vllm_tensor_parallel, stop_ids=list(ends),
-            **{name.removeprefix("vllm_"): size for name, size in launch.vllm_sizes().items()},
-        )  # fmt: skip
-    return engine(*ends, max_length=max_length)
 
 
 def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> MultiRoleGRPOConfig:
