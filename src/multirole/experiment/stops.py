@@ -6,6 +6,7 @@ trains: a signal to papermill ends both at once, and the run continues from its 
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -83,9 +84,10 @@ class Stop(TrainerCallback):
 
     def run(self, command: list[str]) -> None:
         """Run a launcher whose processes are told as well; `Stopped` if they were, CalledProcessError if one failed."""
+        guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []  # a killed notebook tells nobody
         # torchrun would die of a signal that a scheduler or a terminal sends to the whole group, and end its processes
         with _handled(dict.fromkeys((signal.SIGUSR1, *TERMINAL), signal.SIG_IGN)):
-            self.launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            self.launcher = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL)
         with self.launcher:
             code = self.launcher.wait()
         self.end()
