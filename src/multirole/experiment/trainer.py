@@ -103,7 +103,6 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         eval_steps=cell.eval_every,
         save_strategy="steps",
         save_steps=cell.save_every,
-        save_total_limit=2,
         logging_steps=1,
         report_to=launch.report_to.split(","),
         run_name=cell.id,
@@ -164,7 +163,7 @@ class Divergence(MultiRoleCallback):
 
 
 class CellTrainer(MultiRoleGRPOTrainer):
-    """The library's trainer with checkpoints that are whole or absent (`checkpoints`) and hold the record."""
+    """The library's trainer with checkpoints that are whole or absent (`folders`) and hold the record."""
 
     recorder: Recorder | None
     saved_dtype: torch.dtype
