@@ -411,12 +411,9 @@ def make_trainer(
 
 
 def run_cell(
-    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None,
-    examine: Callable[[MultiRoleGRPOTrainer], object] | None = None,
-) -> Path:  # fmt: skip
+    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None
+) -> Path:
     """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
-
-    `examine` is called with the trainer before the first iteration, and refuses by raising (`doctor.examiner`).
 
     A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
     had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
@@ -440,14 +437,11 @@ def run_cell(
             spawn(cell.parameters(), launch, stop.run)
         else:
             with alive(is_main):
-                _train(cell, launch, folder, stop, callbacks or [], examine)
+                _train(cell, launch, folder, stop, callbacks or [])
     return folder
 
 
-def _train(
-    cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback],
-    examine: Callable[[MultiRoleGRPOTrainer], object] | None,
-) -> None:  # fmt: skip
+def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
     """Everything between an open folder and its DONE, on each process."""
     is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
     with refusing():
@@ -468,9 +462,6 @@ def _train(
                 problems=(train, validation),
             )  # fmt: skip
     try:
-        if examine is not None:
-            with announced("the doctor's examination", is_said):
-                examine(trainer)
         if not torch.cuda.is_available() and not launch.is_sharded:  # transformers would read the optimizer to "cpu:0"
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
