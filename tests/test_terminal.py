@@ -4,9 +4,9 @@ import subprocess
 
 import pandas as pd
 import pytest
+from multirole.completion import script
 
 from multirole.__main__ import COMMANDS
-from multirole.completion import script
 from multirole.experiment.progress import iteration_line, result_lines, validation_line
 
 

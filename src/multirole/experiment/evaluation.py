@@ -101,7 +101,7 @@ class Evaluation(Settings):
 
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
-    left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
+    left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing")
     return [one for one in parameters(Evaluation, Cell, Launch) if one.name not in left_out]
 
 

@@ -16,7 +16,6 @@ run recorded: token for token on a CPU, and up to the rounding of other batches 
 import json
 import logging
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
 from multirole.core.engine import Sampling
-from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.diagnostics.judging import grade
 from multirole.experiment.cell import Cell
 from multirole.experiment.checks import load_problems, preflight
@@ -47,12 +45,9 @@ N_READ = 100  # problems per checkpoint whose turns are kept (paper A.3)
 
 
 def run_cell(
-    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None,
-    examine: Callable[[MultiRoleGRPOTrainer], object] | None = None,
-) -> Path:  # fmt: skip
+    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None
+) -> Path:
     """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
-
-    `examine` is called with the trainer before the first iteration, and refuses by raising (`doctor.examiner`).
 
     A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
     had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
@@ -75,14 +70,11 @@ def run_cell(
             held.close()  # and the first of them claims the folder
             spawn(cell.parameters(), launch, stop.run)
         else:
-            _train(cell, launch, folder, stop, callbacks or [], examine)
+            _train(cell, launch, folder, stop, callbacks or [])
     return folder
 
 
-def _train(
-    cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback],
-    examine: Callable[[MultiRoleGRPOTrainer], object] | None,
-) -> None:  # fmt: skip
+def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
     """Everything between an open folder and its DONE, on each process."""
     is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
     with refusing():
@@ -103,9 +95,6 @@ def _train(
                 problems=(train, validation),
             )  # fmt: skip
     try:
-        if examine is not None:
-            with announced("the doctor's examination", is_said):
-                examine(trainer)
         if not torch.cuda.is_available() and not launch.is_sharded:  # transformers would read the optimizer to "cpu:0"
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
