@@ -327,7 +327,7 @@ def examine(cell: Cell, launch: Launch, folder: str) -> tuple[list[Finding], dic
     """Train two iterations in a folder; every process gets the same findings and measurements."""
     short = {"iterations": ITERATIONS, "save_every": ITERATIONS, "eval_every": ITERATIONS + 1}
     rate = STEP / math.sqrt(shape_of(cell).hidden)
-    trial_cell = cell.replace(**short, learning_rate=rate, warmup_iterations=0, on_alarm="log")
+    trial_cell = cell.replace(**short, learning_rate=rate, warmup_iterations=0)
     trial, is_main = Trial(cell), processes().is_main_process
     with announced("loading the model and the rollout engine", is_main):
         train, validation, _ = load_problems(trial_cell, AutoTokenizer.from_pretrained(locate(cell)))
