@@ -44,7 +44,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 def test_the_table_of_bad_inputs_is_the_one_that_was_measured():
     found = json.loads((ROOT / "results" / "bench" / "bad_inputs.json").read_text())
-    assert bad_inputs.CLASSES.keys() < found.keys() and sum(counts["tried"] for counts in found.values()) > 700
+    assert bad_inputs.CLASSES.keys() < found.keys() and sum(counts["tried"] for counts in found.values()) > 600
     assert sum(counts["otherwise"] for counts in found.values()) == 0
     assert f"{START}{table(found)}{END}" in (ROOT / "docs" / "reliability.md").read_text()
 
