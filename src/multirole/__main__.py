@@ -77,9 +77,11 @@ def doctor(argv: list[str]) -> int:
     cell, launch = Cell.from_parameters(given)
     from multirole import doctor as smoke_run  # this imports torch
     from multirole import plan
+    from multirole.core.distributed import processes
 
     with refusing():
-        return smoke_run.run(cell, plan.settled(cell, launch), arguments.json)
+        launch = plan.settled(cell, launch.replace(n_processes=processes().num_processes))
+        return smoke_run.run(cell, launch, arguments.json)
 
 
 def inspect(argv: list[str]) -> int:

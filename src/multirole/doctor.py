@@ -334,7 +334,7 @@ def examine(cell: Cell, launch: Launch, folder: str) -> tuple[list[Finding], dic
         few = train[: ITERATIONS * cell.n_problems], validation[:1]
         trainer = make_trainer(trial_cell, folder, launch.replace(report_to="none"), [trial], problems=few)
         trial.trainer = trainer
-    what = f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, without validation,"
+    what = f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
     with closing(trainer.engine), announced(what, is_main):
         if not torch.cuda.is_available():  # transformers would read the optimizer to "cpu:0"
             trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
