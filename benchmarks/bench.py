@@ -34,7 +34,7 @@ from multirole.core.stock import GRPOTrainer
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_engine, make_trainer, training_args
+from multirole.experiment.trainer import load_model, make_trainer, training_args
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -117,8 +117,8 @@ class LongTail(Watched):
 def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float], dict[str, int]]:
     """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio; steps of each."""
     cell = Cell(workflow, "sp")
-    engine = Watched(make_engine(cell, *load_model(cell)))
-    trainer = trainer_of(cell, folder, engine)
+    trainer = trainer_of(cell, folder)
+    engine = trainer.rollout.engine = Watched(trainer.engine)
     engine.publish(trainer.peft_model, 0)
 
     def rollout() -> None:

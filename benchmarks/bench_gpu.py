@@ -4,7 +4,7 @@
     python benchmarks/bench_gpu.py doctor iterations --scale 1.7b     some of them
     python benchmarks/bench_gpu.py all --rehearse --out /tmp/gpu      a toy shape on this CPU, to see that everything runs
 
-doctor      the preflight and the doctor at the scale's shape
+doctor      the preflight and the doctor at the scale's shape, with its measurements
 iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, beside the plan's
 publish     seconds and bytes of an adapter's way to vLLM at each shape, without vLLM's own part: needs no GPU
 sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (transformers' engine where vLLM is not)
@@ -49,8 +49,9 @@ from multirole.experiment.launch import Launch
 from multirole.experiment.machine import engine_of, installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS, Shape
-from multirole.experiment.run import load_model, make_engine, make_trainer, run_cell
+from multirole.experiment.run import run_cell
 from multirole.experiment.storage import write_text
+from multirole.experiment.trainer import make_trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from toy_qwen3 import adapter_of, config_of, toy_tokenizer
@@ -187,13 +188,12 @@ class Steps:
         report = {}
         for policy in ("ip", "sp"):
             cell = Cell(**self.fields(policy, iterations=2, eval_every=2, save_every=2))
-            launch = plan.settled(cell, Launch(results_dir=str(self.folder / "runs"), doctor="off"))
+            launch = plan.settled(cell, Launch(results_dir=str(self.folder / "runs")))
             (seconds, peak), planned = measured(lambda: run_cell(cell, launch)), plan.plan(cell, launch)  # noqa: B023
             table = pd.read_parquet(next((self.folder / "runs").rglob(f"{cell.id}/metrics.parquet")))
             report[policy] = {
                 "seconds": seconds, "peak_gib": peak, "planned_gib": {k: v / 2**30 for k, v in planned.peaks.items()},
                 "iterations": json.loads(table.to_json(orient="records")),
-                "planned_seconds": {k: v * 3600 / cell.iterations for k, v in plan.hours(cell, launch, "h100").items()},
             }  # fmt: skip
         return report
 
@@ -216,8 +216,9 @@ class Steps:
 
     def sampling(self) -> dict[str, object]:
         cell = Cell(**self.fields("ip"))
-        model, tokenizer = load_model(cell)
-        engine: Any = make_engine(cell, model, tokenizer)
+        problems = cell.make_task().problems("validation", 2)
+        trainer = make_trainer(cell, str(self.folder / "sampling"), problems=(problems, problems))
+        model, engine = trainer.peft_model, trainer.engine
         engine.eos_ids = torch.tensor([-1])  # random weights end a turn by chance
         rng, cap = random.Random(0), min(512, cell.max_response_tokens)
         prompts = [[rng.randrange(256) for _ in range(200)] for _ in range(8 if self.is_rehearsal else 32)]

@@ -108,7 +108,7 @@ def trl_update(micro: int) -> dict:
     from bench import stock_update
 
     from multirole.core.rows import collate
-    from multirole.experiment.run import load_model
+    from multirole.experiment.trainer import load_model
 
     cell, _, rows = rows_of_single()
     model, tokenizer = load_model(cell)
@@ -163,7 +163,7 @@ def trl_iteration(micro: int) -> dict:
     """Whole iterations of TRL's own `train`: from the second to the last."""
     from transformers import TrainerCallback
 
-    from multirole.experiment.run import load_model
+    from multirole.experiment.trainer import load_model
 
     cell, trainer, _ = make("single")
     model, tokenizer = load_model(cell)

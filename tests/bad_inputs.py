@@ -1,6 +1,6 @@
 """Bad inputs by class, and `attempt`, which gives one to the command line in this process and says what became of it.
 
-Each parameter is given values of a wrong type, beyond its bounds, of an absurd size, in capitals, unknown words, and its
+Each parameter is given values of a wrong type, beyond its bounds, of an absurd size, unknown words, and its
 own name misspelt; these are made from its declaration. Files, models, records and code of one's own are spoiled by hand.
 """
 
@@ -142,7 +142,7 @@ SPLIT = ("n_processes", "vllm_tensor_parallel")
 
 def _parameters() -> dict[str, dict[str, Case]]:
     classes: dict[str, dict[str, Case]] = {
-        name: {} for name in ("wrong type", "out of range", "absurd size", "unknown word", "capitals", "misspelt name")
+        name: {} for name in ("wrong type", "out of range", "absurd size", "unknown word", "misspelt name")
     }
 
     def add(kind: str, command: str, name: str, value: object, *words: str, outcome: str = "refused") -> None:
@@ -163,9 +163,6 @@ def _parameters() -> dict[str, dict[str, Case]]:
             add("wrong type", command, name, value)
         for word in words:
             add("unknown word", command, name, word + "x", f"`{name}`", f"Did you mean '{word}'?")
-        if words and command == "train":
-            word = words[0] if name != "engine" else "transformers"
-            add("capitals", command, name, word.upper(), outcome="accepted")
         step = 1 if int in types else 1e-3
         for bound in bounds:
             if isinstance(bound, annotated_types.Ge):
@@ -204,7 +201,7 @@ NAMES = {
     "a task misspelt": Case({"task": "maths"}, ("`task` must be", "got 'maths'. Did you mean 'math'?")),
     "a task that is a list": Case({"task": ["math"]}, ("has no `problems`",)),
     "no task": Case({"task": ""}, ("`task` must be one of", "got ''")),
-    "a capital workflow": Case(SMALL | {"workflow": "Voting", "policy": "IP", "task": "MATH"}, (), "accepted"),
+    "a capital workflow": Case({"workflow": "Voting"}, ("got 'Voting'. Did you mean 'voting'?",)),
     "a negative anchor": Case({"kl_anchor": -1}, ("`kl_anchor` must be a number >= 0", "got -1")),
     "an anchor of a role that is not there": Case({"kl_anchor": {"judge": 1.0}}, ("`kl_anchor`", "{'judge': 1.0}")),
     "an anchor that is a word": Case({"kl_anchor": "strong"}, ("`kl_anchor`", "got 'strong'")),
@@ -331,12 +328,12 @@ ROWS = {
 }  # fmt: skip
 MACHINES = {
     "nothing": Case(PAPER, (), "accepted"),
-    "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one. Use scale='tiny-r'",)),
+    "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one", "Use scale='tiny-r'")),
     "model not here": Case(PAPER | {"model": None}, ("needs Qwen/Qwen3-0.6B", "not in this machine's cache", "pass model=FOLDER")),
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole.experiment.machine.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}),
     "no vLLM": Case(
-        PAPER | {"engine": "vllm"}, ("0.22 to 0.31 here, found none. Install it",),
+        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.22 to 0.31 here. Install it"),
         patched={"multirole.experiment.machine.installed": lambda *names: {}},
     ),
     "too little memory": Case(PAPER, ("does not fit", "0.25 GiB"), patched={"multirole.plan.this_device": lambda: ("CPU", 2**28)}),
@@ -371,7 +368,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole.experiment.run.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
+        patched={"multirole.experiment.checks.DRY_SECONDS": 0.3, "multirole.core.watch.POLL": 0.1},
     )
 
 
@@ -490,7 +487,7 @@ def records(whole: Path) -> dict[str, Case]:
         "holds tables and no checkpoints",
     )
     add("results of another seed", "refused", edit("config.json", seed=7), "another configuration")
-    add("a stale LOCK", "continued", text("LOCK", "process 1 on another-host"))
+    add("a stale LOCK", "continued", text("LOCK", ""))
     return found
 
 

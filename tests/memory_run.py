@@ -15,8 +15,9 @@ import torch
 from multirole.core.engine import Request
 from multirole.core.rows import Row
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_engine, make_trainer
+from multirole.experiment.trainer import load_model, make_trainer
 
 
 def resident(name: str = "VmRSS") -> int:
@@ -56,11 +57,10 @@ def update(cell: Cell, checkpointed: bool, folder: str) -> None:
 
 def rollout(cell: Cell) -> None:
     """All generator turns of an iteration, to their last allowed token."""
-    model, tokenizer = load_model(cell)
+    model, _ = load_model(cell)
     for parameter in model.parameters():
         parameter.sum()  # the file's pages are mapped, and read only now
-    engine = make_engine(cell, model, tokenizer)
-    engine.eos_ids = torch.tensor([-1])
+    engine = TransformersEngine(-1, max_length=cell.max_prompt_tokens + cell.max_response_tokens)
     engine.publish(model, 0)
     tokens = functools.partial(torch.randint, 2, 500, generator=torch.Generator().manual_seed(0))
     adapter, running = cell.policy["generator"], 0

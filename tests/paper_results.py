@@ -1,4 +1,4 @@
-"""A finished grid in miniature, made up from a fixed seed: the files of `record` and `evaluate`, none of it trained.
+"""A finished grid in miniature, made up from a fixed seed: the files of `record` and `run`, none of it trained.
 
 `make_results(folder)` returns `<folder>/tiny-r`, with the folders of the runs beside their packed tables. It takes seconds: the
 fixture `grid_results` makes it once for all tests. Voting, isolated, on math rises until step 10 and then collapses: its generator's chi2 climbs, its texts lose their box. Every other cell rises and stays. No number here says anything about

@@ -6,7 +6,7 @@ import pytest
 from bad_inputs import PAPER, TINY
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.model_checks import check_loaded
+from multirole.experiment.checks import check_loaded
 from multirole.plan import check_disk, disk_need
 
 

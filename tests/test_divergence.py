@@ -12,7 +12,8 @@ from multirole.core.types import Reward
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import Evaluation, steps_of
 from multirole.experiment.folders import folder_of, is_done, outcome_of
-from multirole.experiment.run import TaskReward, run_cell
+from multirole.experiment.run import run_cell
+from multirole.experiment.trainer import TaskReward
 
 CELL = Cell("voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=2,
             max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3)  # fmt: skip
@@ -55,7 +56,7 @@ def test_every_evaluated_step_has_its_adapters_and_a_lost_one_is_not_done(finish
     assert str(lost.relative_to(folder)) in listed and outcome_of(folder) is None
     lost.unlink()
     assert not is_done(folder)
-    run_cell(SMALL_RUN, tmp_path)  # copies it from the checkpoint
+    run_cell(SMALL_RUN, tmp_path)  # trains it again from the checkpoint before it
     assert is_done(folder) and lost.read_bytes() == content
     assert json.loads((lost.parent / "adapter_config.json").read_text())["target_modules"][:2] == [
         "down_proj",

@@ -6,7 +6,7 @@ from trainers import ready, rows_of, slow_but
 
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_model, make_trainer
+from multirole.experiment.trainer import load_model, make_trainer
 
 
 def gaps(trainer, rows):

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import run_evaluation
 from multirole.experiment.evaluation import Evaluation, named_steps, solver_of
 from multirole.experiment.folders import folder_of, is_done
-from multirole.experiment.run import run_cell
+from multirole.experiment.run import run_cell, run_evaluation
 from multirole.paper.grid import Grid
 from multirole.paper.outcomes import accuracy, judging
 

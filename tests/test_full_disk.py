@@ -11,8 +11,7 @@ from kill_run import same
 from trainers import SMALL_RUN, slow_but
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.checkpoints import checkpoints, newest_whole
-from multirole.experiment.folders import folder_of, is_done
+from multirole.experiment.folders import checkpoints, folder_of, is_done, newest_whole
 from multirole.experiment.run import run_cell
 from multirole.experiment.storage import NotWritten, write_table, write_text
 

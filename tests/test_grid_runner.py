@@ -15,7 +15,7 @@ import yaml
 
 from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import folder_of
-from multirole.experiment.presets import SCALES
+from multirole.experiment.presets import MODELS, TINY
 from multirole.paper.grid import Grid
 from multirole.paper.study import Study
 
@@ -166,7 +166,7 @@ def test_a_grid_of_ones_own_workflow_and_task():
 def test_every_scale_of_the_configuration_is_a_grid():
     scales = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]
     default = scales.pop("default")
-    assert set(scales) <= set(SCALES)
+    assert set(scales) <= {TINY, *MODELS}
     for scale, own in scales.items():
         chosen = default | own
         assert set(chosen) - {"tasks"} == {"seeds", "parameters", "base_rollouts", "gpus"}

@@ -15,7 +15,7 @@ from multirole.core.policy import adapter_names
 from multirole.core.rows import mini_batches
 from multirole.experiment.cell import Cell
 from multirole.experiment.presets import LENGTHS, MODELS
-from multirole.experiment.run import load_model, training_args
+from multirole.experiment.trainer import load_model, training_args
 
 SCALES, POLICIES = ("0.6b", "1.7b", "4b"), ("sp", "ip")
 PROMPT_AND_RESPONSE = {

@@ -9,7 +9,7 @@ from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
 from multirole.core.rows import Row, token_batches
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import training_args
+from multirole.experiment.trainer import training_args
 from multirole.workflows import Voting
 
 

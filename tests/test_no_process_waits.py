@@ -1,4 +1,4 @@
-"""Several processes get near-equal shares of an update: an hour on n devices is n hours of one, as the plan counts it."""
+"""Several processes get near-equal shares of an update: an hour on n devices is n hours of one."""
 
 import random
 from collections import defaultdict

@@ -9,7 +9,7 @@ import pytest
 from paper_rows import write
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import load_problems, try_reward
+from multirole.experiment.checks import load_problems, try_reward
 from multirole.tasks import RewardError, Task, TaskLike, hidden_tests, own
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math

@@ -8,7 +8,8 @@ from trainers import episodes_of, rows_of, table
 from multirole import Answer, Problem, Task, user
 from multirole.core.hooks import Iteration
 from multirole.experiment.cell import Cell
-from multirole.experiment.run import dry_run, run_cell
+from multirole.experiment.checks import dry_run
+from multirole.experiment.run import run_cell
 from multirole.workflows import WORKFLOWS
 
 DEBATE = Path(__file__).parents[1] / "examples" / "debate.py"

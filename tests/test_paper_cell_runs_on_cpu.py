@@ -19,10 +19,11 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from multirole import plan
 from multirole.experiment.cell import Cell
+from multirole.experiment.checks import preflight
 from multirole.experiment.folders import is_done
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
-from multirole.experiment.run import preflight, run_cell
+from multirole.experiment.run import run_cell
 
 DATA = Path(__file__).parent / "data"
 ROWS = {"math": DATA / "dapo_rows.jsonl", "code": DATA / "deepcoder_rows.jsonl"}
@@ -68,7 +69,7 @@ def test_the_whole_cell_runs_from_local_files(workflow, policy, task, changes, m
 
 
 def test_adapters_are_float32_over_a_bfloat16_base(model_folder):
-    from multirole.experiment.run import load_model
+    from multirole.experiment.trainer import load_model
 
     model, _ = load_model(Cell("voting", "ip", "math", "0.6b", model=str(model_folder)))
     kinds = {("lora_" in name, parameter.dtype) for name, parameter in model.named_parameters()}
@@ -115,7 +116,7 @@ def test_a_run_is_not_continued_on_other_rows(model_folder, tmp_path):
 
 
 def test_prompts_over_the_cap_are_left_out_of_training_and_counted(model_folder, tmp_path):
-    from multirole.experiment.run import load_problems
+    from multirole.experiment.checks import load_problems
 
     cell = Cell("single", "sp", "math", "0.6b", model=str(model_folder), data=str(ROWS["math"]), n_problems=2,
                 max_prompt_tokens=300)  # fmt: skip

@@ -1,9 +1,7 @@
-"""A second process is refused within seconds and told whose folder it is; a dead process's lock holds nothing."""
+"""A second process is refused within seconds; a dead process's lock holds nothing."""
 
 import fcntl
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,10 +11,9 @@ import pytest
 
 from multirole.experiment import folders
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluate import run_evaluation
 from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import LOCK, claim, folder_of
-from multirole.experiment.run import run_cell
+from multirole.experiment.run import run_cell, run_evaluation
 from multirole.experiment.settings import Refused
 
 HOLD = """
@@ -52,32 +49,29 @@ def hold():
         process.wait()
 
 
-def test_a_second_run_and_a_second_evaluation_are_refused_and_told_by_whom(tmp_path, hold):
+def test_a_second_run_and_a_second_evaluation_are_refused(tmp_path, hold):
     cell = Cell("single", "sp", iterations=1)
     evaluation = Evaluation(cell, "base")
     for folder, start in (
         (folder_of(cell, tmp_path), lambda: run_cell(cell, tmp_path)),
         (evaluation.folder(tmp_path), lambda: run_evaluation(evaluation, tmp_path)),
     ):
-        first = hold(folder)
-        started = (folder / LOCK).read_text().split()[-1]
+        hold(folder)
         began = time.monotonic()
-        with pytest.raises(ValueError, match="is in use by") as error:
+        with pytest.raises(Refused, match="is in use by another process.*another results_dir"):
             start()
         assert time.monotonic() - began < 5, "before anything is loaded"
-        for word in (f"process {first.pid} on {socket.gethostname()}", started, "another results_dir"):
-            assert word in str(error.value)
         assert [path.name for path in folder.iterdir()] == [LOCK]
 
 
-def test_a_killed_process_holds_nothing_and_is_named(tmp_path, hold, caplog):
+def test_a_killed_process_holds_nothing(tmp_path, hold):
     first = hold(tmp_path)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert (tmp_path / LOCK).exists()
+    (tmp_path / "eval.parquet").touch()
     with claim(tmp_path):
-        assert f"process {os.getpid()} on {socket.gethostname()}" in (tmp_path / LOCK).read_text()
-    assert f"process {first.pid}" in caplog.text and "is stale" in caplog.text
+        assert (tmp_path / LOCK).exists()
     assert not (tmp_path / LOCK).exists()
 
 
@@ -96,12 +90,10 @@ def test_an_error_lets_go(tmp_path):
         pass
 
 
-def test_a_refused_run_takes_its_empty_folder_along_and_nothing_else(tmp_path):
-    for folder in (tmp_path / "empty", tmp_path / "held"):
-        folder.mkdir()
+def test_an_empty_folder_goes_and_no_other(tmp_path):
+    (tmp_path / "held").mkdir()
     (tmp_path / "held" / "eval.parquet").touch()  # of a run whose config.json is lost
-    for folder in (tmp_path / "empty", tmp_path / "held"):
-        with pytest.raises(Refused), claim(folder):
-            (folder / "config.json").touch()
+    for name in ("empty", "held"):
+        with pytest.raises(Refused), claim(tmp_path / name):
             raise Refused("no")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "eval.parquet", "held"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["eval.parquet", "held"]

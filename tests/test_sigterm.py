@@ -15,8 +15,7 @@ from trainers import SMALL_RUN, slow_but
 from transformers import TrainerCallback
 
 from multirole.experiment import stops
-from multirole.experiment.checkpoints import checkpoints, newest_whole
-from multirole.experiment.folders import folder_of
+from multirole.experiment.folders import checkpoints, folder_of, newest_whole
 from multirole.experiment.run import run_cell
 from multirole.experiment.stops import RESUMABLE, SIGNALS, heeding
 
@@ -88,7 +87,8 @@ def test_a_hangup_that_nohup_ignores_stays_ignored():
 
 
 @pytest.mark.slow
-def test_several_processes_stop_after_the_same_iteration(tmp_path):
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, RESUMABLE), (signal.SIGKILL, -signal.SIGKILL)])
+def test_several_processes_stop_after_the_same_iteration(signum, code, tmp_path):
     fields = dict(SMALL_RUN) | {"iterations": 300, "eval_every": 300, "save_every": 2}
     run = "import sys\nfrom multirole.experiment.cell import Cell\nfrom multirole.experiment.launch import Launch\nfrom multirole.experiment.run import run_cell\n"
     run += f"run_cell(Cell(**{fields!r}), Launch(results_dir={str(tmp_path)!r}, n_processes=2))"
@@ -97,8 +97,8 @@ def test_several_processes_stop_after_the_same_iteration(tmp_path):
         assert process.poll() is None
         time.sleep(0.2)
     workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(240) == RESUMABLE
-    assert not [worker for worker in workers if worker.is_running()]
+    process.send_signal(signum)
+    assert process.wait(240) == code
+    assert not psutil.wait_procs(workers, 240)[1]  # who started them may be gone before they are
     folder = found[0].parents[1]
     assert newest_whole(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()

@@ -20,8 +20,8 @@ from multirole.core.rows import Row
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow
 from multirole.diagnostics.metrics import RoleDiagnostics
-from multirole.experiment import run
 from multirole.experiment.cell import Cell
+from multirole.experiment.trainer import make_trainer
 
 SMALL_RUN = Cell(
     "voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=3,
@@ -55,7 +55,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed
 def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path, engine=None, **kwargs):
     """The cell's trainer over a model, ready for `optimizer_step` and `update`."""
     problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
-    trainer = run.make_trainer(
+    trainer = make_trainer(
         cell, str(folder / "out"), problems=(problems, problems[:4]), model=(model, tokenizer), engine=engine, **kwargs
     )
     return ready(trainer)

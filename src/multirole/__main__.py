@@ -17,11 +17,10 @@ COMMANDS = {
     "train": ("multirole.__main__:train", "train one cell, in this process or as one of several (torchrun)"),
     "evaluate": ("multirole.__main__:evaluate", "score a trained cell's checkpoints, the base model, or a transfer"),
     "plan": ("multirole.plan:main", "say whether a cell fits the memory and the disk"),
-    "doctor": ("multirole.__main__:doctor", "check on this machine that a cell trains what it says"),
+    "doctor": ("multirole.__main__:doctor", "train two iterations of a cell on this machine: checks, speed and memory"),
     "inspect": ("multirole.__main__:inspect", "write a page that shows a run"),
     "pack": ("multirole.__main__:pack", "pack finished runs into one file per table"),
     "paper": ("multirole.__main__:paper", "build tables and figures from packed results"),
-    "completion": ("multirole.completion:main", "print a script that completes commands and parameters in a shell"),
 }
 """name -> (function, help)."""
 
@@ -32,8 +31,8 @@ def train(argv: list[str]) -> int:
     from multirole.experiment.launch import is_launched, parameters_from
 
     cell, launch = Cell.from_parameters(parameters_from("train", argv, cell_parameters()))
-    from multirole import doctor, plan  # these import torch
-    from multirole.core.distributed import processes
+    from multirole import plan
+    from multirole.core.distributed import processes  # this imports torch
     from multirole.experiment.run import run_cell
     from multirole.inspector import inspect_run
 
@@ -42,7 +41,7 @@ def train(argv: list[str]) -> int:
             launch = plan.settled(cell, launch.replace(n_processes=processes().num_processes))
         else:
             launch = plan.check(cell, launch)
-    folder = run_cell(cell, launch, examine=doctor.examiner(cell, launch))
+    folder = run_cell(cell, launch)
     if processes().is_main_process and (is_launched() or launch.n_processes == 1):  # else another has said it
         sys.stdout.write(f"  inspector   {inspect_run(folder)}\n")
     return 0
@@ -56,7 +55,7 @@ def evaluate(argv: list[str]) -> int:
     evaluation, launch = Evaluation.from_parameters(parameters_from("evaluate", argv, evaluation_parameters()))
     with refusing():
         steps_of(evaluation, launch.results_dir)
-    from multirole.experiment.evaluate import run_evaluation
+    from multirole.experiment.run import run_evaluation
     from multirole.plan import settled
 
     run_evaluation(evaluation, settled(evaluation.cell, launch))
@@ -64,10 +63,10 @@ def evaluate(argv: list[str]) -> int:
 
 
 def doctor(argv: list[str]) -> int:
-    """Print the preflight of a cell, then check that it trains what it says.
+    """Print the preflight of a cell, train two iterations, check what they did, and measure their time and memory.
 
-    The exit code is 0 if every check passes, 1 if one fails, 2 for a cell that cannot run. Several processes are examined where a
-    launcher starts them: torchrun --nproc_per_node 2 -m multirole doctor -p workflow voting -p policy ip
+    The exit code is 0 if every check passes, 1 if one fails, 2 for a cell that cannot run. For several processes, write
+    torchrun --nproc_per_node 2 -m multirole doctor -p workflow voting -p policy ip
     """
     from multirole.experiment.cell import Cell
     from multirole.experiment.launch import read_command
@@ -76,11 +75,13 @@ def doctor(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found as JSON")
     arguments, given = read_command(parser, argv)
     cell, launch = Cell.from_parameters(given)
-    from multirole import doctor as examination  # these import torch
+    from multirole import doctor as smoke_run  # this imports torch
     from multirole import plan
+    from multirole.core.distributed import processes
 
     with refusing():
-        return examination.run(cell, plan.settled(cell, launch), arguments.json)
+        launch = plan.settled(cell, launch.replace(n_processes=processes().num_processes))
+        return smoke_run.run(cell, launch, arguments.json)
 
 
 def inspect(argv: list[str]) -> int:

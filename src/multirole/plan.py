@@ -1,14 +1,11 @@
-"""Count what a cell, or the whole grid, needs of memory, disk and time before anything is downloaded or loaded.
+"""Count what a cell needs of memory and disk before anything is downloaded or loaded.
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
-    multirole plan --grid --scale 1.7b --devices 8 --device h100
 
 Memory is the sum of the tensors that each piece of code keeps alive at its peak. On a CPU the sums agree with the measured
 resident size within 15 % (`tests/test_plan.py`); no number was measured on a GPU. Not covered: what an allocator keeps beside
 live tensors (glibc's default up to half as much again; MALLOC_MMAP_THRESHOLD_=65536 makes it return freed blocks), float32 on
-a GPU (its attention has no fused kernel), and the host memory of GPU runs.
-
-Times are a roofline under the assumptions that `ASSUMED` names and the command prints; none was measured.
+a GPU (its attention has no fused kernel), the buffers of several processes' communication, and the host memory of GPU runs.
 """
 
 import argparse
@@ -25,9 +22,8 @@ from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import ONE_PROCESS, Launch, read_command
 from multirole.experiment.machine import engine_of, has_cuda
 from multirole.experiment.models import shape_of
-from multirole.experiment.presets import TASKS, Shape, is_tiny
+from multirole.experiment.presets import Shape, is_tiny
 from multirole.experiment.settings import refusing
-from multirole.workflows import WORKFLOWS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,22 +46,10 @@ MOST_ROWS, STEPS, STEP_SHARE = 512, (16384, 8192, 4096, 2048), 0.05
 memory (not measured)."""
 CHECKPOINTING_ABOVE = 0.8
 """Layers are computed again in backward where keeping them would take more than this part of a device."""
-N_VALIDATION = {"math": 1412, "code": 1000}
-"""Problems of the pinned validation sets."""
-DEVICES = {"a100": (80, 312e12, 2.0e12), "h100": (80, 989e12, 3.35e12), "h200": (141, 989e12, 4.8e12)}
-"""Name -> GiB, dense bfloat16 FLOP/s and bytes/s of memory, by NVIDIA's data sheets."""
 QUESTION_TOKENS = {"math": 160, "code": 640}
 """Assumed mean tokens of a first prompt with its template."""
 REPLY = 0.25
 """Assumed mean reply, as a part of its cap."""
-ASSUMED = {
-    "update_flops": (0.35, "of the peak FLOP/s while training"),
-    "sampling_bytes": (0.6, "of the memory's bandwidth while sampling"),
-    "step_seconds": (0.004, "seconds of a sampling step beside its arithmetic"),
-    "mean_reply": (REPLY, "of the cap is the mean reply, and the longest of a stage is the cap"),
-    "start_minutes": (10, "minutes from the start of a job to its first iteration"),
-}
-"""name -> (value, what it is of)."""
 
 
 class Part(NamedTuple):
@@ -143,10 +127,6 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     merges = cell.dtype == "float32" and shards == 1
     gradients = (n_parts(cell) + (not merges)) * own // len(names)  # by part, and what is accumulated
-    layer = s.linear + len(names) * s.adapter_parameters(cell.lora_rank) // s.layers
-    gathered = BYTES[cell.dtype] * 2 * (layer + s.vocab * s.hidden)  # this layer and the next; embedding and head
-    buckets = own if n > 1 and shards == 1 else 0  # accelerate wraps the model in DistributedDataParallel
-    kept = own if cell.diagnostics and not on_gpu else 0  # a GPU's host keeps them
     process = GPU_PROCESS if on_gpu else CPU_PROCESS
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
@@ -161,9 +141,6 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
             f"activations of {tokens} tokens", 0, activations(cell, s, tokens, on_gpu, recomputes),
             "lower micro_batch_tokens" if tokens > row else lengths,
         ),
-        Part("changes of two iterations, float32", kept, 2 * kept, rank),
-        Part("layers gathered by FSDP2", 0, gathered if shards > 1 else 0, "fixed"),
-        Part("data-parallel buckets, float32", buckets, buckets, rank),
     ]  # fmt: skip
     cache = None
     if uses_vllm(cell, gpu_bytes):
@@ -317,45 +294,7 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     return kept if found.fits and max(found.peaks.values()) <= CHECKPOINTING_ABOVE * found.size else launch
 
 
-# ---- time and disk
-
-
-def hours(cell: Cell, launch: Launch, device: str) -> dict[str, float]:
-    """Hours of a run by phase, on vLLM and `launch.n_processes` devices of `DEVICES`.
-
-    A sampling step reads all weights and the caches of the running rows, and takes as many steps as the tokens of all rows
-    divided by the rows that run at once, or one per token of the longest reply of each stage after the other.
-    """
-    s, (gib, peak, bandwidth) = shape_of(cell), DEVICES[device]
-    value = {name: number for name, (number, _) in ASSUMED.items()}
-    n, cap = launch.n_processes, cell.max_response_tokens
-    room = vllm_engine(cell, launch, s, gib * GIB)[1] * (cell.max_prompt_tokens + cap)  # tokens
-    reply = value["mean_reply"] * cap
-
-    def rollout(n_problems: int, n_episodes: int) -> float:
-        steps, flops, read = 0.0, 0.0, 0.0
-        for slots, prompt, sharing in calls(cell):
-            rows, mean_length = n_problems * n_episodes * slots / n, prompt + reply / 2
-            at_once = max(1.0, min(rows, launch.vllm_max_num_seqs or MOST_ROWS, room / mean_length))
-            own, prefilled = max(rows * reply / at_once, cap), prompt / max(1, min(sharing, n_episodes * slots))
-            steps += own
-            read += 2 * (own * s.parameters + rows * reply * s.kv_elements * mean_length)
-            flops += 2 * s.parameters * rows * (reply + prefilled)
-        arithmetic = max(read / (value["sampling_bytes"] * bandwidth), flops / (value["update_flops"] * peak))
-        return arithmetic + steps * value["step_seconds"]
-
-    tokens = cell.n_problems * cell.n_episodes * sum(slots * (prompt + reply) for slots, prompt, _ in calls(cell))
-    passes = 2 + 2 + 2 * launch.recomputes(cell.scale)  # forward, backward to the inputs alone, forward again
-    passes += 2 * (cell.old_logprobs == "recomputed") + 2 * any(cell.anchors.values()) + 2 * cell.diagnostics
-    n_validations = 1 + -(-cell.iterations // cell.eval_every)
-    n_validation = cell.n_validation or N_VALIDATION.get(cell.task_label, 1000)
-    seconds = {
-        "sampling": cell.iterations * rollout(cell.n_problems, cell.n_episodes),
-        "update": cell.iterations * passes * s.parameters * tokens / (n * value["update_flops"] * peak),
-        "validation": n_validations * rollout(n_validation, 1),
-        "start": 60 * value["start_minutes"],
-    }
-    return {phase: found / 3600 for phase, found in seconds.items()}
+# ---- disk and this machine
 
 
 def disk_need(cell: Cell) -> int:
@@ -363,13 +302,10 @@ def disk_need(cell: Cell) -> int:
 
     A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
     """
-    from multirole.experiment.checkpoints import KEPT
+    from multirole.experiment.folders import KEPT
 
     n_evaluated = -(-cell.iterations // cell.eval_every)
     return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4
-
-
-# ---- this machine
 
 
 def this_device() -> tuple[str, int]:
@@ -426,32 +362,16 @@ def check_disk(cell: Cell, folder: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Print what a cell or the grid needs. The exit code is 0 if it fits, 1 if not, 2 for a mistake in the command."""
+    """Print what a cell needs. The exit code is 0 if it fits, 1 if not, 2 for a mistake in the command."""
     parser = argparse.ArgumentParser(prog="multirole plan", description=main.__doc__)
-    parser.add_argument("--grid", action="store_true", help="all cells of a scale, each on one device, one seed")
-    parser.add_argument("--scale", default="1.7b", help="scale of the grid (default: 1.7b)")
-    parser.add_argument(
-        "--devices", type=int, help="of a cell: its processes, each with its GPU; of the grid: GPUs of the node"
-    )
-    parser.add_argument("--device", default="h100", choices=DEVICES, help="of the grid and of times (default: h100)")
-    parser.add_argument("--memory-gib", type=float, help="memory of one GPU of a cell in GiB (default: this machine's)")
+    parser.add_argument("--devices", type=int, help="processes of the cell, each with its GPU")
+    parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
     arguments, given = read_command(parser, argv)
     size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
     with refusing():
-        if arguments.grid:
-            lines, fits = about_grid(arguments.scale, given, arguments.device, arguments.devices or 1)
-        else:
-            cell, launch = Cell.from_parameters(given)
-            launch = settled(cell, launch.replace(n_processes=arguments.devices or launch.n_processes), size)
-            found = plan(cell, launch, size)
-            lines, fits = [*about_cell(found, launch, arguments.device), found.verdict()], found.fits
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0 if fits else 1
-
-
-def about_cell(found: Plan, launch: Launch, device: str) -> list[str]:
-    """The memory by part, the disk, and of a paper scale vLLM's batches and the hours, as text."""
-    cell = found.cell
+        cell, launch = Cell.from_parameters(given)
+        launch = settled(cell, launch.replace(n_processes=arguments.devices or launch.n_processes), size)
+        found = plan(cell, launch, size)
     disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
     lines = [found.table().to_string(), disk]
     if launch.vllm_max_num_seqs and found.cache is not None:
@@ -459,43 +379,6 @@ def about_cell(found: Plan, launch: Launch, device: str) -> list[str]:
         lines.append(f"vLLM runs {rows} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
-        phases = ", ".join(f"{phase} {value:.0f}" for phase, value in hours(cell, launch, device).items())
-        lines.append(
-            f"Layers are {layers}. Hours on {launch.n_processes} x {device}: {phases}. Assumed: {assumptions()}."
-        )
-    return lines
-
-
-def about_grid(scale: str, given: dict[str, object], device: str, devices: int) -> tuple[list[str], bool]:
-    """Memory, GPU-hours and disk of every cell of the matrix at one scale and seed, each on one device, and their sum.
-
-    As text; and whether every cell fits.
-    """
-    import pandas as pd
-
-    rows, size = {}, DEVICES[device][0] * GIB
-    for task in TASKS:
-        for workflow, policy in [(w, p) for w in WORKFLOWS for p in ("sp", "ip") if w != "single" or p == "sp"]:
-            coordinates = {"workflow": workflow, "policy": policy, "task": task, "scale": scale}
-            cell, launch = Cell.from_parameters(given | coordinates)
-            launch = settled(cell, launch, size)
-            found, phases = plan(cell, launch, size), hours(cell, launch, device)
-            rows[cell.id] = {
-                "fits": "yes" if found.fits else "NO", "GiB": max(found.peaks.values()) / GIB, **phases,
-                "GPU-hours": sum(phases.values()), "disk GiB": disk_need(cell) / GIB,
-            }  # fmt: skip
-    table = pd.DataFrame(rows).T.infer_objects()
-    days = max(table["GPU-hours"].sum() / devices, table["GPU-hours"].max()) / 24
-    table.loc["all"] = table.drop(columns=["fits", "GiB"]).sum()
-    total = table.loc["all"]
-    sums = (
-        f"One seed of the grid at {scale}: {total['GPU-hours']:.0f} GPU-hours, {days:.1f} days on {devices} x {device}, "
-        f"{total['disk GiB']:.0f} GiB of disk. Evaluations beside training are not counted."
-    )
-    lines = [f"{table.to_string(na_rep='', float_format='{:.1f}'.format)}\n", sums]
-    return [*lines, f"Assumed, not measured: {assumptions()}."], not (table["fits"] == "NO").any()
-
-
-def assumptions() -> str:
-    """What times rest on, as text."""
-    return "; ".join(f"{number:g} {what}" for number, what in ASSUMED.values())
+        lines.append(f"Layers' activations are {layers}.")
+    sys.stdout.write("\n".join([*lines, found.verdict()]) + "\n")
+    return 0 if found.fits else 1

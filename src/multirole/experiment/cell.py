@@ -17,12 +17,11 @@ from pydantic import PrivateAttr
 from multirole.core.policy import parse_policy
 from multirole.core.types import Workflow
 from multirole.experiment.launch import Launch
-from multirole.experiment.own import own_task, own_workflow
-from multirole.experiment.presets import LENGTHS, ROUNDS, SCALES, TASKS, TINY_LENGTHS, is_tiny
-from multirole.experiment.settings import Parameter, Settings, lower_case, option, parameters, refusing, unknown_name
+from multirole.experiment.own import own_object
+from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, TINY_LENGTHS, is_tiny
+from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
-LONGEST_ID = 60
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """Where a cell stands in the matrix."""
 IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -156,9 +155,7 @@ class Cell(Settings):
         preset: str = "paper",
         **settings: object,
     ) -> None:
-        words = {*WORKFLOWS, "sp", "ip", *TASKS, *SCALES, "paper", "released_code"}
-        workflow, policy, task, scale, preset = (lower_case(v, words) for v in (workflow, policy, task, scale, preset))
-        found = {"workflow": own_workflow(workflow, WORKFLOWS), "task": own_task(task, TASKS)}
+        found = {"workflow": own_object("workflow", workflow, WORKFLOWS), "task": own_object("task", task, TASKS)}
         own = {name: one[0] for name, one in found.items() if one is not None}
         roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), Voting)()).roles)
         given = {name: value for name, value in settings.items() if value is not None}
@@ -249,11 +246,8 @@ class Cell(Settings):
         changed = self.changed()
         policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
-        names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
-        rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
-        if len("-".join([*names, *rest])) > LONGEST_ID:  # one's own names; the hash tells them apart
-            names = [name[:10] for name in names]
-        return "-".join([*names, *rest])
+        names = [self.workflow_name, policy, self.task_label, f"s{self.seed}"]
+        return "-".join(names + [self.preset] * (self.preset != "paper") + [digest] * bool(changed))
 
     def changed(self) -> dict[str, object]:
         """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""

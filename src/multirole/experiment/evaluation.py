@@ -1,12 +1,11 @@
-"""What is evaluated after training: checkpoints, the base model, and Table 3's transfer. `evaluate` does it."""
+"""What is evaluated after training: checkpoints, the base model, and Table 3's transfer. `run.run_evaluation` does it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
-from multirole.experiment.checkpoints import step_of
-from multirole.experiment.folders import folder_of, is_done
+from multirole.experiment.folders import folder_of, is_done, step_of
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing
 
@@ -102,7 +101,7 @@ class Evaluation(Settings):
 
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
-    left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing", "doctor")
+    left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing")
     return [one for one in parameters(Evaluation, Cell, Launch) if one.name not in left_out]
 
 

@@ -1,26 +1,34 @@
-"""Results folders: where a run's is, whether it is this cell's, whether it is done, and who is at work in it."""
+"""A run's folder: where it is, who is at work in it, whether it is done, and its checkpoints, which are whole or absent.
+
+    LOCK                            held while a process writes here
+    DONE                            sha256 of every file but checkpoints: the run is complete
+    adapters/step_N/                the adapters of each evaluation; they stay when the checkpoint goes
+    checkpoints/staging/            where the trainer writes the next one; nothing reads it
+    checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; manifest.json, written
+                                    last, has the sha256 of each file and of the adapters so far
+
+A checkpoint is staged, hashed, synced and renamed. The newest two stay, so that a damaged one has another behind it.
+"""
 
 import json
 import logging
-import os
 import shutil
-import socket
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from multirole.experiment.cell import Cell
-from multirole.experiment.settings import Refused
-from multirole.experiment.storage import sha256, sums_of, write_text
+from multirole.experiment.storage import damage, move, remove, sums_of, sync, write_table, write_text
 
 logger = logging.getLogger(__name__)
 
 LOCK = "LOCK"
 PATIENCE = 5.0  # seconds: the former process may be saving its last checkpoint
+MANIFEST = "manifest.json"
+RECORD = "record"
+KEPT = 2
 
 
 def folder_of(cell: Cell, results_dir: str | Path) -> Path:
@@ -29,25 +37,40 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
 
 
 @contextmanager
-def open_folder(folder: Path, results_dir: str | Path, config: dict[str, object]) -> Iterator[None]:
-    """Make a results folder, hold its lock and write its configuration; for one process only.
+def claim(folder: Path) -> Iterator[None]:
+    """Make a folder and hold its lock, `flock` on the file `LOCK`; ValueError if it cannot be written to or is in use.
 
-    ValueError where it cannot be written to, another process holds it, or it is another configuration's.
+    The system releases the lock when its holder dies. A folder that is still empty at the end is removed.
     """
+    lock = FileLock(folder / LOCK, timeout=PATIENCE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"0")
-    except OSError as error:
+        lock.acquire(poll_interval=0.1)
+    except Timeout:
         raise ValueError(
-            f"`results_dir` must be a folder that can be written to, got {str(results_dir)!r}: {error}."
-        ) from error
-    text, path = json.dumps(config, indent=2, default=str), folder / "config.json"
+            f"{folder} is in use by another process, and two processes cannot write one run. Wait for that process or end it; "
+            "or write another results_dir."
+        ) from None
+    except OSError as error:
+        raise ValueError(f"`results_dir` must be a folder that can be written to: {error}.") from error
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)  # while it is held, so that nobody else's goes
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
+    """Claim a results folder, for one process only; ValueError where that cannot be, or it is another configuration's."""
+    path = folder / "config.json"
     with claim(folder):
         try:
             held = json.loads(path.read_text()) if path.exists() else {}
             # an option that only one of them names is at its default: the folder's name has a hash of what is not
-            known = json.loads(text)
+            known = json.loads(json.dumps(config))
             is_other = any(held[name] != known[name] for name in held.keys() & known.keys())
         except (ValueError, AttributeError):
             is_other = True
@@ -55,7 +78,6 @@ def open_folder(folder: Path, results_dir: str | Path, config: dict[str, object]
             raise ValueError(
                 f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
             )
-        write_text(path, text)
         yield
 
 
@@ -67,11 +89,7 @@ def write_done(folder: Path) -> None:
 
 def is_done(folder: Path) -> bool:
     """Whether the run is complete, and all its files are the ones that DONE lists."""
-    try:
-        sums = json.loads((folder / "DONE").read_text())
-        return "config.json" in sums and all(sha256(folder / name) == digest for name, digest in sums.items())
-    except (OSError, ValueError, TypeError, AttributeError):
-        return False
+    return not damage(folder / "DONE")
 
 
 def outcome_of(folder: Path) -> dict[str, object] | None:
@@ -80,33 +98,71 @@ def outcome_of(folder: Path) -> dict[str, object] | None:
     return json.loads(path.read_text()).get("outcome") if path.exists() else None
 
 
-@contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, `flock` on the file `LOCK`, which names the holder; ValueError if another process holds it.
+# ---- checkpoints
 
-    The system releases it when its holder dies; a `LOCK` that stays is taken over. A folder that was empty is removed where the
-    run is refused.
+
+def staging(folder: Path) -> Path:
+    """Where a run's next checkpoint is written."""
+    return folder / "checkpoints" / "staging"
+
+
+def step_of(path: Path) -> int:
+    """The iteration in a name such as checkpoint-12, step_00012 or step_00012.parquet."""
+    return int(path.stem.replace("-", "_").split("_")[1])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """A run's checkpoints, the newest first; whole or not."""
+    named = [path for path in folder.glob("checkpoints/checkpoint-*") if not path.suffix]  # .tmp is being removed
+    return sorted(named, key=step_of, reverse=True)
+
+
+def write_tables(folder: Path, tables: dict[str, list[dict]]) -> None:
+    """Write those that have rows."""
+    for name, rows in tables.items():
+        if rows:
+            write_table(folder / f"{name}.parquet", rows)
+
+
+def publish(folder: Path, step: int, tables: dict[str, list[dict]]) -> Path:
+    """Complete the staged checkpoint with the record and a manifest, give it its name, then remove the oldest."""
+    target = folder / "checkpoints" / f"checkpoint-{step}"
+    staged = staging(folder) / target.name
+    shutil.copytree(folder / "turns", staged / RECORD / "turns", ignore=shutil.ignore_patterns("*.tmp"))
+    write_tables(staged / RECORD, tables)
+    for path in [*sorted(staged.rglob("*")), staged]:
+        sync(path)
+    adapters = {f"../../{name}": digest for name, digest in sums_of(folder, "adapters/step_*/**/*").items()}
+    write_text(staged / MANIFEST, json.dumps(sums_of(staged, "**/*") | adapters, indent=1))
+    if target.exists():
+        remove(target)
+    move(staged, target)
+    prune(folder)
+    return target
+
+
+def prune(folder: Path) -> None:
+    """Keep the newest checkpoints. The end of a run does so too: the last save may have been killed before it did."""
+    for old in checkpoints(folder)[KEPT:]:
+        remove(old)
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint whose every file is as it was written; None where none was ever saved.
+
+    Warns of each newer one. Raises ValueError where there are some and none is whole.
     """
-    path = folder / LOCK
-    lock = FileLock(path, timeout=PATIENCE)
-    try:
-        lock.acquire(poll_interval=0.1)
-    except Timeout:
+    problems: list[str] = []
+    for checkpoint in checkpoints(folder):
+        problem = damage(checkpoint / MANIFEST)
+        if not problem:
+            for one in problems:
+                logger.warning("%s. It is not used: the run continues from %s.", one, checkpoint.name)
+            return checkpoint
+        problems.append(f"{checkpoint}: {problem}")
+    if problems:
         raise ValueError(
-            f"{folder} is in use by {path.read_text() or 'another process'}, and two processes cannot write one run. Wait for that "
-            "process or end it; or write another results_dir."
-        ) from None
-    is_new = set(folder.iterdir()) == {path}
-    try:
-        if holder := path.read_text():
-            logger.warning("%s is stale: %s does not run any more. It is taken over.", path, holder)
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()}, started {started}")
-        yield
-    except Refused:
-        if is_new:
-            shutil.rmtree(folder)
-        raise
-    finally:
-        path.unlink(missing_ok=True)  # while it is held, so that nobody else's goes
-        lock.release()
+            f"{folder} holds checkpoints and none of them is whole, so the run cannot continue: {'; '.join(problems)}. "
+            "Nothing was overwritten. Put the files back from a copy, or move that folder away to start afresh."
+        )
+    return None

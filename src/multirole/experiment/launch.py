@@ -35,9 +35,6 @@ class Launch(Settings):
         "tokens of one step of vLLM; by default as the plan finds room", None, ge=1, le=10**7
     )
     gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
-    doctor: Literal["refuse", "warn", "off"] = option(
-        "examine the trainer before a paper-scale cell, and refuse faults, warn, or off", "refuse"
-    )
 
     @property
     def is_sharded(self) -> bool:

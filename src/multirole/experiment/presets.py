@@ -72,7 +72,6 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
         "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936)
     ),
 }
-SCALES = (TINY, *MODELS)
 
 ROUNDS = {"math": 3, "code": 2}
 """Table 7, "Eval-Opt revision rounds": drafts, and as many verdicts, as the released code counts them."""

@@ -6,7 +6,6 @@ they come. In a stored notebook only the closing block stays.
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,39 +23,11 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.machine import engine_of
 from multirole.experiment.models import shape_of
 
-SILENCE = 300.0
-"""Seconds after which a run says that it is still there."""
-said = [time.monotonic()]
-"""When the last line was printed."""
-
 
 def say(text: str) -> None:
     """Print a line at once, also into a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-    said[0] = time.monotonic()
-
-
-@contextmanager
-def alive(is_said: bool = True, silence: float = SILENCE) -> Iterator[None]:
-    """Within it, a line says so wherever nothing else was said for `silence` seconds: an iteration may take half an hour."""
-    done = threading.Event()
-    begun = said[0] = time.monotonic()
-
-    def watch() -> None:
-        while not done.wait(max(0.01, said[0] + silence - time.monotonic())):
-            if time.monotonic() - said[0] >= silence:
-                say(f"  still running after {(time.monotonic() - begun) / 60:.0f} minutes")
-
-    thread = threading.Thread(target=watch, daemon=True)
-    if is_said:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if is_said:
-            thread.join()
 
 
 @contextmanager

