@@ -61,8 +61,8 @@ def preload() -> None:
             if not {"tests", "benchmarks", "compatibility", "trace"} & set(found.name.split(".")):
                 importlib.import_module(found.name)
     for answer, reference in WARM_UP:
-        compare([answer], reference)
-    words = [compare([answer], reference) for answer, reference, _ in KNOWN]
+        compare(answer, reference)
+    words = [compare(answer, reference) for answer, reference, _ in KNOWN]
     if words != [word for *_, word in KNOWN]:
         sys.exit(f"math-verify judges {KNOWN} as {words}; install version 0.9, as in the lock file")
 
@@ -102,30 +102,24 @@ def is_set_for_tuple(text: str, value: Value, other: Value) -> bool:
     return is_set and isinstance(other, (sympy.Tuple, sympy.Interval))
 
 
-def compare(answers: list[str], reference: str) -> str:
-    """Return "correct", "wrong" or "unparsable" for the best of the answers; an unparsable reference equals nothing."""
-    gold = parse_boxed(reference)
-    word = "unparsable"
-    for text in answers:
-        value = parse_boxed(text)
-        if value is None:
-            continue
-        word = "wrong"
-        if gold is None or is_set_for_tuple(text, value, gold) or is_set_for_tuple(reference, gold, value):
-            continue
-        is_equal = verify(
-            gold, value, strict=True, allow_set_relation_comp=True, numeric_precision=50, timeout_seconds=None
-        )
-        if is_equal and not is_false_equation(value):
-            return "correct"
-    return word
+def compare(answer: str, reference: str) -> str:
+    """Return "correct", "wrong" or "unparsable"; an unparsable reference equals nothing."""
+    gold, value = parse_boxed(reference), parse_boxed(answer)
+    if value is None:
+        return "unparsable"
+    if gold is None or is_set_for_tuple(answer, value, gold) or is_set_for_tuple(reference, gold, value):
+        return "wrong"
+    is_equal = verify(
+        gold, value, strict=True, allow_set_relation_comp=True, numeric_precision=50, timeout_seconds=None
+    )
+    return "correct" if is_equal and not is_false_equation(value) else "wrong"
 
 
-def judge(answers: list[str], reference: str) -> str:
+def judge(answer: str, reference: str) -> str:
     """Compare once; "broken" where a module or a file is missing, which no text can cause."""
     sys.setrecursionlimit(1000)
     try:
-        return compare(answers, reference)
+        return compare(answer, reference)
     except (MemoryError, RecursionError):
         return "timeout"
     except (ImportError, OSError) as error:
