@@ -30,17 +30,12 @@ PRELOAD = (
     "assumptions calculus combinatorics concrete core functions integrals logic matrices ntheory polys series sets "
     "simplify solvers tensor"
 )
-# One of each shape. They fill the parser's tables, which every fork inherits and which take it 0.1 s otherwise.
+# They fill the parser's tables, which every fork inherits and which take it several hundredths of a second otherwise.
 WARM_UP = (
-    (r"\frac{1}{2}", "0.5"), (r"\sqrt[3]{27}", r"2\sqrt{2}"), (r"x>2", r"(2,\infty)"), (r"1\le x<2", "[1,2)"),
-    (r"\{1,2\}", "1,2"), ("(1,2)", "[1,2]"), (r"(-\infty,2]\cup[3,4)", r"x\neq 2"), (r"x=5", "5"),
-    (r"2\pi r^2", r"\pi r^{2}"), (r"1.2\times 10^{-3}", r"50\%"), ("3x^2+1", "(x+1)^2"), (r"5!", r"\binom{10}{3}"),
-    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&5\end{bmatrix}"), (r"\log_2 8", r"\ln 4"),
-    (r"\sin\frac{\pi}{6}", r"\cos^2 x"), (r"\text{yes}", "A"), (r"2\frac{1}{2}", "5/2"), (r"90^\circ", r"\emptyset"),
-    (r"1+2i", "e^2"), (r"|x|", r"\pm 3"), (r"6\cdot 7", "a_1"), ("x=1,y=2", "y=2x+1"), ("n(n+1)/2", "-n"),
-    (r"(\frac{1}{2},3)", "a_{1}"), (r"(a+b)(a-b)", r"\frac{x^2-1}{x-1}"),
+    (r"\frac{1}{2}", "0.5"), (r"\sqrt[3]{27}", r"2\sqrt{2}"), (r"(-\infty,2]\cup[3,4)", r"1\le x<2"),
+    (r"\{1,2\}", "(1,2)"), ("x=1,y=2", r"50\%"), ("3x^2+1", r"\frac{x^2-1}{x-1}"), (r"2\pi r^2", r"1.2\times 10^{-3}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\text{yes}"), (r"\sin\frac{\pi}{6}", r"\log_2 8"),
 )  # fmt: skip
-KNOWN = ((r"\sqrt{8}", r"2\sqrt{2}", "correct"), ("x+1", "x-1", "wrong"), (r"\frac{", "1", "unparsable"))
 CONFIG = LatexExtractionConfig(
     try_extract_without_anchor=False,
     boxed_match_priority=0,
@@ -53,7 +48,7 @@ Value = Any
 
 
 def preload() -> None:
-    """Import what a comparison may import late, fill the parser's tables, and check that math-verify is the right one."""
+    """Import what a comparison may import late, and fill the parser's tables."""
     logging.disable(logging.CRITICAL)
     for package in PRELOAD.split():
         module = importlib.import_module(f"sympy.{package}")
@@ -62,9 +57,6 @@ def preload() -> None:
                 importlib.import_module(found.name)
     for answer, reference in WARM_UP:
         compare(answer, reference)
-    words = [compare(answer, reference) for answer, reference, _ in KNOWN]
-    if words != [word for *_, word in KNOWN]:
-        sys.exit(f"math-verify judges {KNOWN} as {words}; install version 0.9, as in the lock file")
 
 
 def exact(value: Value) -> Value:
