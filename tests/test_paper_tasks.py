@@ -243,7 +243,7 @@ def test_code_asks_the_sandbox_once_per_distinct_program_and_never_shows_it_the_
 
     def grade(programs, tests, rule, limits):
         asked.append((programs, tests, rule, limits))
-        return [Verdict(0.25, 1, 4, "timeout", ("timeout",), 0.0) for _ in programs]
+        return [Verdict(0.25, "timeout", ("timeout",)) for _ in programs]
 
     monkeypatch.setattr(code, "grade_batch", grade)
     other = Problem("code/other", "code", "Another.", json.dumps([stdin_test("1", "1")]))

@@ -4,8 +4,8 @@ Programs are cut into units of a few tests, and each worker has a thread that ta
 they arrive; under "all_pass" the first failure ends the program's tests wherever they run.
 
 A program that makes its worker fail is tried once more on a new worker. If that fails as well, the rest of its tests
-are errors and it is counted in `Stats.crashes`, provided that a new worker still runs a known program as it should.
-Otherwise the sandbox itself is broken, which raises `SandboxError`.
+are errors, provided that a new worker still runs a known program as it should. Otherwise the sandbox itself is broken,
+which raises `SandboxError`.
 """
 
 import contextlib
@@ -40,10 +40,8 @@ class Job:
     is_right: Callable[[int, bytes], bool]
     stops_early: bool = False
     rest: str | None = None
-    has_crashed: bool = False
     timeouts: int = 0
     started: float = 0.0
-    seconds: float = 0.0
     workers: list[Worker] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,7 +69,6 @@ class Job:
                 return
             self.reasons[test] = reason
             self.timeouts += reason == "timeout"
-            self.seconds = time.monotonic() - self.started
             if reason != "passed" and self.stops_early:
                 self.rest = "not_run"
                 for worker in self.workers:
@@ -83,7 +80,7 @@ class Pool:
     """The workers; its owner takes care that one thread at a time calls it. Workers import the file `module` first."""
 
     def __init__(self, module: str = "") -> None:
-        self.module, self.level, self.restarts = module, "", 0
+        self.module, self.level = module, ""
         self.idle: list[Worker] = []
 
     def close(self) -> None:
@@ -98,10 +95,7 @@ class Pool:
             for job in jobs
             for start in range(0, len(job.inputs), _UNIT_TESTS)
         ]
-        queue, n_workers = iter(units), min(limits.workers, len(units))
-        if n_workers <= 1:
-            self._work(queue, limits)
-            return
+        queue, n_workers = iter(units), max(1, min(limits.workers, len(units)))
         with ThreadPoolExecutor(n_workers) as threads:
             try:
                 for done in as_completed([threads.submit(self._work, queue, limits) for _ in range(n_workers)]):
@@ -154,7 +148,6 @@ class Pool:
             is_whole = True
             return None
         except SandboxError as error:
-            self.restarts += 1
             return error
         finally:
             self.idle.append(worker) if is_whole else worker.close()
@@ -189,4 +182,4 @@ class Pool:
         if control.reasons != ["passed"]:
             raise SandboxError(f"The sandbox does not work any more: {error}") from error
         logger.error("A program made two workers fail; its remaining tests count as errors. The last one: %s", error)
-        job.has_crashed, job.rest = True, "error"
+        job.rest = "error"

@@ -1,4 +1,4 @@
-"""What goes into grading and what comes out: `Limits`, `Verdict`, `Stats`, and `SandboxError` for failures of our own."""
+"""What goes into grading and what comes out: `Limits`, `Verdict`, and `SandboxError` for failures of our own."""
 
 import os
 from dataclasses import dataclass, field
@@ -72,17 +72,5 @@ class Verdict:
     """
 
     reward: float
-    passed: int
-    total: int
     reason: str
     reasons: tuple[str, ...]
-    seconds: float
-
-
-@dataclass
-class Stats:
-    """Since the last reset: wall-clock seconds inside grading, workers replaced, programs that made two workers fail."""
-
-    seconds: float = 0.0
-    restarts: int = 0
-    crashes: int = 0

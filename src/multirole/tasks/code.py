@@ -118,7 +118,7 @@ class Code:
         """Score by hidden tests; `is_correct` is "all passed", and the reason is that of the first failed test."""
         verdicts = grade([extract_program(text) for text in texts], [p.reference for p in problems], self.reward)
         return [
-            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.passed == v.total)
+            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
             for v in verdicts
         ]
 
