@@ -1,7 +1,8 @@
 """The workers of this process and the schedule: which worker runs which tests of which program next.
 
 Programs are cut into units of a few tests, and each worker has a thread that takes the next unit. Results are judged as
-they arrive; under "all_pass" the first failure ends the program's tests wherever they run.
+they arrive. Under "all_pass" the first failure ends the program: no other unit of it is started, and of those that run
+nothing counts any more.
 
 A program that makes its worker fail is tried once more on a new worker. If that fails as well, the rest of its tests
 are errors, provided that a new worker still runs a known program as it should. Otherwise the sandbox itself is broken,
@@ -71,9 +72,6 @@ class Job:
             self.timeouts += reason == "timeout"
             if reason != "passed" and self.stops_early:
                 self.rest = "not_run"
-                for worker in self.workers:
-                    with contextlib.suppress(OSError):  # it has ended, which its own thread will notice
-                        worker.stop()
 
 
 class Pool:
@@ -139,7 +137,7 @@ class Pool:
                 job.workers.append(worker)
             is_whole = False
             end = self._run(worker, job, left, limits)
-            with job.lock:  # from here on nobody stops it, since its next unit will be another program's
+            with job.lock:  # from here on nobody kills it, since its next unit will be another program's
                 job.workers.remove(worker)
             if left and job.rest is None:
                 if end.reason not in ("timeout", "error"):
@@ -165,6 +163,7 @@ class Pool:
             full_timeouts=max(0, limits.full_timeouts - job.timeouts),
             memory_bytes=limits.memory_bytes,
             output_bytes=limits.output_bytes,
+            stops_early=job.stops_early,
         )
         for frame in worker.run(head, job.source, [job.inputs[test] for test in tests]):
             if frame.test < 0:
