@@ -19,7 +19,7 @@ from torch import Tensor
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
-from multirole.engines.kv_cache import Pool, Shape
+from multirole.engines.kv_cache import Pool
 from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
 
 PREFILL_TOKENS = 4096
@@ -97,7 +97,7 @@ class TransformersEngine:
         self.names = list(self.weights)
         c = model.config
         embed = self.weights[None].embed
-        self.shape = Shape(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, embed.device)
+        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, c.head_dim)
         self.eos_ids = self.eos_ids.to(embed.device)
         self.eps = c.rms_norm_eps
         self.rope = rope_table(model, self.max_length)
@@ -132,8 +132,7 @@ class TransformersEngine:
     def sleep(self) -> None:
         """Free the merged weights and the caches; `publish` makes them again."""
         check_idle("sleep()", len(self.waiting) + self.n_running)
-        self.weights.clear()
-        self.pools.clear()
+        self.close()
 
     def close(self) -> None:
         """Free weights and caches; idempotent."""
@@ -156,7 +155,7 @@ class TransformersEngine:
             batches[kind, self.names.index(request.adapter)].append(item)
         for (kind, adapter), batch in batches.items():
             if kind not in self.pools:
-                self.pools[kind] = Pool(self.shape, is_shared=kind[1] > 0)
+                self.pools[kind] = Pool(self.empty_kv, is_shared=kind[1] > 0)
             self._admit_batch(self.pools[kind], adapter, batch)
 
     def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
@@ -214,7 +213,7 @@ class TransformersEngine:
             q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))  # (B, heads or n_kv, T, d)
             kv[layer, 0, slots, :, :longest] = k[source]
             kv[layer, 1, slots, :, :longest] = v[source]
-            if layer == self.shape.layers - 1:
+            if layer == len(kv) - 1:
                 return None
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
             return out.transpose(1, 2).reshape(shape[0] * shape[1], -1)  # (B * T, heads * d)
