@@ -13,7 +13,7 @@ from paper_rows import DAPO, many, rows_of, sha, write
 from multirole.tasks import code, math, sources
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
-from multirole.tasks.sources import DataError, DataNotFound, Source
+from multirole.tasks.sources import DataError, Source
 
 REVISION = "a" * 40
 
@@ -98,7 +98,7 @@ def test_a_filled_cache_needs_no_network(pin, tmp_path):
 
 def test_an_unreachable_hub_is_named_with_the_command(pin, tmp_path):
     fill_cache(tmp_path, ["en/0.parquet"])
-    with pytest.raises(DataNotFound) as caught:
+    with pytest.raises(DataError) as caught:
         Math().problems("train")
     message = str(caught.value)
     assert f"revision {REVISION} are not in the cache" in message and "data='DIR'" in message
@@ -141,9 +141,7 @@ def test_a_folder_holds_the_pinned_files_and_nothing_else_counts(pin, tmp_path):
     with pytest.raises(DataError, match="have the SHA-256"):
         Math(copy).problems("train")
     (copy / "en" / "1.parquet").unlink()
-    with pytest.raises(
-        DataNotFound, match=r"a folder with the files of someone/rows.*Such a folder is what `hf download"
-    ):
+    with pytest.raises(DataError, match=r"a folder with the files of someone/rows.*Such a folder is what `hf download"):
         Math(copy).problems("train")
 
 
@@ -251,5 +249,5 @@ def test_missing_parquet_columns_and_missing_files_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.txt").write_text("prompt,solution")
     for name in ("absent.jsonl", "empty", "rows.txt"):
-        with pytest.raises(DataNotFound, match=rf"`data` must be a file .*got '.*{name}'"):
+        with pytest.raises(DataError, match=rf"`data` must be a file .*got '.*{name}'"):
             Math(tmp_path / name).problems("train")

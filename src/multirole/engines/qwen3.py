@@ -59,7 +59,7 @@ class Rope:
     sin: Tensor  # (length, d)
     weights: Tensor  # (layers, heads + n_kv, d)
     rolled: Tensor  # (layers, heads + n_kv, d)
-    is_normed: bool = True
+    is_normed: bool
 
 
 def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, eps: float, attend: Attend) -> Tensor:

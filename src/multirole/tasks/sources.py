@@ -35,11 +35,7 @@ Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
 
 
 class DataError(ValueError):
-    """The rows are not what they must be. Nothing was trained or scored."""
-
-
-class DataNotFound(FileNotFoundError):
-    """The rows are not on this machine and could not be fetched."""
+    """The rows are missing, or not what they must be. Nothing was trained or scored."""
 
 
 class BadRow(ValueError):
@@ -127,7 +123,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def load(source: Source, data: str | Path | None) -> Loaded:
-    """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataNotFound or DataError."""
+    """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
     is_own_file = data is not None and Path(data).expanduser().is_file()
     paths = _from_hub(source) if data is None else _from_disk(source, Path(data).expanduser())
     return _read(source, tuple((path, path.stat().st_mtime_ns) for path in paths), not is_own_file)
@@ -142,7 +138,7 @@ def _from_hub(source: Source) -> list[Path]:
             for name, _ in source.files
         ]
     except OSError as error:  # of which all errors of the Hub are kinds
-        raise DataNotFound(
+        raise DataError(
             f"The files of {source.repo} at revision {source.revision} are not in the cache "
             f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Run `{source.download}` where "
             "there is a connection, bring DIR here and write data='DIR'."
@@ -155,7 +151,7 @@ def _from_disk(source: Source, place: Path) -> list[Path]:
         return [place]
     paths = [place / name for name, _ in source.files]
     if not all(path.is_file() for path in paths):
-        raise DataNotFound(
+        raise DataError(
             f"`data` must be a file of your own rows ({', '.join(SUFFIXES)}), or a folder with the files of {source.repo}, "
             f"got {str(place)!r}. Such a folder is what `{source.download}` makes."
         )
