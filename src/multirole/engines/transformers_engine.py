@@ -76,7 +76,6 @@ class TransformersEngine:
 
     def __init__(self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024) -> None:
         self.eos_ids, self.max_rows, self.max_length = torch.tensor(eos_ids), max_rows, max_length
-        self.prefill_tokens = 0  # so far; a shared prompt counts once
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[PoolKind, Pool] = {}
@@ -203,7 +202,6 @@ class TransformersEngine:
         Padding is overwritten or masked later: a row only ever attends to positions that were written for it.
         """
         shape = (len(batch), longest)
-        self.prefill_tokens += sum(len(ids) for ids, _ in batch)
         tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=kv.device)  # (B, T)
         positions = torch.arange(longest, device=kv.device).repeat(len(batch))  # (B * T,)
         slots = torch.tensor([slot for _, slots in batch for slot in slots], device=kv.device)

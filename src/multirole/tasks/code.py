@@ -141,7 +141,8 @@ def grade(
     distinct = [(program, text) for program, text in dict.fromkeys(keys) if program]
     decoded = {text: json.loads(text) for _, text in distinct}
     verdicts = grade_batch([program for program, _ in distinct], [decoded[text] for _, text in distinct], rule, limits)
-    return list(map(dict(zip(distinct, verdicts, strict=True)).get, keys))
+    found = dict(zip(distinct, verdicts, strict=True))
+    return [found[program, text] if program else None for program, text in keys]
 
 
 def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits | None = None) -> Callable[..., Any]:
