@@ -50,8 +50,8 @@ def llm_options(
 
     `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake, `tensor_parallel_size` the
     number of processes, each with its GPU, that share one engine. `max_num_seqs` requests run at once, in steps of
-    `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a CPU, where one step
-    must hold the longest. `more` are other arguments of `vllm.LLM`, such as `revision`.
+    `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a CPU, where one
+    step must hold the longest. `more` are other arguments of `vllm.LLM`, such as `revision`.
     """
     step = max(max_num_batched_tokens, max_num_seqs)
     options: dict[str, Any] = more | {

@@ -1,7 +1,7 @@
 r"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
 
-Equal texts and plain numbers are decided here. The rest goes to math-verify, in the sandbox (`math_compare.py`), because
-sympy evaluates what the model has written.
+Equal texts and plain numbers are decided here. The rest goes to math-verify, in the sandbox (`math_compare.py`),
+because sympy evaluates what the model has written.
 
 Verdicts of `grade_answers`, of which only "correct" earns a reward:
   "correct"     the same value, set, interval or expression
@@ -65,7 +65,8 @@ _NUMBERS = (  # of texts that are nothing else: (pattern, replacement)
 _RATIONAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+|\d+/0*[1-9]\d*)", re.ASCII)
 _UNIT = re.compile(
     r"(?P<sign>\\?%|\^\\circ|\^\{\\circ\})$"
-    r"|(?: ?\\(?:text|mathrm|textrm|textnormal|mbox|operatorname)\{ ?(?P<text>[A-Za-z][A-Za-z ./^0-9*-]*) ?\}"
+    r"|(?: ?\\(?:text|mathrm|textrm|textnormal|mbox|operatorname)\{ ?"
+    r"(?P<text>[A-Za-z][A-Za-z ./^0-9*-]*(?:\^\{\d\})?) ?\}"
     r"| (?P<word>mm|cm|dm|km|ft|feet|inch(?:es)?|yards?|miles?|met(?:er|re)s?|mg|kg|grams?|lbs?|pounds?|mph|km/h|m/s"
     r"|(?:square )?units?|degrees?|dollars?|cents?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|percent))"
     r"(?P<power>\^\{?[23]\}?)?$"
@@ -154,7 +155,8 @@ def decide(answer: str, reference: str) -> str | list[tuple[str, str]]:
     if ours == gold:
         return "correct"
     if "%" in (unit, gold_unit) and unit != gold_unit:  # the sign is on one side only: 50% for 50, or for 0.5
-        return [(ours, gold), (ours + r"\%", gold) if unit else (ours, gold + r"\%")]
+        hundredth = r"\frac{%s}{100}"
+        return [(ours, gold), (hundredth % ours, gold) if unit else (ours, hundredth % gold)]
     if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold):
         return "correct" if Fraction(ours) == Fraction(gold) else "wrong"
     return [(ours, gold)]

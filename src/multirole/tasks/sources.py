@@ -5,8 +5,8 @@ its SHA-256, so that a run on other bytes never passes for a run on the paper's 
 revisions and checksums in `math.py` and `code.py` were published by a follow-up project (MaoMaoLYJ/ASPECT), and the
 files were not downloaded when this was written.
 
-`data` is a file of one's own rows, or a folder with the pinned files. Files are read directly and not through `datasets`,
-whose one type per column would turn the answers 3 and 2.5 into "3.0" and "2.5".
+`data` is a file of one's own rows, or a folder with the pinned files. Files are read directly and not through
+`datasets`, whose one type per column would turn the answers 3 and 2.5 into "3.0" and "2.5".
 """
 
 import csv
@@ -152,8 +152,8 @@ def _from_disk(source: Source, place: Path) -> list[Path]:
     paths = [place / name for name, _ in source.files]
     if not all(path.is_file() for path in paths):
         raise DataError(
-            f"`data` must be a file of your own rows ({', '.join(SUFFIXES)}), or a folder with the files of {source.repo}, "
-            f"got {str(place)!r}. Such a folder is what `{source.download}` makes."
+            f"`data` must be a file of your own rows ({', '.join(SUFFIXES)}), or a folder with the files of "
+            f"{source.repo}, got {str(place)!r}. Such a folder is what `{source.download}` makes."
         )
     return paths
 
@@ -171,7 +171,7 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], must_be_pinned: b
     if must_be_pinned and not is_pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are {pinned}. "
-            f"Delete the damaged ones from {paths[0].parent} and run again, or write data=FILE to use other rows on purpose."
+            f"Delete the damaged ones from {paths[0].parent} and run again, or write data=FILE to use other rows."
         )
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
