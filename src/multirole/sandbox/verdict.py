@@ -53,9 +53,9 @@ class Limits:
         has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= 256 << 20 and self.workers >= 1
         if not (has_time and has_room):
             raise ValueError(
-                f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, memory_bytes of "
-                "at least 64 MiB (Python itself needs about 32), output_bytes of 256 bytes to 256 MiB (held in our own "
-                "memory), and at least 1 for full_timeouts and workers."
+                f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "
+                "memory_bytes of at least 64 MiB (Python itself needs about 32), an output_bytes of 256 to 256 << 20 "
+                "(held in our own memory), and at least 1 for full_timeouts and workers."
             )
 
 

@@ -170,8 +170,8 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], must_be_pinned: b
     is_pinned = digests == pinned
     if must_be_pinned and not is_pinned:
         raise DataError(
-            f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are {pinned}. "
-            f"Delete the damaged ones from {paths[0].parent} and run again, or write data=FILE to use other rows."
+            f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
+            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
         )
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
