@@ -251,11 +251,11 @@ def test_nothing_is_imported_after_the_preload() -> None:
     script = (
         f"import json, sys\nsys.path.append({str(math_answer.MODULE.parent)!r})\nimport math_compare\nmath_compare.preload()\n"
         "before = set(sys.modules)\n"
-        "for answer, reference in json.load(sys.stdin):\n    math_compare.compare([answer], reference)\n"
+        "for answer, reference in json.load(sys.stdin):\n    math_compare.compare(answer, reference)\n"
         "print(sorted(set(sys.modules) - before))"
     )
     wanted = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
-    pairs = [[item[0][0], item[1]] for item in wanted if not isinstance(item, str)]
+    pairs = [item[0] for item in wanted if not isinstance(item, str)]
     result = subprocess.run(
         [sys.executable, "-P", "-c", script], input=json.dumps(pairs), text=True, capture_output=True, check=False
     )
@@ -267,7 +267,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
     [
         pytest.param("raise SystemExit('no math-verify here')", "no math-verify here", marks=pytest.mark.slow),
         (
-            "def preload(): pass\ndef judge(answers, gold): return 'broken: ImportError'",
+            "def preload(): pass\ndef judge(answer, gold): return 'broken: ImportError'",
             "could not be run .*ImportError",
         ),
     ],

@@ -13,7 +13,7 @@ from paper_rows import DAPO, many, rows_of, sha, write
 from multirole.tasks import code, math, sources
 from multirole.tasks.code import Code
 from multirole.tasks.math import Math
-from multirole.tasks.sources import DataError, DataNotFound, Source
+from multirole.tasks.sources import DataError, Source
 
 REVISION = "a" * 40
 
@@ -75,12 +75,12 @@ def test_a_repeated_question_stays_in_a_pinned_dataset_and_not_in_ones_own_rows(
     rows = many(20)
     rows[7] = rows[3]
     path = write(tmp_path / "rows.parquet", rows)
-    assert Math(path).describe()["skipped"] == {"duplicate": 1} and Math(path).describe()["repeated"] == 0
+    assert Math(path).describe()["skipped"] == {"duplicate": 1}
     files = (("rows.parquet", sha(path)),)
     monkeypatch.setattr(math, "SOURCE", replace(math.SOURCE, repo="someone/rows", revision=REVISION, files=files))
     held = Math(path).problems("train") + Math(path).problems("validation")
     assert len(held) == len({problem.id for problem in held}) == 20
-    assert len({problem.question for problem in held}) == 19 and Math(path).describe()["repeated"] == 1
+    assert len({problem.question for problem in held}) == 19 and Math(path).describe()["skipped"] == {}
 
 
 def test_a_filled_cache_needs_no_network(pin, tmp_path):
@@ -89,8 +89,7 @@ def test_a_filled_cache_needs_no_network(pin, tmp_path):
     assert (len(train), len(validation)) == (21, 3)
     assert Math().describe() == {
         "repo": "someone/rows", "revision": REVISION, "note": "a note", "is_pinned": True,
-        "files": dict(pin.files), "rows": 24, "split_rows": {"train": 21, "validation": 3, "seed": 42},
-        "train": 21, "validation": 3, "skipped": {}, "repeated": 0,
+        "files": dict(pin.files), "rows": 24, "train": 21, "validation": 3, "skipped": {},
     }  # fmt: skip
     expected = datasets.Dataset.from_list(rows_of(DAPO)).train_test_split(test_size=0.1, seed=42)
     assert [p.question for p in validation] == expected["test"]["prompt"][:]
@@ -99,7 +98,7 @@ def test_a_filled_cache_needs_no_network(pin, tmp_path):
 
 def test_an_unreachable_hub_is_named_with_the_command(pin, tmp_path):
     fill_cache(tmp_path, ["en/0.parquet"])
-    with pytest.raises(DataNotFound) as caught:
+    with pytest.raises(DataError) as caught:
         Math().problems("train")
     message = str(caught.value)
     assert f"revision {REVISION} are not in the cache" in message and "data='DIR'" in message
@@ -129,22 +128,21 @@ def test_a_damaged_download_is_refused(pin, tmp_path):
         Math().problems("train")
 
 
-@pytest.mark.parametrize("names", [("en/0.parquet", "en/1.parquet"), ("renamed_b.parquet", "renamed_a.parquet")])
-def test_a_copy_of_the_pinned_files_counts_as_pinned_under_any_name(pin, tmp_path, names):
-    for i, name in enumerate(names):
-        target = tmp_path / "copy" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((tmp_path / "hub" / f"{i}.parquet").read_bytes())
-    write(tmp_path / "copy" / ".cache" / "other.jsonl", many(3))
+def test_a_folder_holds_the_pinned_files_and_nothing_else_counts(pin, tmp_path):
     fill_cache(tmp_path, [name for name, _ in pin.files])
-    assert Math(tmp_path / "copy").describe() == Math().describe()
-    assert Math(tmp_path / "copy").problems("validation") == Math().problems("validation")
-
-
-def test_a_part_of_the_pinned_files_is_no_dataset(pin, tmp_path):
-    write(tmp_path / "copy" / "en" / "0.parquet", many(5))
-    with pytest.raises(DataNotFound, match=r"1 of the 2 files of someone/rows.*Fetch all of them with `hf download"):
-        Math(tmp_path / "copy").problems("train")
+    copy = tmp_path / "copy"
+    for i, (name, _) in enumerate(pin.files):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((tmp_path / "hub" / f"{i}.parquet").read_bytes())
+    write(copy / "other.jsonl", many(3))
+    assert Math(copy).describe() == Math().describe()
+    assert Math(copy).problems("validation") == Math().problems("validation")
+    write(copy / "en" / "1.parquet", many(4))
+    with pytest.raises(DataError, match="have the SHA-256"):
+        Math(copy).problems("train")
+    (copy / "en" / "1.parquet").unlink()
+    with pytest.raises(DataError, match=r"a folder with the files of someone/rows.*Such a folder is what `hf download"):
+        Math(copy).problems("train")
 
 
 # ---- your own rows
@@ -157,15 +155,6 @@ def test_own_rows_are_read_from_every_kind_of_file(tmp_path, suffix):
     description = Math(path).describe()
     assert description["files"] == {path.name: sha(path)} and not description["is_pinned"]
     assert description["repo"] is None and description["revision"] is None
-
-
-def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
-    rows = rows_of(DAPO)
-    write(tmp_path / "b.json", rows[10:])
-    write(tmp_path / "a.jsonl", rows[:10])
-    (tmp_path / "README.md").write_text("no rows")
-    assert Math(tmp_path).problems("train") == Math(DAPO).problems("train")
-    assert list(Math(tmp_path).describe()["files"]) == ["a.jsonl", "b.json"]
 
 
 def test_a_smaller_count_is_a_prefix_and_more_than_there_are_is_refused():
@@ -216,7 +205,6 @@ def test_a_number_is_an_answer_and_a_line_separator_no_end_of_a_row(tmp_path):
 def test_a_broken_row_is_left_out_and_counted_until_there_are_too_many(tmp_path, change, reason):
     description = Math(write(tmp_path / "100.jsonl", many(100, **change))).describe()
     assert description["skipped"] == {reason: 1} and description["train"] + description["validation"] == 99
-    assert description["split_rows"] == {"train": 90, "validation": 10, "seed": 42}
     with pytest.raises(DataError, match=rf"'{reason}': 1}} \(row 7: {reason}\)\. At most 1% of the rows may be broken"):
         Math(write(tmp_path / "99.jsonl", many(99, **change))).problems("train")
 
@@ -261,5 +249,5 @@ def test_missing_parquet_columns_and_missing_files_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.txt").write_text("prompt,solution")
     for name in ("absent.jsonl", "empty", "rows.txt"):
-        with pytest.raises(DataNotFound, match=rf"`data` must be a file .*got '.*{name}'"):
+        with pytest.raises(DataError, match=rf"`data` must be a file .*got '.*{name}'"):
             Math(tmp_path / name).problems("train")

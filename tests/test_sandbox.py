@@ -16,6 +16,7 @@ from multirole.sandbox import Limits, SandboxError, selftest, worker
 
 LIMITS = Limits(test_seconds=0.5, memory_bytes=1 << 30)
 ECHO = "print(input())"
+REPLACED = "A sandbox worker was replaced"
 
 
 def echoes(*outputs: str) -> list[dict]:
@@ -32,20 +33,20 @@ def test_the_fraction_and_every_reason() -> None:
     verdict = sandbox.grade(program, echoes(*"01234567"), limits=LIMITS)
     reasons = ("passed", "wrong_answer", "error", "timeout", "memory", "output_limit", "violation", "passed")
     assert verdict.reasons == reasons
-    assert (verdict.reward, verdict.passed, verdict.total, verdict.reason) == (0.25, 2, 8, "wrong_answer")
-    assert verdict.seconds > 0
+    assert (verdict.reward, verdict.reason) == (0.25, "wrong_answer")
 
 
 def test_all_pass_is_all_or_nothing_and_stops_at_the_first_failure() -> None:
-    right, wrong = ECHO, "n = int(input())\nif n == 3:\n    while True: pass\nprint(-n)"
-    given = [echoes("0", "1", "2", "3"), echoes("0", "1", "2", "3")]
-    limits = dataclasses.replace(LIMITS, workers=1, test_seconds=20.0)
+    wrong, hanging = "print(-int(input()))", "n = int(input())\nwhile n: pass\nprint(n)"
+    limits = dataclasses.replace(LIMITS, workers=1, test_seconds=1.0)
+    sandbox.level()
     started = time.monotonic()
-    good, bad = sandbox.grade_batch([right, wrong], given, "all_pass", limits)
-    assert (good.reward, good.passed, set(good.reasons)) == (1.0, 4, {"passed"})
-    assert (bad.reward, bad.passed, bad.reason) == (0.0, 1, "wrong_answer")
+    good, bad, slow = sandbox.grade_batch([ECHO, wrong, hanging], [echoes(*"0123")] * 3, "all_pass", limits)
+    assert (good.reward, good.reasons) == (1.0, ("passed",) * 4)
+    assert (bad.reward, bad.reason) == (0.0, "wrong_answer")
     assert bad.reasons == ("passed", "wrong_answer", "not_run", "not_run")
-    assert time.monotonic() - started < 15, "the hanging fourth test was stopped, not waited for"
+    assert slow.reasons == ("passed", "timeout", "not_run", "not_run")
+    assert time.monotonic() - started < 3, "one of three hanging tests was waited for"
 
 
 def test_no_code_and_its_neighbours() -> None:
@@ -57,9 +58,12 @@ def test_no_code_and_its_neighbours() -> None:
 def test_a_program_whose_every_test_hangs_costs_one_budget() -> None:
     limits = Limits(test_seconds=0.4, full_timeouts=2, workers=1)
     program = "import os\nn = int(input())\nwhile n != 11: pass\nprint(n)"
+    sandbox.level()
+    started = time.monotonic()
     verdict = sandbox.grade(program, echoes(*map(str, range(12))), limits=limits)
+    seconds = time.monotonic() - started
     assert verdict.reasons == ("timeout",) * 11 + ("passed",), "a test that ends quickly passes even then"
-    assert verdict.seconds < 0.8 * (2 * 0.4 * 11), "a hanging test has twice its CPU seconds on the wall clock"
+    assert seconds < 0.8 * (2 * 0.4 * 11), "a hanging test has twice its CPU seconds on the wall clock"
 
 
 def test_the_whole_budget_ends_a_program() -> None:
@@ -95,24 +99,22 @@ def test_any_thread_may_grade() -> None:
     assert verdicts == [1.0] * 4
 
 
-def test_workers_outlive_the_thread_that_started_them() -> None:
+def test_workers_outlive_the_thread_that_started_them(caplog) -> None:
     sandbox.close()
     thread = threading.Thread(target=lambda: sandbox.grade(ECHO, echoes("0"), limits=LIMITS))
     thread.start()
     thread.join()
-    sandbox.take_stats()
-    assert sandbox.grade(ECHO, echoes("0"), limits=LIMITS).reward == 1.0 and sandbox.take_stats().restarts == 0
+    assert sandbox.grade(ECHO, echoes("0"), limits=LIMITS).reward == 1.0 and REPLACED not in caplog.text
 
 
-def test_dead_workers_are_replaced_and_the_program_graded_all_the_same() -> None:
+def test_dead_workers_are_replaced_and_the_program_graded_all_the_same(caplog) -> None:
     sandbox.grade_batch([ECHO] * 8, [echoes(*map(str, range(16)))] * 8, limits=dataclasses.replace(LIMITS, workers=3))
     assert len(sandbox._running().idle) >= 3
-    sandbox.take_stats()
     for idle in list(sandbox._running().idle):
         os.kill(idle.process.pid, signal.SIGKILL)
         idle.process.wait()
     assert sandbox.grade(ECHO, echoes("0"), limits=LIMITS).reward == 1.0
-    assert sandbox.take_stats().restarts >= 1
+    assert REPLACED in caplog.text
 
 
 def test_trouble_of_the_sandbox_is_never_a_reward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,19 +156,16 @@ KILL_ZYGOTE = "os.kill(os.getppid(), 9), time.sleep(9)"  # the manager dies with
 
 @pytest.mark.parametrize("death", [KILL_ZYGOTE, "raise MemoryError", "os.kill(os.getpid(), 31)"])
 @pytest.mark.parametrize("rule", ["fraction", "all_pass"])
-def test_a_program_that_makes_workers_fail_is_an_error_and_is_counted(sabotage, caplog, death: str, rule: str) -> None:
+def test_a_program_that_makes_workers_fail_is_an_error_and_is_logged(sabotage, caplog, death: str, rule: str) -> None:
     sabotage(f"if 'POISON' in source: {death}")
-    sandbox.take_stats()
     sources = [ECHO, "# POISON\n" + ECHO, ECHO + "\n"]
     good, bad, other = sandbox.grade_batch(sources, [echoes(*map(str, range(20)))] * 3, rule, LIMITS)
     assert good.reward == other.reward == 1.0
     assert bad.reward == 0.0 and bad.reason == "error" and set(bad.reasons) <= {"error", "not_run"}
-    stats = sandbox.take_stats()
-    assert stats.crashes == 1 and stats.restarts >= 2
-    assert "made two workers fail" in caplog.text
+    assert REPLACED in caplog.text and "made two workers fail" in caplog.text
 
 
-def test_a_manager_that_dies_amid_a_frame_spoils_no_verdict(sabotage) -> None:
+def test_a_manager_that_dies_amid_a_frame_spoils_no_verdict(sabotage, caplog) -> None:
     sabotage(
         "global copy; whole = copy\n"
         "    def copy(source, target, offset, count):\n"  # of the second of four tests: a second attempt has three
@@ -176,9 +175,8 @@ def test_a_manager_that_dies_amid_a_frame_spoils_no_verdict(sabotage) -> None:
         "        whole(source, target, offset, count)\n"
         "    import sys"
     )
-    sandbox.take_stats()
     assert sandbox.grade(ECHO, echoes("0", "1", "2", "3"), limits=LIMITS).reasons == ("passed",) * 4
-    assert sandbox.take_stats().restarts == 1
+    assert caplog.text.count(REPLACED) == 1
 
 
 def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +206,10 @@ def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.
         "x: 'import trace' = 1",
     ],
 )
-def test_no_text_of_a_right_program_makes_grading_fail(text: str) -> None:
-    sandbox.take_stats()
+def test_no_text_of_a_right_program_makes_grading_fail(text: str, caplog) -> None:
     verdict = sandbox.grade(f"{text}\n{ECHO}", echoes("0", "1"), limits=dataclasses.replace(LIMITS, test_seconds=5.0))
     assert verdict.reasons == ("passed", "passed")
-    assert sandbox.take_stats().restarts == 0
+    assert REPLACED not in caplog.text
 
 
 def test_missing_containment_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

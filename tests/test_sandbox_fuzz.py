@@ -1,10 +1,11 @@
-"""Texts that nobody wrote as answers never make grading raise, and are never counted as crashes of the sandbox."""
+"""Texts that nobody wrote as answers never make grading raise, and never cost a worker of the sandbox."""
 
 import os
 import pkgutil
 import random
 import site
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ PIECES = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def no_worker_is_lost(caplog) -> Iterator[None]:
+    yield
+    assert "A sandbox worker was replaced" not in caplog.text
+
+
 def library_files() -> list[Path]:
     """The Python files of the standard library and of site-packages, in a fixed order."""
     folders = [Path(os.__file__).parent, *map(Path, site.getsitepackages())]
@@ -29,12 +36,10 @@ def library_files() -> list[Path]:
 
 
 def grade(programs: list[str]) -> None:
-    sandbox.take_stats()
     verdicts = sandbox.grade_batch(
         programs, [TESTS if i % 3 else FUNCTION for i in range(len(programs))], limits=LIMITS
     )
-    stats = sandbox.take_stats()
-    assert len(verdicts) == len(programs) and stats.crashes == stats.restarts == 0
+    assert len(verdicts) == len(programs)
     assert sandbox.grade("print(3)", TESTS).reward == 1.0
 
 
@@ -67,11 +72,8 @@ def library_modules() -> list[str]:
 
 def import_each(modules: list[str]) -> None:
     programs = [f"try: import {module}\nexcept BaseException: pass\nprint(3)" for module in modules]
-    sandbox.take_stats()
     verdicts = sandbox.grade_batch(programs, [TESTS] * len(programs), limits=Limits(full_timeouts=1))
     assert {name: v.reason for name, v in zip(modules, verdicts, strict=True) if v.reward < 1.0} == {}
-    stats = sandbox.take_stats()
-    assert stats.crashes == stats.restarts == 0
 
 
 def test_a_few_modules_of_the_library_can_be_imported() -> None:

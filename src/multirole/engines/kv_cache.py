@@ -6,8 +6,6 @@ group meet it in one matrix product: decoding is bound by reading the cache, and
 per row.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,26 +13,16 @@ from torch import Tensor
 N_COLUMNS = 10
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a cache needs to know of the model."""
-
-    layers: int
-    n_kv: int
-    head_dim: int
-    device: torch.device
-
-
 class Pool:
     """Rows in slots 0..n-1. Shared pools also hold prompts in slots 0..n_prompts-1, each of at least one row."""
 
-    def __init__(self, shape: Shape, is_shared: bool) -> None:
-        self.n_kv, self.is_shared = shape.n_kv, is_shared
+    def __init__(self, empty_kv: Tensor, is_shared: bool) -> None:
+        """`empty_kv` is (layers, 2, 0 rows, n_kv, 0 tokens, d)."""
+        self.n_kv, self.is_shared = empty_kv.shape[3], is_shared
         self.n, self.n_prompts, self.longest = 0, 0, 0
         self.is_placed = False
-        device = shape.device
-        self.kv = torch.zeros(shape.layers, 2, 0, shape.n_kv, 0, shape.head_dim, device=device)
-        self.prompt_kv = torch.zeros_like(self.kv)
+        device = empty_kv.device
+        self.kv = self.prompt_kv = empty_kv
         self.prompt_length = torch.zeros(0, dtype=torch.int64, device=device)
         self.ids = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(0, 0, device=device)

@@ -59,7 +59,7 @@ class Rope:
     sin: Tensor  # (length, d)
     weights: Tensor  # (layers, heads + n_kv, d)
     rolled: Tensor  # (layers, heads + n_kv, d)
-    is_normed: bool = True
+    is_normed: bool
 
 
 def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, eps: float, attend: Attend) -> Tensor:
@@ -169,16 +169,14 @@ def _problems(model: PeftModel | Served, inner: Any) -> Iterator[str]:
         yield f"its weights are quantised, such as {quantised[0]}"
     if any(name.endswith(("_proj.bias", "_proj.base_layer.bias")) for name, _ in inner.named_parameters()):
         yield "its linear layers have biases"
-    targets = {id(module) for name, module in inner.named_modules() if name.rsplit(".", 1)[-1] in PROJECTIONS}
     for name, module in inner.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            if id(module) not in targets:
-                yield f"an adapter targets {name}, which is none of {PROJECTIONS}"
-            if not isinstance(module, LoraLayer):
-                yield f"{name} has an adapter that is not LoRA"
-            elif module.merged:
-                yield f"{name} is merged"
-            elif len(module.lora_magnitude_vector) or any(b.bias is not None for b in module.lora_B.values()):
-                yield f"{name} uses DoRA or has a LoRA bias"
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        if name.rsplit(".", 1)[-1] not in PROJECTIONS or not isinstance(module, LoraLayer):
+            yield f"{name} has an adapter that is not LoRA on one of {PROJECTIONS}"
+        elif module.merged:
+            yield f"{name} is merged"
+        elif len(module.lora_magnitude_vector) or any(b.bias is not None for b in module.lora_B.values()):
+            yield f"{name} uses DoRA or has a LoRA bias"
     if isinstance(model, PeftModel) and any(config.modules_to_save for config in model.peft_config.values()):
         yield "an adapter has modules_to_save"

@@ -19,7 +19,7 @@ from torch import Tensor
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
-from multirole.engines.kv_cache import Pool, Shape
+from multirole.engines.kv_cache import Pool
 from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
 
 PREFILL_TOKENS = 4096
@@ -76,7 +76,6 @@ class TransformersEngine:
 
     def __init__(self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024) -> None:
         self.eos_ids, self.max_rows, self.max_length = torch.tensor(eos_ids), max_rows, max_length
-        self.prefill_tokens = 0  # so far; a shared prompt counts once
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[PoolKind, Pool] = {}
@@ -97,7 +96,7 @@ class TransformersEngine:
         self.names = list(self.weights)
         c = model.config
         embed = self.weights[None].embed
-        self.shape = Shape(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, embed.device)
+        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, c.head_dim)
         self.eos_ids = self.eos_ids.to(embed.device)
         self.eps = c.rms_norm_eps
         self.rope = rope_table(model, self.max_length)
@@ -132,8 +131,7 @@ class TransformersEngine:
     def sleep(self) -> None:
         """Free the merged weights and the caches; `publish` makes them again."""
         check_idle("sleep()", len(self.waiting) + self.n_running)
-        self.weights.clear()
-        self.pools.clear()
+        self.close()
 
     def close(self) -> None:
         """Free weights and caches; idempotent."""
@@ -156,7 +154,7 @@ class TransformersEngine:
             batches[kind, self.names.index(request.adapter)].append(item)
         for (kind, adapter), batch in batches.items():
             if kind not in self.pools:
-                self.pools[kind] = Pool(self.shape, is_shared=kind[1] > 0)
+                self.pools[kind] = Pool(self.empty_kv, is_shared=kind[1] > 0)
             self._admit_batch(self.pools[kind], adapter, batch)
 
     def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
@@ -204,7 +202,6 @@ class TransformersEngine:
         Padding is overwritten or masked later: a row only ever attends to positions that were written for it.
         """
         shape = (len(batch), longest)
-        self.prefill_tokens += sum(len(ids) for ids, _ in batch)
         tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=kv.device)  # (B, T)
         positions = torch.arange(longest, device=kv.device).repeat(len(batch))  # (B * T,)
         slots = torch.tensor([slot for _, slots in batch for slot in slots], device=kv.device)
@@ -214,7 +211,7 @@ class TransformersEngine:
             q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))  # (B, heads or n_kv, T, d)
             kv[layer, 0, slots, :, :longest] = k[source]
             kv[layer, 1, slots, :, :longest] = v[source]
-            if layer == self.shape.layers - 1:
+            if layer == len(kv) - 1:
                 return None
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
             return out.transpose(1, 2).reshape(shape[0] * shape[1], -1)  # (B * T, heads * d)

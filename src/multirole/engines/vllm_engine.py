@@ -43,18 +43,21 @@ T = TypeVar("T")
 
 
 def llm_options(
-    n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float,
-    tensor_parallel_size: int, max_num_seqs: int, max_num_batched_tokens: int,
+    n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float = 0.6,
+    tensor_parallel_size: int = 1, max_num_seqs: int = 512, max_num_batched_tokens: int = 8192, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
 
-    Prompts that are longer than a step are prefilled in pieces, but not on a CPU, where one step must hold the longest.
+    `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake, `tensor_parallel_size` the
+    number of processes, each with its GPU, that share one engine. `max_num_seqs` requests run at once, in steps of
+    `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a CPU, where one
+    step must hold the longest. `more` are other arguments of `vllm.LLM`, such as `revision`.
     """
     step = max(max_num_batched_tokens, max_num_seqs)
-    options: dict[str, Any] = {
+    options: dict[str, Any] = more | {
         "enable_lora": True,
         "max_loras": n_adapters + 1,
-        "max_lora_rank": next(allowed for allowed in LORA_RANKS if allowed >= rank),
+        "max_lora_rank": next((allowed for allowed in LORA_RANKS if allowed >= rank), rank),
         "max_model_len": max_length,
         "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": True,
@@ -75,13 +78,12 @@ def llm_options(
             "vLLM's LoRA kernels for CUDA take half precision only, and this model is in float32. Load it in bfloat16, or use "
             "engine='transformers'."
         )
-    options |= {
+    return options | {
         "max_num_batched_tokens": step,
         "gpu_memory_utilization": gpu_memory_utilization,
         "enable_sleep_mode": True,
         "tensor_parallel_size": tensor_parallel_size,
     }
-    return options
 
 
 def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
@@ -111,12 +113,9 @@ class VLLMEngine:
         model_path: a folder with the base model and its tokenizer, whose end-of-turn token ends a completion.
         adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
         max_length: the limit of prompt + max_tokens, in tokens.
-        max_num_seqs, max_num_batched_tokens: requests that run at once, and the tokens of one step.
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
-        gpu_memory_utilization: the fraction of GPU memory that vLLM may take while awake.
-        tensor_parallel_size: processes, each with its GPU, that share one engine.
         stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
-        options: further arguments of `vllm.LLM`, such as `revision`.
+        options: see `llm_options`.
 
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
     """
@@ -128,26 +127,15 @@ class VLLMEngine:
         max_lora_rank: int,
         max_length: int,
         dtype: torch.dtype = torch.float32,
-        gpu_memory_utilization: float = 0.6,
-        tensor_parallel_size: int = 1,
-        max_num_seqs: int = 512,
-        max_num_batched_tokens: int = 8192,
         stop_ids: Sequence[int] = (),
         **options: Any,
     ) -> None:
-        if max_lora_rank > LORA_RANKS[-1]:
-            raise ValueError(
-                f"vLLM serves LoRA ranks up to {LORA_RANKS[-1]}, got {max_lora_rank}. Use a smaller rank or engine='transformers'."
-            )
         self.adapters, self.max_length, self.dtype = list(adapters), max_length, dtype
         self.is_asleep, self.is_guest = False, torch.distributed.is_initialized()
         self.lora: dict[str, LoRARequest] = {}
         self.running: set[int] = set()
         self.stop_ids = list(stop_ids) or None
-        options = options | llm_options(
-            len(adapters), max_lora_rank, max_length, dtype, gpu_memory_utilization, tensor_parallel_size,
-            max_num_seqs, max_num_batched_tokens,
-        )  # fmt: skip
+        options = llm_options(len(adapters), max_lora_rank, max_length, dtype, **options)
         gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
         self.thread = ThreadPoolExecutor(1, "vllm")
         if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
@@ -179,9 +167,10 @@ class VLLMEngine:
         at_once = args.generation_batch_size // n_engines * max(trainer.workflow.roles.values())
         return cls(
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
-            args.max_prompt_tokens + args.max_completion_length, dtype,
-            args.vllm_gpu_memory_utilization, args.vllm_tensor_parallel_size,
-            min(args.vllm_max_num_seqs, at_once), args.vllm_max_num_batched_tokens, trainer.eos_token_ids,
+            args.max_prompt_tokens + args.max_completion_length, dtype, trainer.eos_token_ids,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            tensor_parallel_size=args.vllm_tensor_parallel_size,
+            max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
             revision=trainer.model_options.get("revision"), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
 

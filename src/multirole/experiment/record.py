@@ -203,7 +203,7 @@ class Recording(MultiRoleCallback):
         self.grading_seconds, self.cpu = 0.0, time.process_time()
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        self.grading_seconds = sandbox.take_stats().seconds
+        self.grading_seconds = sandbox.take_seconds()
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         """Add its summary, roles, optimizer steps, and cosines between roles."""

@@ -12,8 +12,8 @@ What holds, at level "setuid+seccomp+landlock+rlimits" ("setuid" only when start
   * the environment, this process's memory and descriptors, and the inputs of other tests are out of reach;
   * nothing that one test does can be seen by another;
   * a test's process dies with its manager, and both with the zygote, within half a second of this process's end;
-  * no program makes grading fail. One that makes two workers fail has the reason "error" and is counted in
-    `Stats.crashes`. `SandboxError` means that the sandbox itself does not work; it never becomes a reward.
+  * no program makes grading fail. One that makes two workers fail has the reason "error". `SandboxError` means that the
+    sandbox itself does not work; it never becomes a reward.
 seccomp is an allow-list and alone contains all of this; Landlock and the other user id are second walls. Without
 seccomp nothing is graded unless `require(allow_unsafe=True)` was called.
 
@@ -45,18 +45,18 @@ from pathlib import Path
 from multirole.sandbox import selftest
 from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import RULES, Limits, SandboxError, Stats, Verdict
+from multirole.sandbox.verdict import RULES, Limits, SandboxError, Verdict
 
 __all__ = [
-    "RULES", "Limits", "SandboxError", "Stats", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
-    "require", "take_stats",
+    "RULES", "Limits", "SandboxError", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
+    "require", "take_seconds",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 _lock = threading.RLock()
 _pools: dict[str, Pool] = {}
-_stats = Stats()
+_seconds = 0.0
 _is_unsafe_allowed = False
 
 
@@ -81,13 +81,11 @@ def grade_batch(
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
     makers = {key: _job_maker(normalise_tests(given), rule) for key, given in {id(one): one for one in tests}.items()}
     jobs = [makers[id(given)](program) for program, given in zip(programs, tests, strict=True)]
+    global _seconds
     with _lock:
         pool, started = _running(), time.monotonic()
-        restarts = pool.restarts
         pool.run(jobs, limits or Limits())
-        _stats.seconds += time.monotonic() - started
-        _stats.restarts += pool.restarts - restarts
-        _stats.crashes += sum(job.has_crashed for job in jobs)
+        _seconds += time.monotonic() - started
     return [_verdict(job, rule) for job in jobs]
 
 
@@ -104,10 +102,10 @@ def _job_maker(tests: list[dict], rule: str) -> Callable[[str], Job]:
 
 
 def _verdict(job: Job, rule: str) -> Verdict:
-    passed, total = job.reasons.count("passed"), len(job.reasons)
-    failures = [reason for reason in job.reasons if reason not in ("passed", "not_run")]
-    reward = passed / total if rule == "fraction" else float(passed == total)
-    return Verdict(reward, passed, total, failures[0] if failures else "passed", tuple(job.reasons), job.seconds)
+    share = job.reasons.count("passed") / len(job.reasons)
+    failures = (reason for reason in job.reasons if reason not in ("passed", "not_run"))
+    reason = "passed" if share == 1.0 else next(failures)
+    return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(job.reasons))
 
 
 def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[str, bytes]]:
@@ -144,11 +142,11 @@ def require(allow_unsafe: bool = False) -> str:
         return _running().level
 
 
-def take_stats() -> Stats:
-    """Return the counts since the last call and start new ones."""
-    global _stats
+def take_seconds() -> float:
+    """Return the wall-clock seconds inside `grade_batch` since the last call."""
+    global _seconds
     with _lock:
-        taken, _stats = _stats, Stats()
+        taken, _seconds = _seconds, 0.0
         return taken
 
 

@@ -1,11 +1,12 @@
 """The workers of this process and the schedule: which worker runs which tests of which program next.
 
 Programs are cut into units of a few tests, and each worker has a thread that takes the next unit. Results are judged as
-they arrive; under "all_pass" the first failure ends the program's tests wherever they run.
+they arrive. Under "all_pass" the first failure ends the program: no other unit of it is started, and of those that run
+nothing counts any more.
 
 A program that makes its worker fail is tried once more on a new worker. If that fails as well, the rest of its tests
-are errors and it is counted in `Stats.crashes`, provided that a new worker still runs a known program as it should.
-Otherwise the sandbox itself is broken, which raises `SandboxError`.
+are errors, provided that a new worker still runs a known program as it should. Otherwise the sandbox itself is broken,
+which raises `SandboxError`.
 """
 
 import contextlib
@@ -40,10 +41,8 @@ class Job:
     is_right: Callable[[int, bytes], bool]
     stops_early: bool = False
     rest: str | None = None
-    has_crashed: bool = False
     timeouts: int = 0
     started: float = 0.0
-    seconds: float = 0.0
     workers: list[Worker] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,19 +70,15 @@ class Job:
                 return
             self.reasons[test] = reason
             self.timeouts += reason == "timeout"
-            self.seconds = time.monotonic() - self.started
             if reason != "passed" and self.stops_early:
                 self.rest = "not_run"
-                for worker in self.workers:
-                    with contextlib.suppress(OSError):  # it has ended, which its own thread will notice
-                        worker.stop()
 
 
 class Pool:
     """The workers; its owner takes care that one thread at a time calls it. Workers import the file `module` first."""
 
     def __init__(self, module: str = "") -> None:
-        self.module, self.level, self.restarts = module, "", 0
+        self.module, self.level = module, ""
         self.idle: list[Worker] = []
 
     def close(self) -> None:
@@ -98,10 +93,7 @@ class Pool:
             for job in jobs
             for start in range(0, len(job.inputs), _UNIT_TESTS)
         ]
-        queue, n_workers = iter(units), min(limits.workers, len(units))
-        if n_workers <= 1:
-            self._work(queue, limits)
-            return
+        queue, n_workers = iter(units), max(1, min(limits.workers, len(units)))
         with ThreadPoolExecutor(n_workers) as threads:
             try:
                 for done in as_completed([threads.submit(self._work, queue, limits) for _ in range(n_workers)]):
@@ -145,7 +137,7 @@ class Pool:
                 job.workers.append(worker)
             is_whole = False
             end = self._run(worker, job, left, limits)
-            with job.lock:  # from here on nobody stops it, since its next unit will be another program's
+            with job.lock:  # from here on nobody kills it, since its next unit will be another program's
                 job.workers.remove(worker)
             if left and job.rest is None:
                 if end.reason not in ("timeout", "error"):
@@ -154,7 +146,6 @@ class Pool:
             is_whole = True
             return None
         except SandboxError as error:
-            self.restarts += 1
             return error
         finally:
             self.idle.append(worker) if is_whole else worker.close()
@@ -172,6 +163,7 @@ class Pool:
             full_timeouts=max(0, limits.full_timeouts - job.timeouts),
             memory_bytes=limits.memory_bytes,
             output_bytes=limits.output_bytes,
+            stops_early=job.stops_early,
         )
         for frame in worker.run(head, job.source, [job.inputs[test] for test in tests]):
             if frame.test < 0:
@@ -189,4 +181,4 @@ class Pool:
         if control.reasons != ["passed"]:
             raise SandboxError(f"The sandbox does not work any more: {error}") from error
         logger.error("A program made two workers fail; its remaining tests count as errors. The last one: %s", error)
-        job.has_crashed, job.rest = True, "error"
+        job.rest = "error"

@@ -1,4 +1,4 @@
-"""What goes into grading and what comes out: `Limits`, `Verdict`, `Stats`, and `SandboxError` for failures of our own."""
+"""What goes into grading and what comes out: `Limits`, `Verdict`, and `SandboxError` for failures of our own."""
 
 import os
 from dataclasses import dataclass, field
@@ -49,18 +49,13 @@ class Limits:
     workers: int = field(default_factory=default_workers)
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_seconds <= self.problem_seconds <= 86_400 or self.full_timeouts < 1:
+        has_time = 0 < self.test_seconds <= self.problem_seconds <= 86_400 and self.full_timeouts >= 1
+        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= 256 << 20 and self.workers >= 1
+        if not (has_time and has_room):
             raise ValueError(
-                f"Limits got test_seconds={self.test_seconds}, problem_seconds={self.problem_seconds}, "
-                f"full_timeouts={self.full_timeouts}. One test cannot have more time than all tests together, and at "
-                "least one must be able to use all of its time. Write 0 < test_seconds <= problem_seconds <= 86400 and "
-                "full_timeouts >= 1."
-            )
-        if self.memory_bytes < 64 << 20 or not 256 <= self.output_bytes <= 256 << 20 or self.workers < 1:
-            raise ValueError(
-                f"Limits got memory_bytes={self.memory_bytes}, output_bytes={self.output_bytes}, "
-                f"workers={self.workers}. Python itself needs about 32 MiB, and outputs are held in our own memory. "
-                "Write memory_bytes >= 64 MiB, 256 <= output_bytes <= 256 MiB and workers >= 1."
+                f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "
+                "memory_bytes of at least 64 MiB (Python itself needs about 32), an output_bytes of 256 to 256 << 20 "
+                "(held in our own memory), and at least 1 for full_timeouts and workers."
             )
 
 
@@ -72,17 +67,5 @@ class Verdict:
     """
 
     reward: float
-    passed: int
-    total: int
     reason: str
     reasons: tuple[str, ...]
-    seconds: float
-
-
-@dataclass
-class Stats:
-    """Since the last reset: wall-clock seconds inside grading, workers replaced, programs that made two workers fail."""
-
-    seconds: float = 0.0
-    restarts: int = 0
-    crashes: int = 0

@@ -79,10 +79,6 @@ class Worker:
             yield (frame := self._frame(head.output_bytes, deadline))
             index = frame.test
 
-    def stop(self) -> None:
-        """Ask it to end its unit early; frames on their way and the end of the unit still arrive."""
-        self.channel.send(wire.STOP)
-
     def _frame(self, most: int, deadline: float) -> Frame:
         mark, test, reason, size = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline))
         if mark != wire.MARK or size > most or not 0 <= reason < len(wire.REASONS):

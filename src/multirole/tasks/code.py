@@ -48,10 +48,9 @@ RECONSTRUCTION_SUFFIX = (  # part of the data: what the conversion put after eve
 def from_conversion(row: Row) -> Problem:
     """Read a row of the reconstruction: one user message (problem text and a fixed suffix), and the kept tests."""
     messages = row.get("messages")
-    if not isinstance(messages, list) or len(messages) != 1 or not isinstance(messages[0], dict):
-        raise BadRow("not_one_message")
-    content = text_of(messages[0], "content", "no_question")
-    if messages[0].get("role") != "user" or not content.endswith(RECONSTRUCTION_SUFFIX):
+    message = messages[0] if isinstance(messages, list) and len(messages) == 1 else None
+    content = text_of(message if isinstance(message, dict) else {}, "content", "no_question")
+    if not content.endswith(RECONSTRUCTION_SUFFIX):
         raise BadRow("unknown_suffix")
     return _framed(content.removesuffix(RECONSTRUCTION_SUFFIX), row.get("ground_truth"))
 
@@ -119,7 +118,7 @@ class Code:
         """Score by hidden tests; `is_correct` is "all passed", and the reason is that of the first failed test."""
         verdicts = grade([extract_program(text) for text in texts], [p.reference for p in problems], self.reward)
         return [
-            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.passed == v.total)
+            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
             for v in verdicts
         ]
 
@@ -135,20 +134,15 @@ def extract_program(text: str) -> str | None:
 
 
 def grade(
-    programs: Sequence[str | None],
-    tests: Sequence[str],
-    rule: Rule,
-    limits: Limits | None = None,
-    known: dict[tuple[str, str, str], Verdict] | None = None,
+    programs: Sequence[str | None], tests: Sequence[str], rule: Rule, limits: Limits | None = None
 ) -> list[Verdict | None]:
-    """Run every distinct program once on its tests (JSON text); None without a program. Adds its verdicts to `known`."""
-    known = {} if known is None else known
-    keys = [(program or "", text, rule) for program, text in zip(programs, tests, strict=True)]
-    missing = [key for key in dict.fromkeys(keys) if key[0] and key not in known]
-    decoded = {text: json.loads(text) for _, text, _ in missing}
-    verdicts = grade_batch([key[0] for key in missing], [decoded[key[1]] for key in missing], rule, limits)
-    known.update(zip(missing, verdicts, strict=True))
-    return [known[key] if key[0] else None for key in keys]
+    """Run every distinct program once on its tests (JSON text); None without a program."""
+    keys = list(zip(programs, tests, strict=True))
+    distinct = [(program, text) for program, text in dict.fromkeys(keys) if program]
+    decoded = {text: json.loads(text) for _, text in distinct}
+    verdicts = grade_batch([program for program, _ in distinct], [decoded[text] for _, text in distinct], rule, limits)
+    found = dict(zip(distinct, verdicts, strict=True))
+    return [found[program, text] if program else None for program, text in keys]
 
 
 def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits | None = None) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
+r"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
 
-Most pairs are decided by their texts and by exact fractions (`math_text.py`). The rest goes to math-verify, in the
-sandbox (`math_compare.py`), because sympy evaluates what the model has written.
+Equal texts and plain numbers are decided here. The rest goes to math-verify, in the sandbox (`math_compare.py`),
+because sympy evaluates what the model has written.
 
 Verdicts of `grade_answers`, of which only "correct" earns a reward:
   "correct"     the same value, set, interval or expression
@@ -12,9 +12,9 @@ Verdicts of `grade_answers`, of which only "correct" earns a reward:
 
 Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
 and 84/2 is 42 here; the text after the last `</think>` counts, not after the first; `<|begin_of_box|>` means nothing;
-`\\boxed {5}` with a space is a box.
+`\boxed {5}` with a space is a box.
 
-Conventions:
+Conventions, beside those of math-verify:
   * A percent sign may be left out or added (50% equals 50 and 0.5), and so may a unit (5 cm equals 5). Two different
     units are wrong, and nothing is converted between them.
   * 1,000 and 1{,}000 and "1 000" are thousands; any other {,} is a decimal comma.
@@ -22,19 +22,20 @@ Conventions:
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo).
-  * Words in \\text{} are compared as words, without case.
-What math-verify still gets wrong is listed in `tests/data/math_pairs.tsv` as "known limit".
+What math-verify gets wrong or cannot read is listed in `tests/data/math_pairs.tsv` as "known limit".
 """
 
 import json
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from multirole import sandbox
 from multirole.sandbox import Limits, SandboxError
-from multirole.tasks.math_text import MAX_CHARACTERS, Comparison, closing_brace, decide
 
+MAX_CHARACTERS = 1000
+"""Of an answer, and of a reference."""
 MODULE = Path(__file__).with_name("math_compare.py")
 LIMITS = Limits(
     test_seconds=2.0,  # of one comparison; most take hundredths
@@ -46,7 +47,44 @@ LIMITS = Limits(
     workers=min(4, Limits().workers),  # each holds sympy
 )
 _MOST_CACHED = 20_000
-_cache: dict[Comparison, str] = {}
+_cache: dict[tuple[str, str], str] = {}
+
+_CHARACTERS = str.maketrans({"°": r"^\circ "} | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63", "-"))
+_SPELLING = (  # of whole texts: (pattern, replacement), in this order
+    (re.compile(r"\\?\$|\\!"), ""),
+    (re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\s+"), " "),
+    (re.compile(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])"), ""),  # "2 1/2" keeps its space
+    (re.compile(r"(?<!\.)\.$"), ""),
+)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,|\{,\}| )\d{3}(?:\1\d{3})*(?:\.\d+)?", re.ASCII)
+_NUMBERS = (  # of texts that are nothing else: (pattern, replacement)
+    (re.compile(r"^([+-]?\d+)\{,\}(\d+)$", re.ASCII), r"\1.\2"),
+    (re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d+)$", re.ASCII), r"\1\\times 10^{\2}"),
+    (re.compile(r"^([+-]?\d+) (\d+)/(\d+)$", re.ASCII), r"\1\\frac{\2}{\3}"),
+)
+_RATIONAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+|\d+/0*[1-9]\d*)", re.ASCII)
+_UNIT = re.compile(
+    r"(?P<sign>\\?%|\^\\circ|\^\{\\circ\})$"
+    r"|(?: ?\\(?:text|mathrm|textrm|textnormal|mbox|operatorname)\{ ?"
+    r"(?P<text>[A-Za-z][A-Za-z ./^0-9*-]*(?:\^\{\d\})?) ?\}"
+    r"| (?P<word>mm|cm|dm|km|ft|feet|inch(?:es)?|yards?|miles?|met(?:er|re)s?|mg|kg|grams?|lbs?|pounds?|mph|km/h|m/s"
+    r"|(?:square )?units?|degrees?|dollars?|cents?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|percent))"
+    r"(?P<power>\^\{?[23]\}?)?$"
+)
+_NO_UNIT = re.compile(
+    r"[ied]|or|and|not?|if|than|more|less|fewer|at|least|most|about|approximately|is|are|mod|to|other|only|per"
+)
+_SIGN_OF_UNIT = {"percent": "%", "percentage": "%", "degree": "^circ"}
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """Return the position of the brace that closes one opened just before `start`, or None."""
+    depth = 1
+    for found in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    return None
 
 
 def extract_boxed(text: str) -> str | None:
@@ -79,19 +117,69 @@ def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
                 f"{reference[:40]!r}... Shorten it, or leave the problem out."
             )
     decided = [decide(answer, reference) for answer, reference in pairs]
-    known = {item: _cache[item] for item in decided if item in _cache}
-    missing = list(dict.fromkeys(item for item in decided if not isinstance(item, str) and item not in known))
+    asked = dict.fromkeys(pair for item in decided if not isinstance(item, str) for pair in item)
+    known = {pair: _cache[pair] for pair in asked if pair in _cache}
+    missing = [pair for pair in asked if pair not in known]
     known.update(zip(missing, _compare(missing), strict=True))
     if len(_cache) > _MOST_CACHED:
         _cache.clear()
     _cache.update(known)
-    return [item if isinstance(item, str) else known[item] for item in decided]
+    return [item if isinstance(item, str) else _best([known[pair] for pair in item]) for item in decided]
 
 
-def _compare(comparisons: list[Comparison]) -> list[str]:
+def _best(words: list[str]) -> str:
+    return "correct" if "correct" in words else words[0]
+
+
+def _compare(pairs: list[tuple[str, str]]) -> list[str]:
     """Return the words of math-verify; a comparison that does not end in order is a "timeout"."""
-    results = sandbox.call(MODULE, "judge", [[list(answers), gold] for answers, gold in comparisons], LIMITS)
+    results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
     words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
     if broken := [word for word in words if word.startswith("broken")]:
         raise SandboxError(f"math-verify could not be run behind the sandbox's walls: {broken[0]}")
     return words
+
+
+def decide(answer: str, reference: str) -> str | list[tuple[str, str]]:
+    """Return the verdict where the texts give one, else the pairs of texts of which math-verify must find one equal."""
+    if len(answer) > MAX_CHARACTERS:
+        return "too_long"
+    ours, gold = _spell(answer), _spell(reference)
+    if not ours or closing_brace(ours + "}", 0) != len(ours):
+        return "unparsable"
+    if ours == gold:
+        return "correct"
+    (ours, unit), (gold, gold_unit) = _split_unit(ours), _split_unit(gold)
+    if unit and gold_unit and unit != gold_unit:
+        return "wrong"
+    if ours == gold:
+        return "correct"
+    if "%" in (unit, gold_unit) and unit != gold_unit:  # the sign is on one side only: 50% for 50, or for 0.5
+        hundredth = r"\frac{%s}{100}"
+        return [(ours, gold), (hundredth % ours, gold) if unit else (ours, hundredth % gold)]
+    if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold):
+        return "correct" if Fraction(ours) == Fraction(gold) else "wrong"
+    return [(ours, gold)]
+
+
+def _spell(text: str) -> str:
+    text = text.translate(_CHARACTERS)
+    for pattern, replacement in _SPELLING:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    """Split `5\\text{ cm}` into ("5", "cm"); the unit is "" where nothing is certainly one. Spell a number's value."""
+    unit = ""
+    if found := _UNIT.search(text):
+        value, words = text[: found.start()], (found["sign"] or found["text"] or found["word"]).lower().split()
+        has_value = re.search(r"\d|\\pi", value) and re.search(r"[A-Za-z0-9)}]$", value)
+        if has_value and len(words) <= 3 and not any(map(_NO_UNIT.fullmatch, words)):
+            text, unit = value, re.sub(r"[\\{}]|\.$|(?<=\w\w\w)s$", "", "".join(words))
+            unit = _SIGN_OF_UNIT.get(unit, unit) + re.sub("[{}]", "", found["power"] or "")
+    if _THOUSANDS.fullmatch(text):
+        return re.sub(r",|\{,\}| ", "", text), unit
+    for pattern, replacement in _NUMBERS:
+        text = pattern.sub(replacement, text)
+    return text, unit

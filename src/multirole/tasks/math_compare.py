@@ -30,17 +30,12 @@ PRELOAD = (
     "assumptions calculus combinatorics concrete core functions integrals logic matrices ntheory polys series sets "
     "simplify solvers tensor"
 )
-# One of each shape. They fill the parser's tables, which every fork inherits and which take it 0.1 s otherwise.
+# They fill the parser's tables, which every fork inherits and which take it several hundredths of a second otherwise.
 WARM_UP = (
-    (r"\frac{1}{2}", "0.5"), (r"\sqrt[3]{27}", r"2\sqrt{2}"), (r"x>2", r"(2,\infty)"), (r"1\le x<2", "[1,2)"),
-    (r"\{1,2\}", "1,2"), ("(1,2)", "[1,2]"), (r"(-\infty,2]\cup[3,4)", r"x\neq 2"), (r"x=5", "5"),
-    (r"2\pi r^2", r"\pi r^{2}"), (r"1.2\times 10^{-3}", r"50\%"), ("3x^2+1", "(x+1)^2"), (r"5!", r"\binom{10}{3}"),
-    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&5\end{bmatrix}"), (r"\log_2 8", r"\ln 4"),
-    (r"\sin\frac{\pi}{6}", r"\cos^2 x"), (r"\text{yes}", "A"), (r"2\frac{1}{2}", "5/2"), (r"90^\circ", r"\emptyset"),
-    (r"1+2i", "e^2"), (r"|x|", r"\pm 3"), (r"6\cdot 7", "a_1"), ("x=1,y=2", "y=2x+1"), ("n(n+1)/2", "-n"),
-    (r"(\frac{1}{2},3)", "a_{1}"), (r"(a+b)(a-b)", r"\frac{x^2-1}{x-1}"),
+    (r"\frac{1}{2}", "0.5"), (r"\sqrt[3]{27}", r"2\sqrt{2}"), (r"(-\infty,2]\cup[3,4)", r"1\le x<2"),
+    (r"\{1,2\}", "(1,2)"), ("x=1,y=2", r"50\%"), ("3x^2+1", r"\frac{x^2-1}{x-1}"), (r"2\pi r^2", r"1.2\times 10^{-3}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\text{yes}"), (r"\sin\frac{\pi}{6}", r"\log_2 8"),
 )  # fmt: skip
-KNOWN = ((r"\sqrt{8}", r"2\sqrt{2}", "correct"), ("x+1", "x-1", "wrong"), (r"\frac{", "1", "unparsable"))
 CONFIG = LatexExtractionConfig(
     try_extract_without_anchor=False,
     boxed_match_priority=0,
@@ -53,7 +48,7 @@ Value = Any
 
 
 def preload() -> None:
-    """Import what a comparison may import late, fill the parser's tables, and check that math-verify is the right one."""
+    """Import what a comparison may import late, and fill the parser's tables."""
     logging.disable(logging.CRITICAL)
     for package in PRELOAD.split():
         module = importlib.import_module(f"sympy.{package}")
@@ -61,10 +56,7 @@ def preload() -> None:
             if not {"tests", "benchmarks", "compatibility", "trace"} & set(found.name.split(".")):
                 importlib.import_module(found.name)
     for answer, reference in WARM_UP:
-        compare([answer], reference)
-    words = [compare([answer], reference) for answer, reference, _ in KNOWN]
-    if words != [word for *_, word in KNOWN]:
-        sys.exit(f"math-verify judges {KNOWN} as {words}; install version 0.9, as in the lock file")
+        compare(answer, reference)
 
 
 def exact(value: Value) -> Value:
@@ -102,30 +94,24 @@ def is_set_for_tuple(text: str, value: Value, other: Value) -> bool:
     return is_set and isinstance(other, (sympy.Tuple, sympy.Interval))
 
 
-def compare(answers: list[str], reference: str) -> str:
-    """Return "correct", "wrong" or "unparsable" for the best of the answers; an unparsable reference equals nothing."""
-    gold = parse_boxed(reference)
-    word = "unparsable"
-    for text in answers:
-        value = parse_boxed(text)
-        if value is None:
-            continue
-        word = "wrong"
-        if gold is None or is_set_for_tuple(text, value, gold) or is_set_for_tuple(reference, gold, value):
-            continue
-        is_equal = verify(
-            gold, value, strict=True, allow_set_relation_comp=True, numeric_precision=50, timeout_seconds=None
-        )
-        if is_equal and not is_false_equation(value):
-            return "correct"
-    return word
+def compare(answer: str, reference: str) -> str:
+    """Return "correct", "wrong" or "unparsable"; an unparsable reference equals nothing."""
+    gold, value = parse_boxed(reference), parse_boxed(answer)
+    if value is None:
+        return "unparsable"
+    if gold is None or is_set_for_tuple(answer, value, gold) or is_set_for_tuple(reference, gold, value):
+        return "wrong"
+    is_equal = verify(
+        gold, value, strict=True, allow_set_relation_comp=True, numeric_precision=50, timeout_seconds=None
+    )
+    return "correct" if is_equal and not is_false_equation(value) else "wrong"
 
 
-def judge(answers: list[str], reference: str) -> str:
+def judge(answer: str, reference: str) -> str:
     """Compare once; "broken" where a module or a file is missing, which no text can cause."""
     sys.setrecursionlimit(1000)
     try:
-        return compare(answers, reference)
+        return compare(answer, reference)
     except (MemoryError, RecursionError):
         return "timeout"
     except (ImportError, OSError) as error:

@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import logging
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,8 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 from multirole.core.types import Problem, Reward
 from multirole.tasks.sources import SUFFIXES, DataError, question_id, read_rows, take
 from multirole.tasks.splits import check_split
-
-logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., list[float]]
 """`reward(prompts, completions, **columns)` returns one number per completion; 1 or more counts as correct."""
@@ -32,10 +26,6 @@ class TaskLike(Protocol):
     def extract(self, text: str) -> str | None: ...
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]: ...
     def describe(self) -> dict[str, object]: ...
-
-
-SLOW_SECONDS = 300.0
-"""A reward function that runs for longer is reported in the log, with the place where it is."""
 
 
 class RewardError(RuntimeError):
@@ -97,9 +87,6 @@ class Task:
     def _call(self, problems: list[Problem], texts: list[str]) -> list[float]:
         ids, prompts = [problem.id for problem in problems], [problem.question for problem in problems]
         columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
-        watch = threading.Timer(SLOW_SECONDS, self._report_slow, (threading.get_ident(), ids))
-        watch.daemon = True
-        watch.start()
         try:
             found = self.reward(prompts=prompts, completions=texts, **columns)
             values = list(map(float, found)) if isinstance(found, Iterable) else None
@@ -108,21 +95,12 @@ class Task:
                 for problem, text in zip(problems, texts, strict=True):
                     self._call([problem], [text])
             raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {', '.join(ids[:3])}.") from error
-        finally:
-            watch.cancel()
         if values is None or len(values) != len(ids):
             raise RewardError(
                 f"The reward of task {self.name!r} must return a list with one number per completion, got "
                 f"{repr(found) if values is None else len(values)} for {len(ids)} completions, the first of {ids[0]}."
             )
         return values
-
-    def _report_slow(self, thread: int, ids: list[str]) -> None:
-        place = "".join(traceback.format_stack(sys._current_frames().get(thread)))
-        logger.warning(
-            "The reward of task %r has been running for %.0f s on %d completions, the first of %s. It is here:\n%s",
-            self.name, SLOW_SECONDS, len(ids), ids[0], place,
-        )  # fmt: skip
 
     def _read(self, data: Data) -> list[Problem]:
         problems: dict[str, Problem] = {}

@@ -5,9 +5,8 @@ its SHA-256, so that a run on other bytes never passes for a run on the paper's 
 revisions and checksums in `math.py` and `code.py` were published by a follow-up project (MaoMaoLYJ/ASPECT), and the
 files were not downloaded when this was written.
 
-`data` may be a file, or a folder of files, with one's own rows; a copy of the pinned files counts as the pinned dataset
-under any names. Files are read directly and not through `datasets`, whose one type per column would turn the answers 3
-and 2.5 into "3.0" and "2.5".
+`data` is a file of one's own rows, or a folder with the pinned files. Files are read directly and not through
+`datasets`, whose one type per column would turn the answers 3 and 2.5 into "3.0" and "2.5".
 """
 
 import csv
@@ -36,11 +35,7 @@ Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
 
 
 class DataError(ValueError):
-    """The rows are not what they must be. Nothing was trained or scored."""
-
-
-class DataNotFound(FileNotFoundError):
-    """The rows are not on this machine and could not be fetched."""
+    """The rows are missing, or not what they must be. Nothing was trained or scored."""
 
 
 class BadRow(ValueError):
@@ -128,10 +123,10 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def load(source: Source, data: str | Path | None) -> Loaded:
-    """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataNotFound or DataError."""
+    """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
+    is_own_file = data is not None and Path(data).expanduser().is_file()
     paths = _from_hub(source) if data is None else _from_disk(source, Path(data).expanduser())
-    changed = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-    return _read(source, tuple(paths), changed, data is None)
+    return _read(source, tuple((path, path.stat().st_mtime_ns) for path in paths), not is_own_file)
 
 
 def _from_hub(source: Source) -> list[Path]:
@@ -143,7 +138,7 @@ def _from_hub(source: Source) -> list[Path]:
             for name, _ in source.files
         ]
     except OSError as error:  # of which all errors of the Hub are kinds
-        raise DataNotFound(
+        raise DataError(
             f"The files of {source.repo} at revision {source.revision} are not in the cache "
             f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Run `{source.download}` where "
             "there is a connection, bring DIR here and write data='DIR'."
@@ -151,44 +146,35 @@ def _from_hub(source: Source) -> list[Path]:
 
 
 def _from_disk(source: Source, place: Path) -> list[Path]:
-    """Return the given file, else the pinned names in the given folder, else every file of rows in it."""
-    pinned = [place / name for name, _ in source.files]
-    found = [path for path in pinned if path.is_file()]
-    if found and len(found) < len(pinned):
-        raise DataNotFound(
-            f"{place} holds {len(found)} of the {len(pinned)} files of {source.repo}, which are no dataset of their own. "
-            f"Fetch all of them with `{source.download}`."
+    """Return the given file, or the pinned files in the given folder."""
+    if place.is_file() and place.suffix in SUFFIXES:
+        return [place]
+    paths = [place / name for name, _ in source.files]
+    if not all(path.is_file() for path in paths):
+        raise DataError(
+            f"`data` must be a file of your own rows ({', '.join(SUFFIXES)}), or a folder with the files of "
+            f"{source.repo}, got {str(place)!r}. Such a folder is what `{source.download}` makes."
         )
-    found = found or ([place] if place.is_file() else sorted(place.glob("*")))
-    if not (found := [path for path in found if path.suffix in SUFFIXES]):
-        raise DataNotFound(
-            f"`data` must be a file ({', '.join(SUFFIXES)}) or a folder of such files, got {str(place)!r}. The files of "
-            f"{source.repo} are fetched by `{source.download}`."
-        )
-    return found
+    return paths
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
-def _read(
-    source: Source, paths: tuple[Path, ...], changed: tuple[tuple[int, int], ...], must_be_pinned: bool
-) -> Loaded:
-    digests = {}
+def _read(source: Source, found: tuple[tuple[Path, int], ...], must_be_pinned: bool) -> Loaded:
+    """Read the rows of files, given with the time of their last change."""
+    paths = [path for path, _ in found]
+    digests = []
     for path in paths:
         with path.open("rb") as file:
-            digests[hashlib.file_digest(file, "sha256").hexdigest()] = path
-    is_pinned = set(digests) == {sha for _, sha in source.files}
-    if is_pinned:
-        files = [(name, sha, digests[sha]) for name, sha in source.files]
-    elif must_be_pinned:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    pinned = [sha for _, sha in source.files]
+    is_pinned = digests == pinned
+    if must_be_pinned and not is_pinned:
         raise DataError(
-            f"The files of {source.repo} at revision {source.revision} have the SHA-256 {list(digests)}, pinned are "
-            f"{[sha for _, sha in source.files]}. Delete the damaged ones from {paths[0].parent} and run again, or write "
-            "data=PATH to use other rows on purpose."
+            f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
+            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
         )
-    else:
-        files = [(path.name, sha, path) for sha, path in digests.items()]
     outcomes: list[Problem | str] = []
-    for row in (row for _, _, path in files for row in read_rows(path)):
+    for row in (row for path in paths for row in read_rows(path)):
         try:
             outcomes.append(source.to_problem(row))
         except BadRow as error:
@@ -217,15 +203,14 @@ def _read(
             f"({', '.join(broken[:3])}). At most {MOST_BROKEN:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
+    names = [name for name, _ in source.files] if is_pinned else [path.name for path in paths]
     return splits, {
         "repo": source.repo if is_pinned else None,
         "revision": source.revision if is_pinned else None,
         "note": source.note if is_pinned else "the user's own rows",
         "is_pinned": is_pinned,
-        "files": {name: sha for name, sha, _ in files},
+        "files": dict(zip(names, digests, strict=True)),
         "rows": len(outcomes),
-        "split_rows": {"train": len(outcomes) - n_test, "validation": n_test, "seed": SPLIT_SEED},
         **counts,
         "skipped": dict(sorted(skipped.items())),
-        "repeated": sum(seen.values()) - len(seen) if is_pinned else 0,
     }

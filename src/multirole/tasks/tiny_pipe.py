@@ -18,7 +18,7 @@ from functools import cache
 from typing import ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
-from multirole.sandbox import Limits, Verdict
+from multirole.sandbox import Limits
 from multirole.tasks.code import Rule, grade
 from multirole.tasks.splits import first_problems, split_of
 
@@ -133,9 +133,6 @@ def stream(
 
 
 LIMITS = Limits(test_seconds=1.0, full_timeouts=1, memory_bytes=512 << 20, output_bytes=64 << 10)
-_verdicts: dict[tuple[str, str, str], Verdict] = {}
-"""The sandbox's verdicts by (program, tests, rule), since rollouts repeat themselves often."""
-MOST_VERDICTS = 50_000
 
 
 def extract(text: str) -> str | None:
@@ -206,16 +203,14 @@ class TinyPipe:
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score by hidden tests; a program that fails in several ways has the least clean reason."""
-        if len(_verdicts) > MOST_VERDICTS:
-            _verdicts.clear()
         programs = list(map(extract, texts))
         reads = [read_program(program or "") for program in programs]
         strange = [None if found else program for program, found in zip(programs, reads, strict=True)]
-        tests = {
-            p.id: json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
+        tests = [
+            json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
             for p in problems
-        }  # one text per problem: the keys of `_verdicts` share it
-        verdicts = grade(strange, [tests[p.id] for p in problems], self.reward, LIMITS, _verdicts)
+        ]
+        verdicts = grade(strange, tests, self.reward, LIMITS)
         rewards = []
         for problem, found, verdict in zip(problems, reads, verdicts, strict=True):
             if found:

@@ -5,7 +5,6 @@ from the compiled program and ends. Inputs and outputs travel between memory fil
 the kernel, so they never lie in the manager's memory, which the tests' processes inherit.
 """
 
-import contextlib
 import gc
 import os
 import resource
@@ -17,16 +16,11 @@ from os import _exit as end_process  # a program may replace what `os` holds
 
 from . import prelude, runner, walls, wire
 
-STOP = signal.SIGRTMIN + 1  # from the zygote: no more results of this unit are needed
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
-AWAITED = {signal.SIGCHLD, STOP}  # blocked in the zygote and its children, so that none is lost before it is waited for
+AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MOST_FILES = 256
 SHORT_SHARE = 0.05  # of its limits that a test may use after several others have used up theirs
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
-
-
-class Stopped(Exception):
-    """The trainer needs no more results of this unit."""
 
 
 def cpu_seconds_of(pid: int) -> float:
@@ -82,8 +76,10 @@ class Manager:
             raise OSError("the second seccomp filter was refused")
         gc.freeze()
         for index, size in enumerate(self.head.sizes):
-            self.run_test(index, offset, size)
+            reason = self.run_test(index, offset, size)
             offset += size
+            if reason != "ended" and self.head.stops_early:
+                break
 
     def limits(self) -> tuple[float, float]:
         """CPU and wall-clock seconds of the next test: less once several tests have used up theirs, 0 at the unit's end."""
@@ -91,12 +87,12 @@ class Manager:
         share = 1.0 if self.full_timeouts > 0 else SHORT_SHARE
         return min(left, self.head.test_seconds * share), min(left, self.head.wall_seconds * share)
 
-    def run_test(self, index: int, offset: int, size: int) -> None:
-        """Run one test in a process of its own and report it."""
+    def run_test(self, index: int, offset: int, size: int) -> str:
+        """Run one test in a process of its own, report it, and return its reason."""
         cpu_limit, wall_limit = self.limits()
         if cpu_limit <= 0:
             self.report(index, "timeout")
-            return
+            return "timeout"
         given, output = os.memfd_create("input"), os.memfd_create("output")
         copy(self.body, given, offset, size)
         os.lseek(given, 0, os.SEEK_SET)
@@ -120,6 +116,7 @@ class Manager:
         self.report(index, reason, output)
         os.close(given)
         os.close(output)
+        return reason
 
     def set_up(self, manager: int, descriptors: tuple[int, ...], cpu_seconds: float) -> None:
         """In a test's process: take the descriptors as 0, 1, 2, 3, close the rest, give up what the manager may do."""
@@ -143,9 +140,7 @@ class Manager:
         """Wait for a test's process to end, and kill it at its limit; its exit code, None if it was killed."""
         left = min(cpu_limit, deadline - time.monotonic())
         while left > 0:
-            signalled = signal.sigtimedwait(AWAITED, max(left, 0.001))
-            if signalled is not None and signalled.si_signo == STOP:
-                raise Stopped
+            signal.sigtimedwait(AWAITED, max(left, 0.001))
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
@@ -179,8 +174,7 @@ def main(body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> 
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
         resource.setrlimit(resource.RLIMIT_CPU, (int(head.test_seconds) + COMPILE_SECONDS, most_seconds))
-        with contextlib.suppress(Stopped):
-            Manager(body, head, most_tasks, filters).run()
+        Manager(body, head, most_tasks, filters).run()
         code = 0
     finally:
         if code:

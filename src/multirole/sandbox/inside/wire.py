@@ -9,7 +9,6 @@ import signal
 import struct
 from dataclasses import dataclass
 
-STOP = b"stop"  # the packet that ends a unit early; the end of the unit is still reported
 FRAME = struct.Struct("!4sibQ")  # MARK, test index (-1: end of the unit), position in REASONS, bytes that follow
 MARK = b"test"
 CHANNEL, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # descriptors of a zygote, out of the way of a program's 0 to 3
@@ -28,7 +27,10 @@ REASON_OF_MANAGER = {  # compiling a program can time out or crash; anything els
 
 @dataclass(frozen=True)
 class Head:
-    """What to run, and its limits. sizes: input bytes per test; functions: what to call, or "" for a test on stdin."""
+    """What to run, and its limits. sizes: input bytes per test; functions: what to call, or "" for a test on stdin.
+
+    stops_early: a test that does not end in order is the unit's last one.
+    """
 
     source_bytes: int
     sizes: list[int]
@@ -39,3 +41,4 @@ class Head:
     full_timeouts: int
     memory_bytes: int
     output_bytes: int
+    stops_early: bool
