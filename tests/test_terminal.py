@@ -1,29 +1,8 @@
-"""What a shell completes, and the lines of a run."""
-
-import subprocess
+"""The lines of a run."""
 
 import pandas as pd
-import pytest
-from multirole.completion import script
 
-from multirole.__main__ import COMMANDS
 from multirole.experiment.progress import iteration_line, result_lines, validation_line
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("tra", "train"),
-        ("evaluate -p n_roll", "n_rollouts"),
-        ("train -p policy ip -p scale tiny-r", "tiny-r"),
-        ("train -p policy ''", "sp ip"),
-        ("inspect ru", ""),  # the shell offers files
-    ],
-)
-def test_bash_completes_commands_names_and_words(typed, offered):
-    words = f"COMP_WORDS=(multirole {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
-    asked = f"{script('bash', COMMANDS)}\n{words}; _multirole; echo ${{COMPREPLY[@]}}"
-    assert subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True).stdout.strip() == offered
 
 
 def test_the_lines_of_a_run_by_hand():
