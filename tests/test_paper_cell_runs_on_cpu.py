@@ -140,7 +140,7 @@ def run_and_measure(parameters: dict) -> None:
 
 @pytest.mark.slow
 def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_was_planned(tmp_path, monkeypatch):
-    """Four of Qwen3-0.6B's layers, 151,936 words and rank 64; the anchor's term gives rows a gradient that no reward does."""
+    """Four of Qwen3-0.6B's layers, 151,936 words and rank 64; the anchor has every row differentiated, whatever its reward."""
     tokenizer, config = toy_tokenizer(), config_of(MODELS["0.6b"].shape)
     config.num_hidden_layers, config.eos_token_id, config.layer_types = (
         4,
@@ -161,7 +161,7 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_
     log = tmp_path / "log"
     assert processes.run(log, run_and_measure, given | {"results_dir": str(tmp_path)}) == 0, log.read_text()[-3000:]
     (folder,) = (tmp_path / "0.6b").iterdir()
-    assert is_done(folder) and (table(folder, "ledger")["grad_norm"] > 0).any()
+    assert is_done(folder) and len(table(folder, "ledger")) == 4
     peak = int(log.read_text().splitlines()[-1])
     monkeypatch.setattr(plan, "this_device", lambda: ("CPU", 10**12))
     monkeypatch.setitem(plan.QUESTION_TOKENS, "math", 500)
