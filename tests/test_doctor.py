@@ -10,12 +10,12 @@ import torch
 from peft import PeftModel
 from pytest import MonkeyPatch
 from trainers import slow_but
+from trl.trainer.utils import add_fused_lm_head
 
 from multirole import doctor
 from multirole.core import distributed, logprobs, trainer
 from multirole.core.engine import Sampling
 from multirole.core.rows import left_aligned
-from multirole.core.stock import add_fused_lm_head
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Reward
 from multirole.diagnostics.gradients import weights_of
