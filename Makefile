@@ -83,8 +83,8 @@ environment:
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 
 # papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
-# what the notebook prints. Ctrl-C ends it as SIGTERM does, and the kernel saves a checkpoint; an error is shown without
-# papermill's own traceback. ipykernel's notices, about local sockets and the interrupt that ends a kernel, are left out.
+# what the notebook prints. Ctrl-C ends it at once, and the same command continues from the newest checkpoint; an error is shown
+# without papermill's own traceback. ipykernel's notices, about local sockets and the interrupt that ends a kernel, are left out.
 define RUN_PAPERMILL
 import signal, sys
 from papermill.__main__ import papermill

@@ -451,7 +451,7 @@ def records(whole: Path) -> dict[str, Case]:
     files = (
         "optimizer.pt",
         "trainer_state.json",
-        "manifest.json",
+        "checksums.json",
         adapter,
         "record/eval.parquet",
         "record/turns/step_00001.parquet",

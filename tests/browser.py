@@ -1,6 +1,5 @@
 """Headless Chromium through Debian's chromedriver and the W3C WebDriver protocol; no package besides."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -48,13 +47,6 @@ class Browser:
     def errors(self) -> list[str]:
         """What the console has said since the last call: errors, and what the content security policy refused."""
         return [line["message"] for line in self.send("POST", "/se/log", type="browser") if line["level"] in ERRORS]
-
-    def screenshot(self, to: Path, *, is_whole: bool = False) -> None:
-        """The window, or the whole page, as a PNG file."""
-        picture = self.send(
-            "POST", "/goog/cdp/execute", cmd="Page.captureScreenshot", params={"captureBeyondViewport": is_whole}
-        )
-        to.write_bytes(base64.b64decode(picture["data"]))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from trainers import slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import evaluation_parameters
-from multirole.experiment.folders import folder_of, open_folder
+from multirole.experiment.folders import differ, folder_of, open_folder
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Refused
 
@@ -100,6 +100,10 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     config.write_text(json.dumps(held | {"updates": updates, "learning_rate": 0.004}))
     with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
         pass
+    of_evaluation = {"n_rollouts": 1, "cell": held | {"on_alarm": "log"}}
+    assert not differ(of_evaluation, {"n_rollouts": 1, "cell": held})
+    assert differ(of_evaluation, {"n_rollouts": 1, "cell": held | {"learning_rate": 0.004}})
+    assert differ(of_evaluation, {"n_rollouts": 2, "cell": held})
 
 
 def test_an_unwritable_results_folder_is_refused(tmp_path):

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from multirole.experiment.folders import checkpoints, is_done, newest_whole, staging, write_done
+from multirole.experiment.folders import (
+    MANIFEST,
+    OTHER_MANIFEST,
+    checkpoints,
+    is_done,
+    newest_whole,
+    staging,
+    write_done,
+)
 from multirole.experiment.record import Recorder
 from multirole.experiment.storage import damage, remove, write_table, write_text
 
@@ -14,7 +22,7 @@ FILES = (
     "a/adapter_model.safetensors",
     "record/metrics.parquet",
     "record/turns/step_00002.parquet",
-    "manifest.json",
+    "checksums.json",
 )
 HARMS = {
     "flipped": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
@@ -74,7 +82,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(folder, nam
     assert [row["iteration"] for row in recorder.tables["metrics"]] == [1, 2]
     assert [row["step"] for row in recorder.tables["eval"]] == [1, 1, 2, 2]
     iterate(recorder, 3)  # in the place of the damaged one
-    assert damage(folder / "checkpoints" / "checkpoint-3" / "manifest.json") == ""
+    assert damage(folder / "checkpoints" / "checkpoint-3" / "checksums.json") == ""
 
 
 def test_where_none_is_whole_nothing_is_overwritten(folder):
@@ -90,7 +98,16 @@ def test_where_none_is_whole_nothing_is_overwritten(folder):
 
 def test_an_unmarked_checkpoint_is_not_used(folder, caplog):
     (folder / "checkpoints" / "checkpoint-9").mkdir()
-    assert newest_whole(folder).name == "checkpoint-3" and "checkpoint-9: manifest.json" in caplog.text
+    assert newest_whole(folder).name == "checkpoint-3" and "checkpoint-9: checksums.json" in caplog.text
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name(folder):
+    checkpoint = folder / "checkpoints" / "checkpoint-3"
+    (checkpoint / MANIFEST).rename(checkpoint / OTHER_MANIFEST)
+    before = everything(folder)
+    with pytest.raises(ValueError, match="checkpoint-3 was written by another version.*provenance.json"):
+        newest_whole(folder)
+    assert everything(folder) == before
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -186,11 +203,11 @@ def test_a_checkpoint_has_its_name_only_when_its_content_is_on_the_disk(folder, 
     def move(source: Path, target: Path) -> None:
         moved.append(target.name)
         files = {path.resolve() for path in source.rglob("*")}
-        assert not target.name.startswith("checkpoint-") or {path.name for path in files - synced} <= {"manifest.json"}
+        assert not target.name.startswith("checkpoint-") or {path.name for path in files - synced} <= {"checksums.json"}
         source.rename(target)
 
     monkeypatch.setattr("os.fsync", fsync)
     monkeypatch.setattr("multirole.experiment.folders.move", move)
     iterate(Recorder(folder), 4)
     assert moved == ["checkpoint-4"]
-    assert any(path.name == "manifest.json.tmp" for path in synced)
+    assert any(path.name == "checksums.json.tmp" for path in synced)

@@ -26,7 +26,7 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-FILES = ("optimizer.pt", "record/roles.parquet.tmp", "manifest.json.tmp", "roles.parquet.tmp")
+FILES = ("optimizer.pt", "record/roles.parquet.tmp", "checksums.json.tmp", "roles.parquet.tmp")
 
 
 @pytest.mark.parametrize("name", slow_but(("optimizer.pt", "roles.parquet.tmp"), FILES))

@@ -39,7 +39,7 @@ def unbroken(tmp_path_factory):
 def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path):
     assert processes.run(tmp_path / "log", killed, tmp_path) == -signal.SIGKILL
     folder = tmp_path / "tiny-r" / unbroken.name
-    assert not is_done(folder) and (folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists()
+    assert not is_done(folder) and (folder / "checkpoints" / "checkpoint-4" / "checksums.json").exists()
     assert run_cell(Cell(**FIELDS), tmp_path) == folder and is_done(folder)
     assert same(unbroken, folder) == ""
 

@@ -90,6 +90,14 @@ def test_an_error_lets_go(tmp_path):
         pass
 
 
+def test_what_a_refused_run_has_written_in_a_new_folder_goes(tmp_path):
+    with pytest.raises(Refused), claim(tmp_path / "tiny-r" / "new"):
+        (tmp_path / "tiny-r" / "new" / "turns").mkdir()
+        (tmp_path / "tiny-r" / "new" / "config.json").touch()
+        raise Refused("no")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_empty_folder_goes_and_no_other(tmp_path):
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "eval.parquet").touch()  # of a run whose config.json is lost

@@ -22,7 +22,6 @@ READ = {
     (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
     (GRPOTrainer, "training_step"): "9e18632f7dd8e8d8",
     (GRPOTrainer, "_get_per_token_logps_and_entropies"): "ea73c3909275851d",
-    (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
     (transformers.Trainer, "_get_learning_rate"): "158d12f9b9501acb",
@@ -30,6 +29,7 @@ READ = {
     (GRPOTrainer, "_load_optimizer_and_scheduler"): "5c1772becdfd7fdb",
     (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5",
     # not overridden
+    (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
     (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
     (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",
     (GRPOTrainer, "log"): "1e7772819cc8cf09",

@@ -22,7 +22,7 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-while not list((checkout / f"runs/tiny-r/{first}").glob("checkpoints/checkpoint-*/manifest.json")):
+while not list((checkout / f"runs/tiny-r/{first}").glob("checkpoints/checkpoint-*/checksums.json")):
     assert head.poll() is None, "Snakemake has ended before the first checkpoint"
     time.sleep(0.2)
 jobs = {job: ask("scontrol", "show", "job", job) for job in ask("squeue", "--noheader", "--format=%i").split()}

@@ -79,8 +79,14 @@ def doctor(argv: list[str]) -> int:
     from multirole import plan
     from multirole.core.distributed import processes
 
+    n = processes().num_processes
     with refusing():
-        launch = plan.settled(cell, launch.replace(n_processes=processes().num_processes))
+        if launch.n_processes not in (1, n):
+            raise ValueError(
+                f"`n_processes` is {launch.n_processes}, but the doctor examines the processes that a launcher starts, here {n}. "
+                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole doctor ..."
+            )
+        launch = plan.settled(cell, launch.replace(n_processes=n))
         return smoke_run.run(cell, launch, arguments.json)
 
 
@@ -123,7 +129,11 @@ def paper(argv: list[str]) -> int:
     """Build every table, figure and claim from a grid's committed results."""
     parser = argparse.ArgumentParser(prog="multirole paper", description=paper.__doc__)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, with the grid.json of the grid")
-    parser.add_argument("--page", action="store_true", help="write only the page of results, from what is there")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="write only the pages of results, from the tables and figures that are there",
+    )
     arguments = parser.parse_args(argv)
     folder = arguments.folder
     from multirole.paper.grid import Grid

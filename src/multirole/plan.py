@@ -20,7 +20,7 @@ from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import ONE_PROCESS, Launch, read_command
-from multirole.experiment.machine import engine_of, has_cuda
+from multirole.experiment.machine import engine_of, has_cuda, look, stopping
 from multirole.experiment.models import shape_of
 from multirole.experiment.presets import Shape, is_tiny
 from multirole.experiment.settings import refusing
@@ -331,10 +331,12 @@ def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 
 
 def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
-    """Refuse a run that this machine's memory, or the disk of its results, cannot hold (ValueError).
+    """Refuse a run that this machine, its memory, or the disk of the run's results cannot hold (ValueError).
 
     Returns the launch with what is left to the plan decided.
     """
+    if missing := stopping(look(cell, launch)):
+        raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. {' '.join(missing)}")
     launch = settled(cell, launch)
     found = plan(cell, launch)
     if not found.fits:

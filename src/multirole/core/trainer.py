@@ -74,7 +74,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where the schedule does not tick per iteration.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
-    - `_save_checkpoint`, `_load_optimizer_and_scheduler`: also save and load the state of callbacks.
+    - `_load_optimizer_and_scheduler`: TRL's, of a checkpoint that holds every adapter.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
@@ -607,9 +607,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * share
         own = [min(i, len(episodes) - 1) for i in range(start, start + share)]
         inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in own]
-        ids = [episodes[i].turns[-1].completion_ids if episodes[i].turns else [] for i in own]
-        prompts = [row["prompt"] for row in inputs]
-        rewards = self._calculate_rewards(inputs, prompts, [], ids)  # (N, F), of all processes
+        rewards = self._calculate_rewards(inputs, [row["prompt"] for row in inputs], [], [])  # (N, F), of all processes
         order = itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in own]))
         firsts: dict[int, int] = {}  # episode -> the first of its rows
         for n, (i, reward) in enumerate(order):

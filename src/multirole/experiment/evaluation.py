@@ -62,11 +62,10 @@ class Evaluation(Settings):
         own = {name: given[name] for name in OPTIONS if name in given}
         rest = {name: value for name, value in given.items() if name not in own}
         cell, launch = Cell.from_parameters(rest, others=OPTIONS)
-        if launch.n_processes > 1:
-            raise ValueError(
-                f"`n_processes` must be 1 for an evaluation, got {launch.n_processes}. Use vllm_tensor_parallel for more GPUs."
-            )
-        return cls(cell, **own), launch
+        for name in ("n_processes", "vllm_tensor_parallel"):
+            if (given_size := dict(launch)[name]) > 1:
+                raise ValueError(f"`{name}` must be 1 for an evaluation, which plays on one GPU, got {given_size}.")
+        return cls(cell, **own), launch.replace(sharding="none")
 
     @property
     def source(self) -> Cell | None:

@@ -4,7 +4,7 @@
     DONE                            sha256 of every file but checkpoints: the run is complete
     adapters/step_N/                the adapters of each evaluation; they stay when the checkpoint goes
     checkpoints/staging/            where the trainer writes the next one; nothing reads it
-    checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; manifest.json, written
+    checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; checksums.json, written
                                     last, has the sha256 of each file and of the adapters so far
 
 A checkpoint is staged, hashed, synced and renamed. The newest two stay, so that a damaged one has another behind it.
@@ -16,17 +16,20 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from multirole.experiment.cell import Cell
+from multirole.experiment.settings import Refused
 from multirole.experiment.storage import damage, move, remove, sums_of, sync, write_table, write_text
 
 logger = logging.getLogger(__name__)
 
 LOCK = "LOCK"
 PATIENCE = 5.0  # seconds: the former process may be saving its last checkpoint
-MANIFEST = "manifest.json"
+MANIFEST, OTHER_MANIFEST = "checksums.json", "manifest.json"
+"""Another name stands for another format."""
 RECORD = "record"
 KEPT = 2
 
@@ -40,7 +43,7 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
 def claim(folder: Path) -> Iterator[None]:
     """Make a folder and hold its lock, `flock` on the file `LOCK`; ValueError if it cannot be written to or is in use.
 
-    The system releases the lock when its holder dies. A folder that is still empty at the end is removed.
+    The system releases the lock when its holder dies. A folder that was new is removed where the run is refused.
     """
     lock = FileLock(folder / LOCK, timeout=PATIENCE)
     try:
@@ -53,13 +56,19 @@ def claim(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise ValueError(f"`results_dir` must be a folder that can be written to: {error}.") from error
+    is_new = [path.name for path in folder.iterdir()] == [LOCK]
     try:
         yield
+    except Refused:
+        if is_new:
+            shutil.rmtree(folder)
+        raise
     finally:
         (folder / LOCK).unlink(missing_ok=True)  # while it is held, so that nobody else's goes
         lock.release()
-        with suppress(OSError):
-            folder.rmdir()
+        for level in (folder, folder.parent):
+            with suppress(OSError):  # it is not empty, or gone
+                level.rmdir()
 
 
 @contextmanager
@@ -68,10 +77,7 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
     path = folder / "config.json"
     with claim(folder):
         try:
-            held = json.loads(path.read_text()) if path.exists() else {}
-            # an option that only one of them names is at its default: the folder's name has a hash of what is not
-            known = json.loads(json.dumps(config))
-            is_other = any(held[name] != known[name] for name in held.keys() & known.keys())
+            is_other = path.exists() and differ(json.loads(path.read_text()), json.loads(json.dumps(config)))
         except (ValueError, AttributeError):
             is_other = True
         if is_other:
@@ -79,6 +85,17 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
                 f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
             )
         yield
+
+
+def differ(held: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether two configurations differ in an option that both name, their cells included.
+
+    One that a single of them names is at its default: the folder's name has a hash of what is not.
+    """
+    cells = [one["cell"] for one in (held, given) if isinstance(one.get("cell"), dict)]
+    if len(cells) == 2 and not differ(*cells):
+        held = held | {"cell": given["cell"]}
+    return any(held[name] != given[name] for name in held.keys() & given.keys())
 
 
 def write_done(folder: Path) -> None:
@@ -150,10 +167,15 @@ def prune(folder: Path) -> None:
 def newest_whole(folder: Path) -> Path | None:
     """The newest checkpoint whose every file is as it was written; None where none was ever saved.
 
-    Warns of each newer one. Raises ValueError where there are some and none is whole.
+    Warns of each newer one. Raises ValueError where there are some and none is whole, or another version wrote them.
     """
     problems: list[str] = []
     for checkpoint in checkpoints(folder):
+        if (checkpoint / OTHER_MANIFEST).exists():
+            raise ValueError(
+                f"{checkpoint} was written by another version of multirole, so the run cannot continue here. Continue it with the commit "
+                f"that {folder / 'provenance.json'} names, or move the folder away to start afresh."
+            )
         problem = damage(checkpoint / MANIFEST)
         if not problem:
             for one in problems:

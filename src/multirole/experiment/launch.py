@@ -111,7 +111,9 @@ def read_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argp
 
 def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) -> dict[str, object]:
     """The parameters of a command that takes no others; `--help` lists them."""
-    lines = [f"  {one.name:<23}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
+    listed = list(listed)
+    width = 2 + max(len(one.name) for one in listed)
+    lines = [f"  {one.name:<{width}}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
     parser = argparse.ArgumentParser(
         prog=f"multirole {command}", epilog="\n".join(["parameters:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,7 +1,7 @@
 """Runs to DONE: a cell is trained and its record written, or a trained cell is evaluated.
 
 An evaluation plays a cell's workflow with adapters from somewhere (`Evaluation.adapters`), `n_rollouts` episodes per problem,
-and keeps every outcome, the solver role's own answers slot by slot included, for pass@k over the slots:
+and keeps every outcome, the solver role's own answers slot by slot included:
 
     results/<scale>/evaluations/<name>/<cell id>/
         config.json  provenance.json
@@ -19,7 +19,6 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
@@ -95,8 +94,6 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
                 problems=(train, validation),
             )  # fmt: skip
     try:
-        if not torch.cuda.is_available() and not launch.is_sharded:  # transformers would read the optimizer to "cpu:0"
-            trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
         if is_said and checkpoint is None:

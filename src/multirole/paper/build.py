@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(folder: str | Path) -> Results:
-    """Write `<folder>/tables/` and `<folder>/figures/`, and fill in the page beside `folder`; ValueError where no run is finished."""
+    """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
     results = Results(folder)
     if not results.runs:
         raise Refused(
@@ -32,14 +32,14 @@ def build(folder: str | Path) -> Results:
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
     for plate in plates:
         write_figure(plate, results.folder / "figures")
-    if (template := results.folder.parent / "README.md.jinja").exists():
-        write_page(template, results.folder / "tables")
     logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates), folder,
                 len(results.missing()))  # fmt: skip
     return results
 
 
 def publish(folder: Path) -> Path:
-    """Write the page beside a scale whose `page.yaml` says what to show, and pages of the runs that it names."""
+    """Write the pages beside a scale whose `page.yaml` says what to show: of its results, in words and as HTML, and of some runs."""
+    if (template := folder.absolute().parent / "README.md.jinja").exists():
+        write_page(template, folder / "tables")
     with TemporaryDirectory() as aside:
         return landing_page(folder, lambda run: pack.unpack(folder, run, aside), folder.parents[1] / "README.md")

@@ -82,7 +82,7 @@ class Tables:
 
     @cache  # noqa: B019  (one instance per page)
     def _read(self, name: str) -> pd.DataFrame:
-        return corrected(pd.read_csv(self.folder / f"{name}.csv", keep_default_na=True))
+        return corrected(pd.read_csv(self.folder / f"{name}.csv"))
 
     def lines(self, table: str, **where: object) -> list[Line]:
         """The lines whose columns have these values, or one of these lists' values, in the table's order."""
