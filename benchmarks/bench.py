@@ -125,7 +125,7 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float]
         trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
 
     rollout()
-    requests, steps = list(engine.requests), {"steps": engine.n_steps}
+    requests, counts = list(engine.requests), {"steps": engine.n_steps, "requests": len(engine.requests)}
 
     def all_at_once() -> None:
         engine.n_steps, left = 0, len(requests)
@@ -133,9 +133,9 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float]
             engine.engine.add(key, request)
         while left:
             left -= len(engine.step())
+        counts["steps, all at once"] = engine.n_steps
 
-    ratios = alternate(rollout, all_at_once, repeats)
-    return ratios, steps | {"steps, all at once": engine.n_steps, "requests": len(requests)}
+    return alternate(rollout, all_at_once, repeats), counts
 
 
 def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: int, step_rows: int) -> None:
