@@ -135,6 +135,15 @@ def test_sharing_costs_stability():
     assert set(back["verdict"]) == {"fails"}  # decidedly the other way
     mean, low, high = (round(100 * one, 1) for one in t_interval(back.groupby("seed")["value"].mean())[:3])
     assert finding("every run of a workflow falls\\]\\(\\S+\\) at some point, I farther") == [-mean, -high, -low]
+    one_step = rows("claims", claim="ip_falls_back", regime="stress, one step")
+    mean, low, high = (round(100 * one, 1) for one in t_interval(one_step.groupby("seed")["value"].mean())[:3])
+    assert finding("; I when every adapter takes one step \\(N of 10 seeds\\)") == [
+        -mean,
+        -high,
+        -low,
+        one_step["seed"].nunique(),
+    ]
+    assert set(one_step["verdict"]) == {"fails"}
 
 
 def test_sharing_changes_the_roles():
