@@ -88,6 +88,13 @@ def is_decided(table: str, **where: object) -> bool:
     return bool((rows(table, **where)["p_holm"] < ALPHA).all())
 
 
+def judged(claim: str, regime: str, verdict: str) -> list[float]:
+    """A claim's mean over cells with its t interval over seeds, in points; its verdict must be this one."""
+    numbers = rows("claims", claim=claim, regime=regime)
+    assert set(numbers["verdict"]) == {verdict}
+    return [round(100 * one, 1) for one in t_interval(numbers.groupby("seed")["value"].mean())[:3]]
+
+
 def test_the_peaks_are_those_of_the_tables():
     lines = {
         name: [float(one) for one in re.findall(r"\d+\.\d", cells)]
@@ -117,10 +124,7 @@ def test_workflows_win_at_equal_iterations_and_lose_at_equal_training():
 
 
 def test_sharing_hardly_changes_the_peak():
-    peaks = rows("claims", claim="ip_has_the_higher_ceiling", regime="paper")
-    found = t_interval(peaks.groupby("seed")["value"].mean())
-    assert set(peaks["verdict"]) == {"equivalent"}
-    assert finding("IP − SP is I over") == [round(100 * one, 1) for one in found[:3]]
+    assert finding("IP − SP is I over") == judged("ip_has_the_higher_ceiling", "paper", "equivalent")
     cells = rows("ip_against_sp", at="peak").query("workflow != 'all cells'")
     (one,) = cells[cells["p_holm"] < ALPHA].itertuples()
     assert (one.workflow, one.task) == ("orch_workers", "code")
@@ -131,19 +135,11 @@ def test_sharing_hardly_changes_the_peak():
 def test_sharing_costs_stability():
     falls = rows("setup", task="math", variant="stress").pivot_table("value", ["workflow", "policy"], "number")
     assert (falls["falls"] == falls["runs"]).all(), "a run of a workflow did not fall"
-    back = rows("claims", claim="ip_falls_back", regime="stress")
-    assert set(back["verdict"]) == {"fails"}  # decidedly the other way
-    mean, low, high = (round(100 * one, 1) for one in t_interval(back.groupby("seed")["value"].mean())[:3])
+    mean, low, high = judged("ip_falls_back", "stress", "fails")  # decidedly the other way
     assert finding("every run of a workflow falls\\]\\(\\S+\\) at some point, I farther") == [-mean, -high, -low]
-    one_step = rows("claims", claim="ip_falls_back", regime="stress, one step")
-    mean, low, high = (round(100 * one, 1) for one in t_interval(one_step.groupby("seed")["value"].mean())[:3])
-    assert finding("; I when every adapter takes one step \\(N of 10 seeds\\)") == [
-        -mean,
-        -high,
-        -low,
-        one_step["seed"].nunique(),
-    ]
-    assert set(one_step["verdict"]) == {"fails"}
+    mean, low, high = judged("ip_falls_back", "stress, one step", "fails")
+    n = rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique()
+    assert finding("; I when every adapter takes one step \\(N of 10 seeds\\)") == [-mean, -high, -low, n]
 
 
 def test_sharing_changes_the_roles():

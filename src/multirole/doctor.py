@@ -336,8 +336,6 @@ def examine(cell: Cell, launch: Launch, folder: str) -> tuple[list[Finding], dic
         trial.trainer = trainer
     what = f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
     with closing(trainer.engine), announced(what, is_main):
-        if not torch.cuda.is_available():  # sharded or not, or transformers would read the optimizer to "cpu:0"
-            trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
         trial.run()
         own = [Finding(name, *check(trial)) for name, check in CHECKS.items()]
     of_all = zip(*gather_objects(own), strict=True)

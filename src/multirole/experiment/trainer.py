@@ -225,6 +225,6 @@ def make_trainer(
     trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's anyway
     trainer.recorder = recorder
     trainer.remove_callback(PrinterCallback)
-    if not torch.cuda.is_available() and not launch.is_sharded:  # transformers would read the optimizer to "cpu:0"
+    if not torch.cuda.is_available():  # transformers would read the optimizer to "cpu:0"
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     return trainer

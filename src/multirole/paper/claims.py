@@ -114,25 +114,28 @@ def numbers_of(results: Results, about: dict, policy: str, changed: dict[str, ob
     return rows
 
 
+def units_of(numbers: pd.DataFrame) -> tuple[pd.Series, str]:
+    """One number per seed that has every cell, or per cell where such seeds are few; and which of them, "seeds" or "cells"."""
+    table = numbers.pivot_table("value", "seed", ["workflow", "task"])
+    by_seed = table.dropna().mean(axis=1)
+    return (by_seed, "seeds") if len(by_seed) >= RULES["least_seeds"] else (table.mean(), "cells")
+
+
 def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
     """The verdict over seeds that have every cell, or over cells where these are few, and the numbers behind it as text."""
-    columns = ["workflow", "task", "seed", "value"]
-    table = pd.DataFrame(numbers, columns=columns).pivot_table("value", "seed", ["workflow", "task"])
-    whole, n_cells = table.dropna(), table.shape[1]
-    has_seeds = len(whole) >= RULES["least_seeds"]
-    units = whole.mean(axis=1) if has_seeds else table.mean()
-    if not has_seeds and n_cells < LEAST_CELLS or not units.any():
+    units, kind = units_of(pd.DataFrame(numbers, columns=["workflow", "task", "seed", "value"]))
+    if kind == "cells" and len(units) < LEAST_CELLS or not units.any():
         return MISSING, MISSING
     found = t_interval(units)
     is_accuracy = about["effect"] in ("first", "peak", "fall")
     decision = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
     unit = "ratio" if about["effect"] in ("grad_norm", "chi2") else "difference"
     mean, low, high = (formatted(value, unit) for value in found[:3])
-    text = f"{mean} [{low}, {high}], " + (f"{len(whole)} seeds" if has_seeds else f"{n_cells} cells")
+    text = f"{mean} [{low}, {high}], {len(units)} {kind}"
     if decision == "undecided" and is_accuracy:
         if found.p_match < ALPHA:
             decision = "equivalent"
-        elif has_seeds:
+        elif kind == "seeds":
             text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
     return decision, text
 

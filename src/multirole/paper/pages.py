@@ -16,6 +16,7 @@ import jinja2
 import pandas as pd
 
 from multirole.experiment.storage import write_text
+from multirole.paper.claims import units_of
 from multirole.paper.statistics import ALPHA, corrected, t_interval
 from multirole.paper.write import FORMS, formatted
 
@@ -91,12 +92,9 @@ class Tables:
             found = found[found[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
         if found.empty:
             raise ValueError(f"The table {table!r} has no line with {where}.")
-        found = found.reindex(columns=[*found.columns, *({"low", "high", "seeds"} - set(found.columns))])
-        return [
-            Line(row["value"], row["low"], row["high"], row["unit"], int(row["seeds"] if row["seeds"] == row["seeds"] else 0),
-                 row["p_holm"], row["p_match_holm"])
-            for row in found.to_dict("records")
-        ]  # fmt: skip
+        columns = ["value", "low", "high", "unit", "seeds", "p_holm", "p_match_holm"]  # as in `Line`
+        found = found.reindex(columns=columns).fillna({"seeds": 0}).astype({"seeds": int})
+        return [Line(*row) for row in found.itertuples(index=False)]
 
     def line(self, table: str, **where: object) -> Line:
         """The one line with these values; ValueError if there are none or several."""
@@ -117,10 +115,9 @@ class Tables:
         return f"{found.sum():.0f} of {len(found)}"
 
     def effect(self, claim: str, regime: str) -> Line:
-        """The number that a claim of an effect is judged by: its mean over cells, with a t interval over seeds."""
-        found = self._read("claims").query("claim == @claim and regime == @regime")
-        by_seed = found.pivot_table("value", "seed", ["workflow", "task"]).dropna().mean(axis=1)
-        mean = t_interval(by_seed)
+        """The number that a claim of a difference is judged by, with its interval."""
+        units, _ = units_of(self._read("claims").query("claim == @claim and regime == @regime"))
+        mean = t_interval(units)
         return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
 
 
