@@ -116,6 +116,15 @@ def test_an_unwritable_results_folder_is_refused(tmp_path):
             pass
 
 
+class LongNamed:
+    """A workflow of one's own."""
+
+    name, roles = "a_debate_of_two_with_a_judge_who_reads_both_of_them_twice", {"debater": 2}
+
+    async def run(self, problem, call):
+        raise NotImplementedError
+
+
 def test_ids_tell_every_difference_apart_and_are_short():
     cells = [
         Cell("voting", "sp"),
@@ -128,6 +137,7 @@ def test_ids_tell_every_difference_apart_and_are_short():
         Cell("voting", "sp", learning_rate=5e-3, iterations=7),
         Cell("voting", "sp", preset="released_code"),
         Cell("orch_workers", "orchestrator=a,worker=b,synthesizer=a", seed=2**32 - 1, preset="released_code"),
+        Cell(LongNamed(), "sp"),
     ]
     assert len({cell.id for cell in cells}) == len(cells) and max(len(cell.id) for cell in cells) <= 60
     assert [cells[0].id, cells[5].id, cells[8].id] == [

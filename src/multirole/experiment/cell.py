@@ -22,6 +22,7 @@ from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, TINY_LENGTHS, i
 from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing, unknown_name
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
 
+LONGEST_ID = 60
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """Where a cell stands in the matrix."""
 IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -246,8 +247,11 @@ class Cell(Settings):
         changed = self.changed()
         policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
-        names = [self.workflow_name, policy, self.task_label, f"s{self.seed}"]
-        return "-".join(names + [self.preset] * (self.preset != "paper") + [digest] * bool(changed))
+        names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
+        rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
+        if len("-".join([*names, *rest])) > LONGEST_ID:  # one's own names; the hash tells them apart
+            names = [name[:10] for name in names]
+        return "-".join([*names, *rest])
 
     def changed(self) -> dict[str, object]:
         """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""
