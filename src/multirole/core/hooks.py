@@ -69,10 +69,6 @@ class MultiRoleCallback(TrainerCallback):
     ) -> None:  # fmt: skip
         """An optimizer step's gradient by (role, slot), one part per row of `gradients` (K, n). May scale rows in place."""
 
-    def on_gradient(self, trainer: Trainer, adapter: str, gradient: Tensor) -> Tensor:
-        """Return the gradient (n,) to clip and apply."""
-        return gradient
-
     def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
         """An adapter has taken one optimizer step."""
 

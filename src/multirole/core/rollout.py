@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ class Rollout:
     workflow: Workflow
     engine: Engine
     tokenizer: PreTrainedTokenizerBase
-    policy: dict[str, str] | dict[str, str | None]  # role -> adapter; None runs a role on the base model
+    policy: Mapping[str, str | None]  # role -> adapter; None runs a role on the base model
     is_answer: Callable[[str], bool]  # for the outcome of turns that the workflow does not judge itself
     seed: int
     max_prompt_tokens: int  # a longer prompt ends its episode without an answer

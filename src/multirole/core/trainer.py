@@ -17,7 +17,7 @@ import shutil
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -236,8 +236,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- rollouts and rewards
 
-    def play(self, attempts: list[Attempt], iteration: int) -> list[Episode]:
-        """Episodes under the current adapters, not yet scored. Each engine plays a share; every process gets all of them."""
+    def play(
+        self, attempts: list[Attempt], iteration: int, policy: Mapping[str, str | None] | None = None
+    ) -> list[Episode]:
+        """Episodes under the current adapters, not yet scored. Each engine plays a share; every process gets all of them.
+
+        `policy` takes the place of the trained map for once; None runs a role on the base model.
+        """
         if self._published != self.state.global_step:  # once per version of the weights
             self.engine.publish(self.peft_model, self.state.global_step)
             self._published = self.state.global_step
@@ -245,6 +250,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         n_engines = self.accelerator.num_processes // group
         cuts = [len(attempts) * i // n_engines for i in range(n_engines + 1)]
         own = attempts[cuts[rank // group] : cuts[rank // group + 1]]
+        self.rollout.policy = policy or self.policy
         episodes = self.rollout.run(own, iteration, self.sampling)
         played = gather_objects([(e.turns, e.answer) for e in episodes])[::group]
         results = itertools.chain.from_iterable(played)
@@ -457,10 +463,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self._refuse(losses)
         for watcher in self.watchers:
             watcher.on_gradient_parts(self, adapter, list(parts), gradients)
-        gradient = functools.reduce(torch.add, gradients)
-        for watcher in self.watchers:
-            gradient = watcher.on_gradient(self, adapter, gradient)
-        set_gradient(params, gradient)
+        set_gradient(params, functools.reduce(torch.add, gradients))
         return params, loss
 
     def activate(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
-from multirole.core.engine import Sampling
 from multirole.diagnostics.judging import grade
 from multirole.experiment.cell import Cell
 from multirole.experiment.checks import load_problems, preflight
@@ -149,14 +148,13 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     turns: list[dict] = []
     sums: dict[str, str] = {}
     try:
-        for version, step in enumerate(steps):
+        for step in steps:
             if step and source is not None:
                 at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
                 load_adapters(trainer.peft_model, at)
                 sums |= sums_of(at.parent, f"{at.name}/**/*.safetensors")
-            trainer.engine.publish(trainer.peft_model, version)
-            trainer.rollout.policy = evaluation.policy() if step else dict.fromkeys(cell.policy)
-            episodes = trainer.rollout.run(attempts, -1, Sampling(cell.max_response_tokens, cell.temperature))
+            trainer.state.global_step = step  # another version of the weights
+            episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)
             rows = [
