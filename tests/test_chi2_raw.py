@@ -58,9 +58,8 @@ def test_it_equals_whole_logits_on_the_sampled_rows(make_trainer, monkeypatch):
 def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_trainer, monkeypatch):
     trainer, rows, _, _, calls = updated(make_trainer, monkeypatch, policy="sp", temperature=1.0)
     assert len(calls) == 1
-    diagnostics = diagnostics_of(trainer)
-    measured = [*diagnostics.per_role(rows).values(), *diagnostics.steps()]
-    assert len(measured) > 8 and all(metrics["chi2_raw"] == metrics["chi2"] for metrics in measured)
+    measured = diagnostics_of(trainer).per_role(rows).values()
+    assert len(measured) == 2 and all(metrics["chi2_raw"] == metrics["chi2"] for metrics in measured)
 
 
 def test_the_sums_of_two_processes_are_those_of_one():
@@ -86,7 +85,7 @@ def test_the_sums_of_two_processes_are_those_of_one():
         return found
 
     one, parts = measure(rows), [measure(rows[:3]), measure(rows[3:])]
-    parts[0].merge([{step: dict(stats.sums) for step, stats in part.tokens.items()} for part in parts])
+    parts[0].merge([{role: dict(stats.sums) for role, stats in part.tokens.items()} for part in parts])
     expected = torch.cat([-6.0 - values for values in raw.values()]).double().mul(2).exp().mean().item() - 1.0
     for found in (one, parts[0]):
-        assert found.tokens["shared", 0, "generator"].summary()["chi2_raw"] == pytest.approx(expected, abs=1e-6)
+        assert found.tokens["generator"].summary()["chi2_raw"] == pytest.approx(expected, abs=1e-6)

