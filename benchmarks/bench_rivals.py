@@ -53,7 +53,7 @@ def make(workflow: str, policy: str = "sp"):
 
     from multirole.experiment.cell import Cell
 
-    cell = Cell(workflow, policy, "math", n_train=256, n_validation=8, diagnostics=False)
+    cell = Cell(workflow, policy, "math", n_train=256, n_validation=8)
     trainer = trainer_of(cell, tempfile.mkdtemp())
     return cell, trainer, inputs(trainer)
 

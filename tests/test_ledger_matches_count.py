@@ -25,7 +25,7 @@ UPDATES = {"per_batch": {}, "one": {}, "tokens": {"step_tokens": 100}}
 @pytest.mark.parametrize(("workflow", "policy"), STEPS)
 def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
     for updates, options in UPDATES.items():
-        cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates, diagnostics=False, **options)
+        cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates, **options)
         trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
         taken, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
         ledger, slots = diagnostics_of(trainer).ledger, cell.make_workflow().roles

@@ -156,7 +156,7 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_
         "workflow": "voting", "policy": "ip", "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(tmp_path / "rows.jsonl"),
         "iterations": 1, "n_problems": 1, "n_episodes": 2, "n_validation": 1, "eval_every": 1, "save_every": 1,
         "warmup_iterations": 0, "max_prompt_tokens": 1000, "max_response_tokens": 24, "micro_batch_tokens": 2048,
-        "kl_anchor": 0.1, "diagnostics": False, "engine": "transformers",
+        "kl_anchor": 0.1, "engine": "transformers",
     }  # fmt: skip
     log = tmp_path / "log"
     assert processes.run(log, run_and_measure, given | {"results_dir": str(tmp_path)}) == 0, log.read_text()[-3000:]

@@ -21,7 +21,7 @@ from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.diagnostics.gradients import GradientParts
-from multirole.diagnostics.signatures import SIGNATURES, signatures
+from multirole.diagnostics.signatures import signatures
 
 CLAMP = 20.0
 SHARES = ("grad_share", "coherence")
@@ -109,14 +109,10 @@ class RoleDiagnostics(MultiRoleCallback):
 
     Pass it before callbacks that scale gradients, so that it sees them as they were, and before callbacks that read
     `iteration.roles`.
-
-    Args:
-        is_full: whether sampled rows are scored again and texts read. Without, those metrics are NaN (METRICS.md). Changes no
-            weight.
     """
 
-    def __init__(self, is_full: bool = True) -> None:
-        self.is_full, self.is_sharded = is_full, False
+    def __init__(self) -> None:
+        self.is_sharded = False
         self._clear()
 
     def _clear(self) -> None:
@@ -134,7 +130,7 @@ class RoleDiagnostics(MultiRoleCallback):
         self._clear()
         self.is_sharded, self.clip = trainer.is_sharded, (trainer.epsilon_low, trainer.epsilon_high)
         self.is_raw_known = trainer.args.temperature == 1.0
-        self.sample = sample_rows(rows) if self.is_full else []
+        self.sample = sample_rows(rows)
         if self.sample and not self.is_raw_known:
             with head_at(trainer.peft_model, 1.0, trainer.args.cast_lm_head_to_fp32):
                 measured = trainer.logprobs_of(self.sample)
@@ -186,8 +182,7 @@ class RoleDiagnostics(MultiRoleCallback):
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
         self.merge(gather_objects({role: dict(stats.sums) for role, stats in self.tokens.items()}))
         for role, metrics in self.per_role(iteration.rows).items():
-            known = iteration.roles[role]  # without `is_full` the trainer's lengths stay
-            known |= {name: value for name, value in metrics.items() if name not in known or not math.isnan(value)}
+            iteration.roles[role] |= metrics
 
     # ---- results
 
@@ -222,9 +217,7 @@ class RoleDiagnostics(MultiRoleCallback):
         """
         rows_of = by_role(rows)
         tokens = {role: sum(len(row.turn.completion_ids) for row in own) for role, own in rows_of.items()}
-        texts = {role: dict.fromkeys(SIGNATURES, math.nan) for role in rows_of}
-        if self.is_full:
-            texts = signatures(list({id(row.episode): row.episode for row in rows}.values()))
+        texts = signatures(list({id(row.episode): row.episode for row in rows}.values()))
         metrics = {}
         for role, own in rows_of.items():
             adapter = own[0].adapter

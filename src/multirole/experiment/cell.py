@@ -132,9 +132,6 @@ class Cell(Settings):
     )
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
-    # what is watched
-    diagnostics: bool = option("metrics of gradients and texts by role; changes no weight", True)
-
     # engine and precision
     engine: Literal["auto", "transformers", "vllm"] = option("auto is vllm on a GPU, else transformers", "auto")
     dtype: Literal["float32", "bfloat16"] = option(

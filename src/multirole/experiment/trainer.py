@@ -201,14 +201,14 @@ def make_trainer(
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
-    diagnostics = RoleDiagnostics(cell.diagnostics)
+    diagnostics = RoleDiagnostics()
     watchers: list[TrainerCallback] = [Divergence(), diagnostics]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:
         watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
     skills = SkillWatch(reward)
-    watchers += [skills] * cell.diagnostics + [Recording(recorder, diagnostics, skills)]
+    watchers += [skills, Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,
