@@ -11,7 +11,7 @@ from multirole.core.config import REFUSED, MultiRoleGRPOConfig
 OTHER = {  # a value of each refused option that is not the one allowed
     "num_iterations": 2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
     "cache_implementation": "static", "use_transformers_continuous_batching": True, "use_transformers_paged": True,
-    "vllm_mode": "server", "transformers_continuous_batching_config": {"x": 1}, "vllm_enable_sleep_mode": True, "vllm_max_model_length": 99,
+    "vllm_mode": "server", "vllm_tensor_parallel_size": 2, "transformers_continuous_batching_config": {"x": 1}, "vllm_enable_sleep_mode": True, "vllm_max_model_length": 99,
     "vllm_model_impl": "transformers", "vllm_importance_sampling_correction": False,
     "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5,
     "vllm_importance_sampling_clip_max": 2.0,

@@ -47,7 +47,7 @@ def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
 def test_float32_is_refused_on_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="half precision only"):
-        llm_options(1, 8, 256, torch.float32, 0.6, 1, 64, 8192)
+        llm_options(1, 8, 256, torch.float32)
 
 
 class FakeLLM:

@@ -53,7 +53,7 @@ from multirole.experiment.launch import Launch
 from multirole.plan import vllm_batch
 
 sizes = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), H100.total_memory).values()
-options = llm_options(2, 64, 25600, torch.bfloat16, 0.6, 1, *sizes)
+options = llm_options(2, 64, 25600, torch.bfloat16, 0.6, *sizes)
 found = EngineArgs(model=sys.argv[1], **options | {"max_model_len": 512}).create_engine_config()
 settled = {
     "second runner": found.use_v2_model_runner,

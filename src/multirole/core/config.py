@@ -24,6 +24,7 @@ REFUSED = {
     "transformers_continuous_batching_config": (None, BATCHING),
     "vllm_enable_sleep_mode": (False, "the vLLM engine always sleeps while a GPU trains"),
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
+    "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
     "vllm_model_impl": ("vllm", "adapters are served by vLLM's own models"),
     "vllm_importance_sampling_correction": (True, RATIO),
     "vllm_importance_sampling_mode": ("sequence_mask", RATIO),
@@ -57,7 +58,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
       `logging_steps` and `warmup_steps` count iterations. With `max_steps=-1`, `num_train_epochs` passes are made.
     - `max_completion_length` and `temperature` hold for every turn.
     - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
-    - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` and `vllm_tensor_parallel_size` are passed on.
+    - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` is passed on.
     - `num_generations_eval` episodes per evaluation problem, 1 by default.
     - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
       (`ddp_timeout`).

@@ -182,10 +182,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             keep_float32(self.accelerator)
         self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no"
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
-        if args.world_size % args.vllm_tensor_parallel_size:
-            raise ValueError(
-                f"`vllm_tensor_parallel_size` ({args.vllm_tensor_parallel_size}) must divide the number of processes ({args.world_size})."
-            )
         if args.n_problems % args.world_size:
             raise ValueError(
                 f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
@@ -239,22 +235,19 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def play(
         self, attempts: list[Attempt], iteration: int, policy: Mapping[str, str | None] | None = None
     ) -> list[Episode]:
-        """Episodes under the current adapters, not yet scored. Each engine plays a share; every process gets all of them.
+        """Episodes under the current adapters, not yet scored. Each process plays a share and gets all of them.
 
         `policy` takes the place of the trained map for once; None runs a role on the base model.
         """
         if self._published != self.state.global_step:  # once per version of the weights
             self.engine.publish(self.peft_model, self.state.global_step)
             self._published = self.state.global_step
-        group, rank = self.args.vllm_tensor_parallel_size, self.accelerator.process_index
-        n_engines = self.accelerator.num_processes // group
-        cuts = [len(attempts) * i // n_engines for i in range(n_engines + 1)]
-        own = attempts[cuts[rank // group] : cuts[rank // group + 1]]
+        n, rank, size = len(attempts), self.accelerator.process_index, self.accelerator.num_processes
+        own = attempts[n * rank // size : n * (rank + 1) // size]
         self.rollout.policy = policy or self.policy
         episodes = self.rollout.run(own, iteration, self.sampling)
-        played = gather_objects([(e.turns, e.answer) for e in episodes])[::group]
-        results = itertools.chain.from_iterable(played)
-        return [Episode(*attempt, *result) for attempt, result in zip(attempts, results, strict=True)]
+        played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer) for e in episodes]))
+        return [Episode(*attempt, *result) for attempt, result in zip(attempts, played, strict=True)]
 
     def _rest_engine(self) -> None:
         """Give the engine's memory to the trainer until the next rollout."""

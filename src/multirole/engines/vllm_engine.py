@@ -44,14 +44,13 @@ T = TypeVar("T")
 
 def llm_options(
     n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float = 0.6,
-    tensor_parallel_size: int = 1, max_num_seqs: int = 512, max_num_batched_tokens: int = 8192, **more: Any,
+    max_num_seqs: int = 512, max_num_batched_tokens: int = 8192, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
 
-    `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake, `tensor_parallel_size` the
-    number of processes, each with its GPU, that share one engine. `max_num_seqs` requests run at once, in steps of
-    `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a CPU, where one
-    step must hold the longest. `more` are other arguments of `vllm.LLM`, such as `revision`.
+    `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake. `max_num_seqs` requests run at
+    once, in steps of `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a
+    CPU, where one step must hold the longest. `more` are other arguments of `vllm.LLM`, such as `revision`.
     """
     step = max(max_num_batched_tokens, max_num_seqs)
     options: dict[str, Any] = more | {
@@ -67,7 +66,7 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    if "WORLD_SIZE" in os.environ:  # an engine per process, or one that several of our processes step together
+    if "WORLD_SIZE" in os.environ:  # each of our processes has an engine of its own
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
@@ -82,7 +81,6 @@ def llm_options(
         "max_num_batched_tokens": step,
         "gpu_memory_utilization": gpu_memory_utilization,
         "enable_sleep_mode": True,
-        "tensor_parallel_size": tensor_parallel_size,
     }
 
 
@@ -160,16 +158,14 @@ class VLLMEngine:
                 "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
                 "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
             )
-        n_engines = max(1, args.world_size // args.vllm_tensor_parallel_size)
         dtype = model.get_base_model().dtype
         if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
             dtype = torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16  # as it computes
-        at_once = args.generation_batch_size // n_engines * max(trainer.workflow.roles.values())
+        at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, dtype, trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            tensor_parallel_size=args.vllm_tensor_parallel_size,
             max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
             revision=trainer.model_options.get("revision"), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
