@@ -28,8 +28,9 @@ What does not hold:
 What programs can use. Linux only, the standard library only (no numpy), no files. The standard library is imported
 before a program starts, by the names in its import statements and in calls of `__import__` and `import_module`; a module
 named in another way (a computed name, text given to `exec`) is only there if it was loaded anyway. Modules that need
-files, processes or the network (tempfile, subprocess, multiprocessing, urllib, mailbox, tkinter, zoneinfo without the
-tzdata of a file system) can be imported but fail when used. An encoding is there if it is common or named as a literal.
+files, processes or the network (tempfile, subprocess, multiprocessing, urllib, mailbox, tkinter, zoneinfo) can be
+imported but fail when used, and so do functions that import a rare module when they are called (in email, tarfile,
+sqlite3, xml). Only common encodings are there.
 """
 
 import atexit
@@ -70,42 +71,36 @@ def grade_batch(
 ) -> list[Verdict]:
     """Grade each program with its own tests, given in any form that `normalise_tests` takes; from any thread.
 
-    With the rule "fraction" every test is run and the reward is the share that passed. With "all_pass" the reward is 1
-    or 0 and the first failure ends the program; tests that were not run then have the reason "not_run". An empty
-    program has the reason "no_code". Raises ValueError for malformed tests and SandboxError where the sandbox does not
-    work, but nothing because of a program.
+    Every test is run. With the rule "fraction" the reward is the share that passed, with "all_pass" it is 1 or 0. An
+    empty program has the reason "no_code". Raises ValueError for malformed tests and SandboxError where the sandbox
+    does not work, but nothing because of a program.
     """
     if rule not in RULES:
         raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
-    makers = {key: _job_maker(normalise_tests(given), rule) for key, given in {id(one): one for one in tests}.items()}
+    makers = {key: _job_maker(normalise_tests(given)) for key, given in {id(one): one for one in tests}.items()}
     jobs = [makers[id(given)](program) for program, given in zip(programs, tests, strict=True)]
     global _seconds
     with _lock:
         pool, started = _running(), time.monotonic()
         pool.run(jobs, limits or Limits())
         _seconds += time.monotonic() - started
-    return [_verdict(job, rule) for job in jobs]
+    return [_verdict(job.reasons, rule) for job in jobs]
 
 
-def _job_maker(tests: list[dict], rule: str) -> Callable[[str], Job]:
+def _job_maker(tests: list[dict]) -> Callable[[str], Job]:
     """Program -> job, on a problem's normalised tests, which all its programs share."""
     is_wrapped = are_wrapped(tests)
     inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
     functions = [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests]
-
-    def is_passed(index: int, output: bytes) -> bool:
-        return is_right(output, tests[index], is_wrapped)
-
-    return lambda program: Job(program, inputs, functions, is_passed, rule == "all_pass")
+    return lambda program: Job(program, inputs, functions, lambda i, output: is_right(output, tests[i], is_wrapped))
 
 
-def _verdict(job: Job, rule: str) -> Verdict:
-    share = job.reasons.count("passed") / len(job.reasons)
-    failures = (reason for reason in job.reasons if reason not in ("passed", "not_run"))
-    reason = "passed" if share == 1.0 else next(failures)
-    return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(job.reasons))
+def _verdict(reasons: list[str], rule: str) -> Verdict:
+    share = reasons.count("passed") / len(reasons)
+    reason = next((reason for reason in reasons if reason != "passed"), "passed")
+    return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(reasons))
 
 
 def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[str, bytes]]:

@@ -61,9 +61,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of grading one program. `reason` is "passed", or that of the first test that was run and not passed.
+    """The result of grading one program. `reason` is "passed", or that of the first test that did not pass.
 
-    Each test has one of the `reasons` passed, wrong_answer, error, timeout, memory, output_limit, violation, no_code and not_run.
+    Each test has one of the `reasons` passed, wrong_answer, error, timeout, memory, output_limit, violation and no_code.
     """
 
     reward: float

@@ -5,8 +5,8 @@ its SHA-256, so that a run on other bytes never passes for a run on the paper's 
 revisions and checksums in `math.py` and `code.py` were published by a follow-up project (MaoMaoLYJ/ASPECT), and the
 files were not downloaded when this was written.
 
-`data` is a file of one's own rows, or a folder with the pinned files. Files are read directly and not through
-`datasets`, whose one type per column would turn the answers 3 and 2.5 into "3.0" and "2.5".
+`data` is a file of one's own rows. Files are read directly and not through `datasets`, whose one type per column would
+turn the answers 3 and 2.5 into "3.0" and "2.5".
 """
 
 import csv
@@ -58,20 +58,34 @@ class Source:
     columns: tuple[str, ...]
     note: str = ""
 
-    @property
-    def download(self) -> str:
-        """The shell command that fetches exactly these files."""
-        names = " ".join(name for name, _ in self.files)
-        return f"hf download {self.repo} {names} --repo-type dataset --revision {self.revision} --local-dir DIR"
-
     def problems(self, data: str | Path | None, split: str, count: int | None) -> list[Problem]:
         """Return the first `count` problems of a split, or all of them, in the split's order."""
         check_split(split)
-        return take(load(self, data)[0][split], split, count)
+        return take(self._load(data)[0][split], split, count)
 
     def describe(self, data: str | Path | None) -> dict[str, object]:
         """Return repository, revision, checksums, counts, and what was left out."""
-        return load(self, data)[1]
+        return self._load(data)[1]
+
+    def _load(self, data: str | Path | None) -> Loaded:
+        paths = self._download() if data is None else [file_of_rows(data)]
+        return _read(self, tuple((path, path.stat().st_mtime_ns) for path in paths), data is None)
+
+    def _download(self) -> list[Path]:
+        import huggingface_hub  # 0.3 s, needed here only
+
+        names = [name for name, _ in self.files]
+        try:
+            return [
+                Path(huggingface_hub.hf_hub_download(self.repo, name, repo_type="dataset", revision=self.revision))
+                for name in names
+            ]
+        except OSError as error:  # of which all errors of the Hub are kinds
+            raise DataError(
+                f"The files of {self.repo} at revision {self.revision} are not in the cache "
+                f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Fill it where there is a "
+                f"connection: `hf download {self.repo} {' '.join(names)} --repo-type dataset --revision {self.revision}`."
+            ) from error
 
 
 def take(problems: list[Problem], split: str, count: int | None) -> list[Problem]:
@@ -97,6 +111,17 @@ def text_of(row: Row, column: str, reason: str) -> str:
     return value
 
 
+def file_of_rows(data: str | Path) -> Path:
+    """Return the path of a file of rows. Raises DataError where it does not exist or is of another kind."""
+    path = Path(data).expanduser()
+    if path.suffix not in SUFFIXES or not path.is_file():
+        missing = f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
+        raise DataError(
+            f"Rows must be a file ({', '.join(SUFFIXES)}), got {str(path)!r}{missing * (not path.exists())}."
+        )
+    return path
+
+
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a .parquet, .jsonl, .json (one list of objects) or .csv file. Raises DataError."""
     try:
@@ -120,42 +145,6 @@ def read_rows(path: Path) -> Iterator[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} must hold JSON objects: one per line (.jsonl), or one list of them (.json).")
     yield from rows
-
-
-def load(source: Source, data: str | Path | None) -> Loaded:
-    """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
-    is_own_file = data is not None and Path(data).expanduser().is_file()
-    paths = _from_hub(source) if data is None else _from_disk(source, Path(data).expanduser())
-    return _read(source, tuple((path, path.stat().st_mtime_ns) for path in paths), not is_own_file)
-
-
-def _from_hub(source: Source) -> list[Path]:
-    import huggingface_hub  # 0.3 s, needed here only
-
-    try:
-        return [
-            Path(huggingface_hub.hf_hub_download(source.repo, name, repo_type="dataset", revision=source.revision))
-            for name, _ in source.files
-        ]
-    except OSError as error:  # of which all errors of the Hub are kinds
-        raise DataError(
-            f"The files of {source.repo} at revision {source.revision} are not in the cache "
-            f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Run `{source.download}` where "
-            "there is a connection, bring DIR here and write data='DIR'."
-        ) from error
-
-
-def _from_disk(source: Source, place: Path) -> list[Path]:
-    """Return the given file, or the pinned files in the given folder."""
-    if place.is_file() and place.suffix in SUFFIXES:
-        return [place]
-    paths = [place / name for name, _ in source.files]
-    if not all(path.is_file() for path in paths):
-        raise DataError(
-            f"`data` must be a file of your own rows ({', '.join(SUFFIXES)}), or a folder with the files of "
-            f"{source.repo}, got {str(place)!r}. Such a folder is what `{source.download}` makes."
-        )
-    return paths
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading

@@ -27,10 +27,7 @@ REASON_OF_MANAGER = {  # compiling a program can time out or crash; anything els
 
 @dataclass(frozen=True)
 class Head:
-    """What to run, and its limits. sizes: input bytes per test; functions: what to call, or "" for a test on stdin.
-
-    stops_early: a test that does not end in order is the unit's last one.
-    """
+    """What to run, and its limits. sizes: input bytes per test; functions: what to call, or "" for a test on stdin."""
 
     source_bytes: int
     sizes: list[int]
@@ -41,4 +38,3 @@ class Head:
     full_timeouts: int
     memory_bytes: int
     output_bytes: int
-    stops_early: bool
