@@ -55,7 +55,7 @@ def pin(monkeypatch, tmp_path) -> Source:
     parts = [write(tmp_path / "hub" / f"{i}.parquet", part) for i, part in enumerate((rows[:20], rows[20:]))]
     files = tuple((f"en/{path.name}", sha(path)) for path in parts)
     pin = replace(math.SOURCE, repo="someone/rows", revision=REVISION, files=files, note="a note")
-    monkeypatch.setattr(math, "SOURCE", pin)
+    monkeypatch.setattr(Math, "source", pin)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return pin
@@ -76,7 +76,7 @@ def test_a_repeated_question_stays_in_a_pinned_dataset_and_not_in_ones_own_rows(
     path = write(tmp_path / "rows.parquet", rows)
     assert Math(path).describe()["skipped"] == {"duplicate": 1}
     files = (("rows.parquet", sha(path)),)
-    monkeypatch.setattr(math, "SOURCE", replace(math.SOURCE, repo="someone/rows", revision=REVISION, files=files))
+    monkeypatch.setattr(Math, "source", replace(math.SOURCE, repo="someone/rows", revision=REVISION, files=files))
     held = Math(path).problems("train") + Math(path).problems("validation")
     assert len(held) == len({problem.id for problem in held}) == 20
     assert len({problem.question for problem in held}) == 19 and Math(path).describe()["skipped"] == {}
@@ -206,11 +206,8 @@ def test_a_repeated_question_is_never_in_both_splits(tmp_path):
     [
         ("rows.jsonl", '{"question": "1+1?", "solution": "2"}', r"row 0: no_question.*write the columns \['prompt', 'solu"),
         ("rows.jsonl", "", "of 0 rows.*each split needs one problem"),
-        ("rows.json", "[]", "of 0 rows.*each split needs one problem"),
-        ("rows.json", "", "cannot be read"),
         ("rows.jsonl", '{"prompt": "1+1?", "solution": "2"}\n{"prompt": ', "cannot be read: .* line 2 "),
-        ("rows.jsonl", "[1]", "must hold JSON objects"),
-        ("rows.json", '{"prompt": "1+1?", "solution": "2"}', "must hold JSON objects"),
+        ("rows.jsonl", "[1]", "must hold one JSON object per line"),
         ("rows.parquet", "PAR1, or not", "cannot be read"),
         ("rows.jsonl", '{"prompt": "1+1?", "solution": "2"}', "'train': 0, 'validation': 1"),
     ],

@@ -41,8 +41,8 @@ def test_math_scores_the_last_box(monkeypatch):
 # ---- code: rows
 
 
-def code_row(tests: object, **more: object) -> dict:
-    return {"problem": "Do it.", "tests": tests if isinstance(tests, str) else json.dumps(tests)} | more
+def code_row(tests: object) -> dict:
+    return {"problem": "Do it.", "tests": tests if isinstance(tests, str) else json.dumps(tests)}
 
 
 def stdin_test(given: str, expected: str) -> dict:
@@ -54,34 +54,23 @@ def call_test(given: str, expected: str, name: str = "f") -> dict:
 
 
 @pytest.mark.parametrize(
-    ("tests", "metadata", "expected"),
+    ("tests", "expected"),
     [
-        ([{"type": "stdin_stdout", "fn_name": None, "input": "1\n", "output": "2"}], None, [stdin_test("1\n", "2")]),
-        ([{"testtype": "stdin_stdout", "input": ["1", "2"], "output": ["3", "4"]}], "{}", [stdin_test("1\n2", "3\n4")]),
-        ({"inputs": ["1", "2"], "outputs": ["3", "4"]}, None, [stdin_test("1", "3"), stdin_test("2", "4")]),
-        (
-            [{"testtype": "functional", "input": '[1]\n"a"', "output": "null"}],
-            '{"func_name": "f"}',
-            [call_test('[1]\n"a"', "null")],
-        ),
-        ([{"testtype": "functional", "input": "1", "output": "2"}], {"func_name": "f"}, [call_test("1", "2")]),
+        ([{"type": "stdin_stdout", "fn_name": None, "input": "1\n", "output": "2"}], [stdin_test("1\n", "2")]),
+        ([{"testtype": "stdin_stdout", "input": ["1", "2"], "output": ["3", "4"]}], [stdin_test("1\n2", "3\n4")]),
+        ({"inputs": ["1", "2"], "outputs": ["3", "4"]}, [stdin_test("1", "3"), stdin_test("2", "4")]),
         (
             [{"type": "function_call", "fn_name": "f", "input": [[1, 2], "a"], "output": [["b"]]}],
-            None,
             [call_test('[1, 2]\n"a"', '[["b"]]')],  # the grader takes the bare value as well
         ),
-        (
-            {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [1, 2]]},
-            None,
-            [call_test("1", "[1]"), call_test("2", "[1, 2]")],
-        ),
-        ({"fn_name": "f", "inputs": [["a"]], "outputs": ["b"]}, None, [call_test('"a"', '"b"')]),
-        ({"fn_name": "f", "inputs": [[]], "outputs": [[7]]}, None, [call_test("", "[7]")]),
+        ({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [1, 2]]}, [call_test("1", "[1]"), call_test("2", "[1, 2]")]),
+        ({"fn_name": "f", "inputs": [["a"]], "outputs": ["b"]}, [call_test('"a"', '"b"')]),
+        ({"fn_name": "f", "inputs": [[]], "outputs": [[7]]}, [call_test("", "[7]")]),
     ],
-)
-def test_every_published_form_of_tests_is_understood(tests, metadata, expected):
+)  # fmt: skip
+def test_every_published_form_of_tests_is_understood(tests, expected):
     for given in (tests, json.dumps(tests)):
-        problem = code.to_problem({"problem": "Do it.", "tests": given, "metadata": metadata})
+        problem = code.to_problem({"problem": "Do it.", "tests": given})
         assert json.loads(problem.reference) == expected
 
 
@@ -118,9 +107,6 @@ def test_broken_code_rows_are_left_out_and_counted(tmp_path):
     assert description["train"] + description["validation"] == 298
     with pytest.raises(DataError, match="row .*: unreadable_tests"):
         Code(write(tmp_path / "fewer.jsonl", sound[:200] + broken)).problems("train")
-    metadata = code_row([stdin_test("1", "1")], metadata="{")
-    with pytest.raises(DataError, match="unreadable_tests"):
-        Code(write(tmp_path / "metadata.jsonl", [metadata])).problems("train")
 
 
 def test_code_rows_split_one_in_ten_below_2000_rows_and_1000_from_there_on():
@@ -140,15 +126,13 @@ def test_the_question_states_the_format_that_the_tests_need():
         assert row["problem"] in problem.question
         assert ("standard output" in problem.question) == (kind == "stdin")
         if kind == "functional":
-            assert (
-                row.get("starter_code") or json.loads(problem.reference)[0]["metadata"]["func_name"]
-            ) in problem.question
+            assert json.loads(problem.reference)[0]["metadata"]["func_name"] in problem.question
         assert not any(test["output"].strip() in problem.question for test in json.loads(problem.reference)[2:3]
                        if len(test["output"]) > 5)  # fmt: skip
         assert problem.id == sources.question_id("code", problem.question)
 
 
-@pytest.mark.parametrize(("name", "field"), [("stdin", None), ("starter", "starter_code"), ("function", "func_name")])
+@pytest.mark.parametrize(("name", "field"), [("stdin", None), ("function", "func_name")])
 def test_the_frame_of_a_code_question_states_its_format(name, field):
     text = files("multirole.tasks").joinpath("code_formats", f"{name}.md").read_text(encoding="utf-8")
     assert set(Template(text).get_identifiers()) == {"problem", field} - {None}

@@ -16,38 +16,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 from typing import Any, ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
 from multirole.sandbox import RULES, Limits, Verdict, grade_batch, normalise_tests
-from multirole.tasks.sources import BadRow, Row, Source, question_id, text_of
+from multirole.tasks.sources import BadRow, Published, Row, Source, question_id, text_of
 
 Rule = Literal["fraction", "all_pass"]
 
 
 def to_problem(row: Row) -> Problem:
-    """Read a row: `problem`, `tests`, and where present `starter_code` and `metadata`.
-
-    The question is put in the frame that its tests need; the reference is JSON text, which takes less memory.
-    """
-    problem, metadata, starter = text_of(row, "problem", "no_question"), row.get("metadata"), row.get("starter_code")
+    """Put `problem` in the frame that its `tests` need; the reference is JSON text, which takes less memory."""
+    problem = text_of(row, "problem", "no_question")
     try:
-        declared = json.loads(metadata) if isinstance(metadata, str) and metadata.strip() else metadata
-        name = declared.get("func_name") if isinstance(declared, dict) else None
-        tests = normalise_tests(row.get("tests"), name)
+        tests = normalise_tests(row.get("tests"))
     except ValueError as error:
         raise BadRow("unreadable_tests") from error
     names = {test["metadata"]["func_name"] if "metadata" in test else "" for test in tests}
     if len(names) > 1:
         raise BadRow("mixed_tests")
-    if isinstance(starter, str) and starter.strip():
-        question = _frame("starter").substitute(problem=problem, starter_code=starter)
-    elif name := names.pop():  # the authors' frame asks for a program on standard input here, too
-        question = _frame("function").substitute(problem=problem, func_name=name)
-    else:
-        question = _frame("stdin").substitute(problem=problem)
+    name = names.pop()  # the authors' frame asks for a program on standard input also where the tests call a function
+    question = _frame("function" if name else "stdin").substitute(problem=problem, func_name=name)
     return Problem(question_id("code", question), "code", question, json.dumps(tests))
 
 
@@ -82,20 +72,12 @@ SOURCE = Source(
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Published):
     """The task; `data` replaces the download, `reward` is the "fraction" of passed tests (paper A.7) or "all_pass"."""
 
-    data: str | Path | None = None
     reward: Rule = "fraction"
     name: ClassVar[str] = "code"
-
-    def problems(self, split: str, count: int | None = None) -> list[Problem]:
-        """Return the first `count` problems of "train" or "validation", or all of them."""
-        return SOURCE.problems(self.data, split, count)
-
-    def describe(self) -> dict[str, object]:
-        """Return repository, revision, checksums, counts, and what was left out."""
-        return SOURCE.describe(self.data)
+    source: ClassVar[Source] = SOURCE
 
     def extract(self, text: str) -> str | None:
         """Return the program, or None; see `extract_program`."""

@@ -9,7 +9,6 @@ files were not downloaded when this was written.
 turn the answers 3 and 2.5 into "3.0" and "2.5".
 """
 
-import csv
 import hashlib
 import json
 from collections import Counter
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from multirole.tasks.splits import check_split
 SPLIT_SEED = 42
 MOST_BROKEN = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
-SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+SUFFIXES = (".parquet", ".jsonl")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
@@ -58,16 +57,8 @@ class Source:
     columns: tuple[str, ...]
     note: str = ""
 
-    def problems(self, data: str | Path | None, split: str, count: int | None) -> list[Problem]:
-        """Return the first `count` problems of a split, or all of them, in the split's order."""
-        check_split(split)
-        return take(self._load(data)[0][split], split, count)
-
-    def describe(self, data: str | Path | None) -> dict[str, object]:
-        """Return repository, revision, checksums, counts, and what was left out."""
-        return self._load(data)[1]
-
-    def _load(self, data: str | Path | None) -> Loaded:
+    def load(self, data: str | Path | None) -> Loaded:
+        """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
         paths = self._download() if data is None else [file_of_rows(data)]
         return _read(self, tuple((path, path.stat().st_mtime_ns) for path in paths), data is None)
 
@@ -86,6 +77,23 @@ class Source:
                 f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Fill it where there is a "
                 f"connection: `hf download {self.repo} {' '.join(names)} --repo-type dataset --revision {self.revision}`."
             ) from error
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the tasks with published rows share; `data` is a file of one's own rows in their place."""
+
+    data: str | Path | None = None
+    source: ClassVar[Source]
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of "train" or "validation", or all of them, in the split's order."""
+        check_split(split)
+        return take(self.source.load(self.data)[0][split], split, count)
+
+    def describe(self) -> dict[str, object]:
+        """Return repository, revision, checksums, counts, and what was left out."""
+        return self.source.load(self.data)[1]
 
 
 def take(problems: list[Problem], split: str, count: int | None) -> list[Problem]:
@@ -123,7 +131,7 @@ def file_of_rows(data: str | Path) -> Path:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a .parquet, .jsonl, .json (one list of objects) or .csv file. Raises DataError."""
+    """Yield the rows of a .parquet or .jsonl file. Raises DataError."""
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet  # 0.3 s, needed here only
@@ -132,18 +140,12 @@ def read_rows(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=256):
                     yield from batch.to_pylist()
             return
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as lines:
-                yield from csv.DictReader(lines)
-            return
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":  # one list, so that errors name the line; U+2028 may stand inside a string
-            text = "[" + ",\n".join(line for line in text.split("\n") if line.strip()) + "]"
-        rows = json.loads(text)
+        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 may stand inside a string
+        rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
     except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} must hold JSON objects: one per line (.jsonl), or one list of them (.json).")
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} must hold one JSON object per line.")
     yield from rows
 
 
