@@ -55,6 +55,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_CALLS = 16  # by one manager, whose start costs as much as two or three of them
+
 _lock = threading.RLock()
 _pools: dict[str, Pool] = {}
 _seconds = 0.0
@@ -109,17 +111,22 @@ def call(module: Path, function: str, arguments: Sequence[list], limits: Limits)
     The workers import the file `module` and call its `preload()` before they lock themselves in; it may use all installed
     packages. A call that ended in order has the reason "passed" and its result as JSON.
     """
-    outputs = [b""] * len(arguments)
-
-    def keep(index: int, output: bytes) -> bool:
-        outputs[index] = output
-        return True
-
+    source = f"from {module.stem} import {function}"
     inputs = ["\n".join(map(json.dumps, values)).encode() for values in arguments]
-    job = Job(f"from {module.stem} import {function}", inputs, [function] * len(inputs), keep)
+    outputs = [b""] * len(inputs)
+
+    def job(start: int) -> Job:
+        def keep(index: int, output: bytes) -> bool:
+            outputs[start + index] = output
+            return True
+
+        given = inputs[start : start + _CALLS]
+        return Job(source, given, [function] * len(given), keep)
+
+    jobs = list(map(job, range(0, len(inputs), _CALLS)))
     with _lock:
-        _running(str(module)).run([job], limits)
-    return list(zip(job.reasons, outputs, strict=True))
+        _running(str(module)).run(jobs, limits)
+    return list(zip([reason for job in jobs for reason in job.reasons], outputs, strict=True))
 
 
 def level() -> str:

@@ -67,11 +67,12 @@ class Worker:
     def run(self, head: wire.Head, source: bytes, inputs: list[bytes]) -> Iterator[Frame]:
         """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
         deadline = time.monotonic() + head.unit_seconds + _GRACE_SECONDS
+        text = json.dumps(asdict(head)).encode()
         try:
             with open(os.memfd_create("unit"), "wb") as body:
-                body.writelines([source, *inputs])
+                body.writelines([text, source, *inputs])
                 body.flush()
-                socket.send_fds(self.channel, [json.dumps(asdict(head)).encode()], [body.fileno()])
+                socket.send_fds(self.channel, [wire.PACKET.pack(len(text), head.unit_seconds)], [body.fileno()])
         except OSError as error:
             raise SandboxError(f"A worker accepts no work ({error}): {self.last_words()}") from error
         index = 0

@@ -6,6 +6,7 @@ the kernel, so they never lie in the manager's memory, which the tests' processe
 """
 
 import gc
+import json
 import os
 import resource
 import signal
@@ -53,15 +54,17 @@ def compile_program(source: str) -> types.CodeType | str:
 class Manager:
     """The tests of one unit, one after another."""
 
-    def __init__(self, body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
-        self.body, self.head, self.most_tasks, self.filters = body, head, most_tasks, filters
+    def __init__(self, body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
+        self.body, self.head_bytes, self.most_tasks, self.filters = body, head_bytes, most_tasks, filters
+        self.head = wire.Head(**json.loads(os.pread(body, head_bytes, 0)))
         self.ends = time.monotonic() + self.head.unit_seconds
         self.full_timeouts = self.head.full_timeouts
 
     def run(self) -> None:
-        """Run all tests of the unit; its memory file holds the program, and the inputs after it."""
-        offset = self.head.source_bytes
-        source = os.pread(self.body, offset, 0).decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+        """Run all tests of the unit."""
+        offset = self.head_bytes + self.head.source_bytes
+        text = os.pread(self.body, self.head.source_bytes, self.head_bytes)
+        source = text.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
         code = compile_program(source)
         if isinstance(code, str):
             for index in range(len(self.head.sizes)):
@@ -155,12 +158,14 @@ class Manager:
         copy(output, wire.ANSWERS, 0, size)
 
 
-def main(body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
+def main(body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
     """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback in the error output."""
     code = 70
     try:
         os.setsid()
         walls.prctl(1, signal.SIGKILL)  # die with the zygote
+        manager = Manager(body, head_bytes, most_tasks, filters)
+        head = manager.head
         for kind, limit in (
             (resource.RLIMIT_AS, head.memory_bytes),
             (resource.RLIMIT_NOFILE, MOST_FILES),
@@ -171,7 +176,7 @@ def main(body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> 
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
         resource.setrlimit(resource.RLIMIT_CPU, (int(head.test_seconds) + COMPILE_SECONDS, most_seconds))
-        Manager(body, head, most_tasks, filters).run()
+        manager.run()
         code = 0
     finally:
         if code:

@@ -1,14 +1,15 @@
 """The messages between the trainer and a zygote: one packet per unit of work, one frame per test.
 
-A unit is one program with some of its tests. Its packet holds a `Head` as JSON and carries a memory file with the
-program and the inputs one after another. The zygote never reads that file, and a program's manager reads only the
-program, so the process that runs one test never had the input of another test in its memory.
+A unit is one program with its tests, or those that are left. Its packet carries a memory file with a `Head` as JSON, the
+program, and the inputs one after another. The zygote never reads that file, and a program's manager reads only the head
+and the program, so the process that runs one test never had the input of another test in its memory.
 """
 
 import signal
 import struct
 from dataclasses import dataclass
 
+PACKET = struct.Struct("!Qd")  # bytes of the head, and the seconds that the whole unit has
 FRAME = struct.Struct("!4sibQ")  # MARK, test index (-1: end of the unit), position in REASONS, bytes that follow
 MARK = b"test"
 CHANNEL, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # descriptors of a zygote, out of the way of a program's 0 to 3

@@ -8,7 +8,6 @@ nothing that a program wrote.
 import builtins
 import contextlib
 import gc
-import json
 import os
 import posix
 import resource
@@ -28,7 +27,6 @@ THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else eac
 MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
 SPARE_TASKS = 4096  # beyond those that exist, for a user that others share
 GRACE_SECONDS = 10.0
-MOST_HEAD_BYTES = 1 << 16
 LOOK_SECONDS = 0.1  # how often to check that the trainer lives
 
 
@@ -103,16 +101,16 @@ def end_all(pid: int) -> int:
     return status
 
 
-def receive(channel: socket.socket, trainer: int) -> tuple[wire.Head, int]:
-    """The next unit: its head and its memory file. Ends the process when the trainer is gone."""
+def receive(channel: socket.socket, trainer: int) -> tuple[int, float, int]:
+    """The next unit: the size of its head, its seconds and its memory file. Ends the process when the trainer is gone."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
     while True:
         if poller.poll(1000 * LOOK_SECONDS):
-            message, files, _, _ = socket.recv_fds(channel, MOST_HEAD_BYTES, 1)
+            packet, files, _, _ = socket.recv_fds(channel, wire.PACKET.size, 1)
             if not files:
                 os._exit(0)
-            return wire.Head(**json.loads(message)), files[0]
+            return *wire.PACKET.unpack(packet), files[0]
         if os.getppid() != trainer:
             os._exit(0)
 
@@ -155,16 +153,16 @@ def main(module: str) -> None:
     gc.collect()
     gc.freeze()
     while True:
-        head, body = receive(channel, trainer)
+        head_bytes, seconds, body = receive(channel, trainer)
         end, alive = os.pipe()  # its second half is the manager's and is closed with it
         pid = walls.FORK()
         if pid == 0:
-            manager.main(body, head, most_tasks, filters)
+            manager.main(body, head_bytes, most_tasks, filters)
         if pid < 0:
             raise OSError("a manager could not be forked")
         os.close(body)
         os.close(alive)
-        is_in_time = wait_for_end(pid, end, channel, trainer, head.unit_seconds + GRACE_SECONDS)
+        is_in_time = wait_for_end(pid, end, channel, trainer, seconds + GRACE_SECONDS)
         os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
         if is_in_time and code not in wire.REASON_OF_MANAGER:
