@@ -212,4 +212,4 @@ def test_code_asks_the_sandbox_once_per_distinct_program_and_never_shows_it_the_
     assert [(r.value, r.reason, r.is_correct) for r in rewards] == [(0.25, "timeout", False)] * 3 + [
         (0.0, "no_code", False)
     ]
-    assert asked == [(["a\n", "a\n"], [json.loads(DOUBLE.reference), json.loads(other.reference)], "all_pass", None)]
+    assert asked == [(["a\n", "a\n"], [DOUBLE.reference, other.reference], "all_pass", None)]

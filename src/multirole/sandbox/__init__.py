@@ -69,7 +69,7 @@ def grade(program: str, tests: list[dict], rule: str = "fraction", limits: Limit
 
 
 def grade_batch(
-    programs: Sequence[str], tests: Sequence[list[dict]], rule: str = "fraction", limits: Limits | None = None
+    programs: Sequence[str], tests: Sequence[list[dict] | str], rule: str = "fraction", limits: Limits | None = None
 ) -> list[Verdict]:
     """Grade each program with its own tests, given in any form that `normalise_tests` takes; from any thread.
 

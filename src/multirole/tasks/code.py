@@ -106,12 +106,11 @@ def grade(
     programs: Sequence[str | None], tests: Sequence[str], rule: Rule, limits: Limits | None = None
 ) -> list[Verdict | None]:
     """Run every distinct program once on its tests (JSON text); None without a program."""
-    keys = list(zip(programs, tests, strict=True))
-    distinct = [(program, text) for program, text in dict.fromkeys(keys) if program]
-    decoded = {text: json.loads(text) for _, text in distinct}
-    verdicts = grade_batch([program for program, _ in distinct], [decoded[text] for _, text in distinct], rule, limits)
+    pairs = list(zip(programs, tests, strict=True))
+    distinct = {(program, text): None for program, text in pairs if program}
+    verdicts = grade_batch([program for program, _ in distinct], [text for _, text in distinct], rule, limits)
     found = dict(zip(distinct, verdicts, strict=True))
-    return [found[program, text] if program else None for program, text in keys]
+    return [found[program, text] if program else None for program, text in pairs]
 
 
 def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits | None = None) -> Callable[..., Any]:
