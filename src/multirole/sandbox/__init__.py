@@ -25,12 +25,11 @@ What does not hold:
   * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart;
   * libc's fstat needs a call that with forged arguments tells the size and date of a file whose path is known.
 
-What programs can use. Linux only, the standard library only (no numpy), no files. The standard library is imported
-before a program starts, by the names in its import statements and in calls of `__import__` and `import_module`; a module
-named in another way (a computed name, text given to `exec`) is only there if it was loaded anyway. Modules that need
-files, processes or the network (tempfile, subprocess, multiprocessing, urllib, mailbox, tkinter, zoneinfo) can be
-imported but fail when used, and so do functions that import a rare module when they are called (in email, tarfile,
-sqlite3, xml). Only common encodings are there.
+What programs can use. Linux only, the standard library only (no numpy), no files. The modules that a program's text names
+in imports and in calls of `__import__` and `import_module` are loaded before it starts; others (a computed name, text
+given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are there only if they were
+loaded anyway. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
+zoneinfo) can be imported but fail when used. Only common encodings are there.
 """
 
 import atexit

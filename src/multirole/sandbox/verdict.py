@@ -11,7 +11,7 @@ class SandboxError(RuntimeError):
 
 
 def processes_here() -> int:
-    """The number of training processes on this machine, as the launcher tells each of them; all of them grade at once."""
+    """The number of training processes on this machine, all of which grade at once, as the launcher tells each of them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -22,11 +22,8 @@ def default_workers() -> int:
 
 
 def default_memory_bytes() -> int:
-    """2 GiB, less where all workers together would not fit into the machine; at least 512 MiB.
-
-    2 GiB of address space hold the usual 512 MiB thread stack for deep recursion and a large heap beside it; the
-    authors allow 4 GiB, which two dozen workers cannot all have on most machines.
-    """
+    """2 GiB of address space for a 512 MiB thread stack and a large heap (the authors allow 4 GiB); less where all
+    workers together would not fit into the machine, at least 512 MiB."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(512 << 20, min(2 << 30, physical // (processes_here() * (default_workers() + 1))))
 

@@ -46,8 +46,6 @@ LIMITS = Limits(
     output_bytes=4096,
     workers=min(4, Limits().workers),  # each holds sympy
 )
-_MOST_CACHED = 20_000
-_cache: dict[tuple[str, str], str] = {}
 
 _SPELLING = (  # of whole texts: (pattern, replacement), in this order
     (re.compile(r"[–—−]"), "-"),
@@ -102,14 +100,9 @@ def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
                 f"{reference[:40]!r}... Shorten it, or leave the problem out."
             )
     decided = [decide(answer, reference) for answer, reference in pairs]
-    asked = dict.fromkeys(item for item in decided if not isinstance(item, str))
-    known = {pair: _cache[pair] for pair in asked if pair in _cache}
-    missing = [pair for pair in asked if pair not in known]
-    known.update(zip(missing, _compare(missing), strict=True))
-    if len(_cache) > _MOST_CACHED:
-        _cache.clear()
-    _cache.update(known)
-    return [item if isinstance(item, str) else known[item] for item in decided]
+    asked = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
+    found = dict(zip(asked, _compare(asked), strict=True))
+    return [item if isinstance(item, str) else found[item] for item in decided]
 
 
 def _compare(pairs: list[tuple[str, str]]) -> list[str]:

@@ -82,15 +82,11 @@ class Manager:
             self.run_test(index, offset, size)
             offset += size
 
-    def limits(self) -> tuple[float, float]:
-        """CPU and wall-clock seconds of the next test: less once several tests have used up theirs, 0 at the unit's end."""
+    def run_test(self, index: int, offset: int, size: int) -> None:
+        """Run one test in a process of its own and report it; it has less time once several have used up theirs."""
         left = max(0.0, self.ends - time.monotonic())
         share = 1.0 if self.full_timeouts > 0 else SHORT_SHARE
-        return min(left, self.head.test_seconds * share), min(left, self.head.wall_seconds * share)
-
-    def run_test(self, index: int, offset: int, size: int) -> None:
-        """Run one test in a process of its own and report it."""
-        cpu_limit, wall_limit = self.limits()
+        cpu_limit, wall_limit = (min(left, share * most) for most in (self.head.test_seconds, self.head.wall_seconds))
         if cpu_limit <= 0:
             self.report(index, "timeout")
             return

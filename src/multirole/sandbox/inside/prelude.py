@@ -16,8 +16,7 @@ import types
 
 STARRED = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json typing"
 PRELOADED = (
-    STARRED + " sys abc array calendar cmath codecs collections.abc concurrent.futures.thread contextlib ctypes "
-    "dataclasses decimal difflib "
+    STARRED + " sys abc array calendar cmath codecs collections.abc contextlib ctypes dataclasses decimal difflib "
     "encodings.ascii encodings.cp1252 encodings.hex_codec encodings.idna encodings.latin_1 encodings.rot_13 "
     "encodings.unicode_escape encodings.utf_16 encodings.utf_32 encodings.utf_8_sig enum fractions graphlib inspect "
     "locale numbers operator os pprint queue reprlib shutil stat struct textwrap threading time tokenize traceback types "
@@ -70,6 +69,8 @@ def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
     if may_import or "__import__" in names or "import_module" in names:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # larger than the code
             wanted = modules_of(source)
+    if "concurrent.futures" in wanted:
+        wanted.add("concurrent.futures.thread")  # what it imports when it is used
     for module in sorted(wanted):
         package, _, name = module.rpartition(".")
         top = module.partition(".")[0]
