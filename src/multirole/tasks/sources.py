@@ -150,16 +150,15 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
-def _read(source: Source, found: tuple[tuple[Path, int], ...], must_be_pinned: bool) -> Loaded:
-    """Read the rows of files, given with the time of their last change."""
+def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) -> Loaded:
+    """Read the rows of the pinned files, or of one's own, given with the time of their last change."""
     paths = [path for path, _ in found]
     digests = []
     for path in paths:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     pinned = [sha for _, sha in source.files]
-    is_pinned = digests == pinned
-    if must_be_pinned and not is_pinned:
+    if is_pinned and digests != pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
             f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
