@@ -30,7 +30,7 @@ def to_problem(row: Row) -> Problem:
     """Put `problem` in the frame that its `tests` need; the reference is JSON text, which takes less memory."""
     problem = text_of(row, "problem", "no_question")
     try:
-        tests = normalise_tests(row.get("tests"))
+        tests = normalise_tests(row.get("tests", ""))
     except ValueError as error:
         raise BadRow("unreadable_tests") from error
     names = {test["metadata"]["func_name"] if "metadata" in test else "" for test in tests}
