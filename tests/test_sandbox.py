@@ -164,7 +164,7 @@ def test_a_manager_that_dies_amid_a_frame_spoils_no_verdict(sabotage, caplog) ->
         "global copy; whole = copy\n"
         "    def copy(source, target, offset, count):\n"  # of the second of four tests: a second attempt has three
         "        frame = sys._getframe(1).f_locals\n"
-        "        if target == wire.ANSWERS and frame['index'] == 1 and len(frame['self'].head.sizes) == 4:\n"
+        "        if target == wire.ANSWERS and frame['index'] == 1 and len(frame['self'].sizes) == 4:\n"
         "            os.kill(os.getpid(), 9)\n"
         "        whole(source, target, offset, count)\n"
         "    import sys"

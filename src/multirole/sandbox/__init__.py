@@ -44,8 +44,9 @@ from pathlib import Path
 
 from multirole.sandbox import selftest
 from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
+from multirole.sandbox.inside.limits import Limits
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import RULES, Limits, SandboxError, Verdict
+from multirole.sandbox.verdict import RULES, SandboxError, Verdict
 
 __all__ = [
     "RULES", "Limits", "SandboxError", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",

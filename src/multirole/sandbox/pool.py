@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from multirole.sandbox.inside import wire
-from multirole.sandbox.verdict import Limits, SandboxError
+from multirole.sandbox.inside.limits import Limits
+from multirole.sandbox.verdict import SandboxError
 from multirole.sandbox.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -116,18 +116,8 @@ class Pool:
     def _run(self, worker: Worker, job: Job, limits: Limits) -> None:
         """Hand over a program and judge the outputs of its tests."""
         tests = sorted(job.left)
-        head = wire.Head(
-            source_bytes=len(job.source),
-            sizes=[len(job.inputs[test]) for test in tests],
-            functions=[job.functions[test] for test in tests],
-            test_seconds=limits.test_seconds,
-            wall_seconds=limits.wall_factor * limits.test_seconds,
-            unit_seconds=limits.problem_seconds,
-            full_timeouts=limits.full_timeouts,
-            memory_bytes=limits.memory_bytes,
-            output_bytes=limits.output_bytes,
-        )
-        for frame in worker.run(head, job.source, [job.inputs[test] for test in tests]):
+        inputs, functions = [job.inputs[test] for test in tests], [job.functions[test] for test in tests]
+        for frame in worker.run(job.source, inputs, functions, limits):
             if frame.test < 0:
                 break
             if frame.test >= len(tests) or tests[frame.test] not in job.left:
