@@ -1,4 +1,4 @@
-"""The limits of one program; with its defaults for this machine."""
+"""The limits of a program, with defaults for this machine."""
 
 import os
 from dataclasses import dataclass, field
@@ -16,8 +16,10 @@ def default_workers() -> int:
 
 
 def default_memory_bytes() -> int:
-    """2 GiB of address space for a 512 MiB thread stack and a large heap (the authors allow 4 GiB); less where all
-    workers together would not fit into the machine, at least 512 MiB."""
+    """2 GiB (the authors allow 4), less where all workers together would not fit into the machine; at least 512 MiB.
+
+    As address space that holds the usual 512 MiB thread stack for deep recursion, and a large heap beside it.
+    """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(512 << 20, min(2 << 30, physical // (processes_here() * (default_workers() + 1))))
 
