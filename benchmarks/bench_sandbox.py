@@ -1,11 +1,10 @@
-"""How fast the sandbox grades, against two peers on the same cores in the same run; prints ratios (ours is faster: > 1).
+"""How fast the sandbox grades, against a peer on the same cores in the same run; prints ratios (ours is faster: > 1).
 
     python benchmarks/bench_sandbox.py [--repeats 3] [--against FOLDER] [--write]
 
-Peers, both with rlimits and without any isolation: `fresh` starts `python -I` per test; `sequence` starts one Python per
-problem, which runs the tests in order by `exec` and stops at the first failure (the schedule of the authors' training).
-Ours runs with all its walls and a process per test. Wall-clock seconds, medians over alternating repeats; --write puts
-them into results/bench/sandbox.json. The program with 30 lines is a shortest-path search with imports.
+The peer, `fresh`, starts `python -I` per test, with rlimits and without any isolation. Ours runs with all its walls and a
+process per test. Wall-clock seconds, medians over alternating repeats; --write puts them into results/bench/sandbox.json.
+The program with 30 lines is a shortest-path search with imports.
 
 --against compares the CPU-seconds of programs with 10 tests with those of another checkout, in pairs that take turns.
 """
@@ -60,24 +59,6 @@ main()
 '''
 SLOW = "n = int(input())\nt = 0\nfor i in range(300_000):\n    t += i * n\nprint(n * n)\n"
 SQUARE = "import sys\nn = int(sys.stdin.readline())\nprint(n * n{})\n"
-SEQUENCE = """
-import io, json, resource, sys
-program, tests = json.load(sys.stdin)
-code, passed = compile(program, "program", "exec"), 0
-for test in tests:
-    sys.stdin, sys.stdout, keep = io.StringIO(test["input"]), io.StringIO(), sys.stdout
-    try:
-        exec(code, {"__name__": "__main__"})
-        got = sys.stdout.getvalue()
-    except BaseException:
-        got = None
-    sys.stdout = keep
-    if got is None or got.strip() != test["output"].strip():
-        break
-    passed += 1
-print(passed)
-"""
-
 CPU_SECONDS = """
 import inspect, json, sys
 import psutil
@@ -98,7 +79,7 @@ Batch = list[tuple[str, list[dict]]]
 
 
 def limit() -> None:
-    """What both peers allow: 2 GiB and 4 CPU seconds."""
+    """What the peer allows: 2 GiB and 4 CPU seconds."""
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
 
@@ -111,27 +92,19 @@ def start(code: str, given: str) -> str:
     return done.stdout
 
 
-def run_fresh(batch: Batch, rule: str) -> None:
-    """A process per test; under all_pass, up to the first failure."""
+def run_fresh(batch: Batch) -> None:
+    """A process per test."""
 
-    def grade(program: str, tests: list[dict]) -> None:
-        for test in tests:
-            if start(program, test["input"]).strip() != test["output"].strip() and rule == "all_pass":
-                break
+    def grade(program: str, tests: list[dict]) -> list[bool]:
+        return [start(program, test["input"]).strip() == test["output"].strip() for test in tests]
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(lambda pair: grade(*pair), batch))
 
 
-def run_sequence(batch: Batch, rule: str) -> None:
-    """A process per problem; it always stops at the first failure."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda pair: start(SEQUENCE, json.dumps(pair)), batch))
-
-
-def run_ours(batch: Batch, rule: str) -> None:
+def run_ours(batch: Batch) -> None:
     """The sandbox."""
-    sandbox.grade_batch([program for program, _ in batch], [tests for _, tests in batch], rule)
+    sandbox.grade_batch([program for program, _ in batch], [tests for _, tests in batch])
 
 
 def make_graphs(outcome: str, n_programs: int, n_tests: int) -> Batch:
@@ -160,18 +133,15 @@ def seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def compare(batch: Batch, rule: str, repeats: int, peers: dict[str, Callable]) -> dict[str, float]:
-    """Median milliseconds per program of ours and of each peer, and each peer's ratio to ours."""
-    run_ours(batch[:4], rule)  # workers started
-    ours: list[float] = []
-    ratios: dict[str, list[float]] = {name: [] for name in peers}
+def compare(batch: Batch, repeats: int) -> dict[str, float]:
+    """Median milliseconds per program of ours, and the peer's ratio to it."""
+    run_ours(batch[:4])  # workers started
+    ours, ratios = [], []
     for _ in range(repeats):
-        for name, peer in peers.items():
-            mine = seconds(lambda: run_ours(batch, rule))
-            ours.append(mine)
-            ratios[name].append(seconds(lambda peer=peer: peer(batch, rule)) / mine)
-    found = {"ours_ms_per_program": round(1000 * statistics.median(ours) / len(batch), 2)}
-    return found | {f"{name}/ours": round(statistics.median(values), 2) for name, values in ratios.items()}
+        ours.append(seconds(lambda: run_ours(batch)))
+        ratios.append(seconds(lambda: run_fresh(batch)) / ours[-1])
+    milliseconds = 1000 * statistics.median(ours) / len(batch)
+    return {"ours_ms_per_program": round(milliseconds, 2), "fresh/ours": round(statistics.median(ratios), 2)}
 
 
 def cpu_pairs(other: Path, pairs: int) -> dict[str, object]:
@@ -217,17 +187,11 @@ def main() -> None:
     level = sandbox.require()
     if options.against:
         found["30 lines, 10 tests, CPU milliseconds per program"] = cpu_pairs(options.against, 7)
-    fresh = {"fresh": run_fresh}
-    both = fresh | {"sequence": run_sequence}
     for outcome in ("passing", "failing", "mixed"):
-        found[f"30 lines, 10 tests, {outcome}"] = compare(
-            make_graphs(outcome, 16, 10), "fraction", options.repeats, fresh
-        )
-    found["30 lines, 1 test"] = compare(make_graphs("passing", 60, 1), "fraction", options.repeats, fresh)
-    workloads = {"80 % wrong": make_squares(0.8), "slow but right": make_squares(0.0, is_slow=True)}
-    for name, batch in workloads.items():
-        found[f"16 x 20, {name}, fraction"] = compare(batch, "fraction", 1, fresh)
-        found[f"16 x 20, {name}, all_pass"] = compare(batch, "all_pass", 1, both)
+        found[f"30 lines, 10 tests, {outcome}"] = compare(make_graphs(outcome, 16, 10), options.repeats)
+    found["30 lines, 1 test"] = compare(make_graphs("passing", 60, 1), options.repeats)
+    found["16 x 20, 80 % wrong"] = compare(make_squares(0.8), 1)
+    found["16 x 20, slow but right"] = compare(make_squares(0.0, is_slow=True), 1)
     record = {
         "level": level,
         "cores": len(os.sched_getaffinity(0)),

@@ -13,7 +13,7 @@ USES = {
     "cProfile": "import cProfile, pstats, io\np = cProfile.Profile()\np.enable()\nsum(range(9))\np.disable()\npstats.Stats(p, stream=io.StringIO()).print_stats()\nprint('done')",
     "codecs": (
         "import codecs, io\nprint(codecs.encode('abc', 'rot13'), codecs.encode(b'a', 'hex'), codecs.lookup('utf8').name)\n"
-        "print(codecs.getreader('utf-8')(io.BytesIO(b'\\xc3\\xa9')).read(), 'é'.encode('cp437'), b'\\x80'.decode('cp1252'), 'ß'.encode('iso-8859-15'))"
+        "print(codecs.getreader('utf-8')(io.BytesIO(b'\\xc3\\xa9')).read(), b'\\x80'.decode('cp1252'))"
     ),
     "colorsys": "import colorsys\nprint(colorsys.rgb_to_hls(1, 0, 0))",
     "concurrent.futures": "import concurrent.futures\nwith concurrent.futures.ThreadPoolExecutor(2) as pool: print(list(pool.map(abs, [-1, 2])))",
@@ -26,7 +26,6 @@ USES = {
     "difflib": "import difflib\nprint(difflib.get_close_matches('appel', ['ape', 'apple']), *difflib.ndiff(['a'], ['b']))",
     "dis": "import dis\nprint(len(list(dis.get_instructions('a + b'))) > 2)",
     "doctest": "import doctest\ndef f():\n    '''\n    >>> 1 + 1\n    2\n    '''\ndoctest.run_docstring_examples(f, {})\nprint('done')",
-    "email": "from email.message import EmailMessage\nm = EmailMessage()\nm['Subject'] = 'x'\nm.set_content('body')\nprint(m.as_string())",
     "expanduser": "import os\nprint(os.path.expanduser('a~b'), os.path.expanduser('~nobody-by-this-name/x'))",
     "fnmatch and glob": "import fnmatch, glob\nprint(fnmatch.filter(['a.py', 'b.c'], '*.py'), glob.glob('none*'))",
     "functools": "from functools import *\n@singledispatch\ndef f(x): return 'any'\n@f.register\ndef _(x: int): return 'int'\nprint(f(1), f('a'), reduce(lambda a, b: a * b, [1, 2, 3]))",
@@ -53,7 +52,7 @@ USES = {
     "secrets": "import secrets\nprint(len(secrets.token_hex(4)), secrets.compare_digest('a', 'a'))",
     "shlex and string": "import shlex, string\nprint(shlex.split('a \"b c\"'), string.Template('$a').substitute(a=1), string.capwords('a b'))",
     "signal": "import signal, time\ndef f(*a): raise TimeoutError\nsignal.signal(signal.SIGALRM, f)\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\ntry: time.sleep(9)\nexcept TimeoutError: print('timed out')",
-    "sqlite3": "import sqlite3\nc = sqlite3.connect(':memory:')\nc.execute('create table t(a, b)')\nc.executemany('insert into t values (?, ?)', [(i, str(i)) for i in range(99)])\nprint(c.execute('select sum(a), max(b) from t where a > 3 order by b').fetchall(), len(list(c.iterdump())))",
+    "sqlite3": "import sqlite3\nc = sqlite3.connect(':memory:')\nc.execute('create table t(a, b)')\nc.executemany('insert into t values (?, ?)', [(i, str(i)) for i in range(99)])\nprint(c.execute('select sum(a), max(b) from t where a > 3 order by b').fetchall())",
     "statistics": "import statistics\nprint(statistics.median([1, 2, 4]), statistics.stdev([1, 2, 4]), statistics.NormalDist(0, 1).cdf(1), statistics.quantiles([1, 2, 3, 4]))",
     "sysconfig and site": "import sysconfig, site\nprint(sysconfig.get_python_version())",
     "textwrap and unicodedata": "import textwrap, unicodedata\nprint(textwrap.fill('a ' * 50, 20), unicodedata.normalize('NFD', 'é').encode(), unicodedata.name('é'))",
@@ -64,15 +63,9 @@ USES = {
     "types and typing": "import types\nfrom typing import *\nclass P(NamedTuple):\n    x: int\ndef f(a: Optional[int]) -> 'P': ...\nprint(P(3), get_type_hints(f), types.SimpleNamespace(a=1))",
     "unittest": "import unittest, io\nfrom unittest import mock\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(mock.Mock(return_value=3)(), 3)\nr = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nprint(r.wasSuccessful())",
     "urllib.parse": "from urllib.parse import urlparse, quote, parse_qs\nprint(urlparse('http://a/b?c=1').query, quote('é /'), parse_qs('a=1&a=2'))",
-    "uuid": "import uuid\nprint(uuid.uuid5(uuid.NAMESPACE_DNS, 'a'), uuid.uuid3(uuid.NAMESPACE_DNS, 'a'), len(str(uuid.uuid4())))",
+    "uuid": "import uuid\nprint(len(str(uuid.uuid4())))",
     "warnings": "import warnings\nwith warnings.catch_warnings(record=True) as w:\n    warnings.simplefilter('always')\n    warnings.warn('x')\nprint(len(w))",
     "weakref": "import weakref\nclass A: pass\na = A()\nprint(weakref.ref(a)() is a, len(weakref.WeakSet([a])))",
-    "xml": "import xml.etree.ElementTree as E\nfrom xml.dom import minidom\nprint(E.fromstring('<a><b c=\"1\"/></a>').find('b').get('c'), minidom.parseString('<a>x</a>').toxml())",
-    "zipfile and tarfile": (
-        "import io, zipfile, tarfile\nb = io.BytesIO()\nwith zipfile.ZipFile(b, 'w', zipfile.ZIP_DEFLATED) as z: z.writestr('a', 'text')\n"
-        "print(zipfile.ZipFile(b).read('a'))\nb = io.BytesIO()\nwith tarfile.open(fileobj=b, mode='w:gz') as t: t.addfile(tarfile.TarInfo('a'))\n"
-        "b.seek(0)\nprint(tarfile.open(fileobj=b).getnames())"
-    ),
+    "xml": "import xml.etree.ElementTree as E\nprint(E.fromstring('<a><b c=\"1\"/></a>').find('b').get('c'))",
     "zlib and crc": "import zlib, binascii\nprint(zlib.decompress(zlib.compress(b'abc')), binascii.crc32(b'a'), zlib.adler32(b'a'))",
-    "zoneinfo": "from zoneinfo import ZoneInfo, ZoneInfoNotFoundError\ntry: ZoneInfo('Europe/Nowhere')\nexcept ZoneInfoNotFoundError: print('unknown')",
 }  # fmt: skip

@@ -1,6 +1,5 @@
 """Our own rows in the schemas of the paper's datasets, and how tests write others."""
 
-import csv
 import hashlib
 import json
 from pathlib import Path
@@ -20,13 +19,8 @@ def write(path: Path, rows: list[dict]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]))
-            table.writeheader()
-            table.writerows(rows)
     else:
-        path.write_text(json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)) + "\n")
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     return path
 
 

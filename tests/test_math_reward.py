@@ -40,12 +40,6 @@ def verdicts_of(rows: list[list[str]]) -> dict[tuple[str, ...], str]:
     return dict(zip(pairs, grade_answers(pairs), strict=True))
 
 
-@pytest.fixture
-def cold() -> None:
-    """Nothing cached."""
-    math_answer._cache.clear()
-
-
 def grader_pid() -> int:
     (worker,) = sandbox._running(str(math_answer.MODULE)).idle
     return worker.process.pid
@@ -88,7 +82,7 @@ def test_verdicts_of_the_table(kind: str) -> None:
     check([row for row in ROWS if row[0] == kind])
 
 
-def test_order_and_splits_of_a_batch_do_not_matter(cold) -> None:
+def test_order_and_splits_of_a_batch_do_not_matter() -> None:
     rows = PLAIN_ROWS[5::12]
     pairs = [(row[1], row[2]) for row in rows]
     order = random.Random(0).sample(range(len(pairs)), len(pairs))
@@ -109,7 +103,7 @@ def test_reference_that_cannot_be_parsed_is_matched_by_text_only() -> None:
 
 def test_line_breaks_and_strange_characters() -> None:
     answers = ["4\n2", "\n42\n", "4\x002", "\ud800", "42\u200b", "\u202f42"]
-    expected = ["wrong", "correct", "unparsable", "unparsable", "unparsable", "correct"]
+    expected = ["unparsable", "correct", "unparsable", "unparsable", "unparsable", "correct"]
     assert grade_answers([(answer, "42") for answer in answers]) == expected
 
 
@@ -179,7 +173,7 @@ def test_deep_nesting_ends(deep: str) -> None:
     assert grade_answers([(deep, r"\pi"), ("2/4", r"\frac12")])[1] == "correct"
 
 
-def test_after_a_tower_the_next_pairs_are_graded(cold) -> None:
+def test_after_a_tower_the_next_pairs_are_graded() -> None:
     grade_answers([("x+1", "x-1")])
     pid = grader_pid()
     pairs = [("2x", "x+x"), TOWER, (r"\sqrt{8}", r"2\sqrt{2}"), ("3x", "x+x")]
@@ -211,7 +205,7 @@ def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
 
 
 @pytest.mark.slow
-def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same(cold) -> None:
+def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same() -> None:
     pid = grader_pid()
 
     def kill() -> None:
@@ -225,13 +219,7 @@ def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same(cold) 
     assert pid not in [worker.process.pid for worker in sandbox._running(str(math_answer.MODULE)).idle]
 
 
-def test_the_cache_is_bounded(cold, monkeypatch) -> None:
-    monkeypatch.setattr(math_answer, "_MOST_CACHED", 5)
-    for _ in range(2):
-        assert grade_answers([(f"y+{i}", "y") for i in range(6)]) == ["wrong"] * 6 and len(math_answer._cache) <= 6
-
-
-def test_any_thread_may_grade(cold) -> None:
+def test_any_thread_may_grade() -> None:
     found = {}
 
     def work(i: int) -> None:
@@ -255,7 +243,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
         "print(sorted(set(sys.modules) - before))"
     )
     wanted = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
-    pairs = [item[0] for item in wanted if not isinstance(item, str)]
+    pairs = [item for item in wanted if not isinstance(item, str)]
     result = subprocess.run(
         [sys.executable, "-P", "-c", script], input=json.dumps(pairs), text=True, capture_output=True, check=False
     )
@@ -272,7 +260,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
         ),
     ],
 )
-def test_a_math_verify_that_cannot_be_run_is_never_a_verdict(script, message, cold, tmp_path, monkeypatch) -> None:
+def test_a_math_verify_that_cannot_be_run_is_never_a_verdict(script, message, tmp_path, monkeypatch) -> None:
     module = tmp_path / "broken_compare.py"
     module.write_text(script)
     with monkeypatch.context() as patch, pytest.raises(SandboxError, match=message):

@@ -85,7 +85,7 @@ def test_what_is_missing_is_said_at_once_and_all_of_it(monkeypatch, tmp_path):
     pinned = MODELS["0.6b"]
     assert "a GPU" in message and "scale='tiny-r'" in message
     assert f"hf download {pinned.repo} --revision {pinned.revision}" in message
-    assert "hf download agentica-org/DeepCoder-Preview-Dataset" in message and "data='DIR'" in message
+    assert "hf download agentica-org/DeepCoder-Preview-Dataset" in message
     assert not list((tmp_path / "runs").rglob("checkpoint*"))
 
 

@@ -36,17 +36,11 @@ def test_the_fraction_and_every_reason() -> None:
     assert (verdict.reward, verdict.reason) == (0.25, "wrong_answer")
 
 
-def test_all_pass_is_all_or_nothing_and_stops_at_the_first_failure() -> None:
-    wrong, hanging = "print(-int(input()))", "n = int(input())\nwhile n: pass\nprint(n)"
-    limits = dataclasses.replace(LIMITS, workers=1, test_seconds=1.0)
-    sandbox.level()
-    started = time.monotonic()
-    good, bad, slow = sandbox.grade_batch([ECHO, wrong, hanging], [echoes(*"0123")] * 3, "all_pass", limits)
-    assert (good.reward, good.reasons) == (1.0, ("passed",) * 4)
+def test_all_pass_is_all_or_nothing() -> None:
+    good, bad = sandbox.grade_batch([ECHO, "print(0)"], [echoes(*"0123")] * 2, "all_pass", LIMITS)
+    assert (good.reward, good.reason) == (1.0, "passed")
     assert (bad.reward, bad.reason) == (0.0, "wrong_answer")
-    assert bad.reasons == ("passed", "wrong_answer", "not_run", "not_run")
-    assert slow.reasons == ("passed", "timeout", "not_run", "not_run")
-    assert time.monotonic() - started < 3, "one of three hanging tests was waited for"
+    assert bad.reasons == ("passed", "wrong_answer", "wrong_answer", "wrong_answer")
 
 
 def test_no_code_and_its_neighbours() -> None:
@@ -161,7 +155,7 @@ def test_a_program_that_makes_workers_fail_is_an_error_and_is_logged(sabotage, c
     sources = [ECHO, "# POISON\n" + ECHO, ECHO + "\n"]
     good, bad, other = sandbox.grade_batch(sources, [echoes(*map(str, range(20)))] * 3, rule, LIMITS)
     assert good.reward == other.reward == 1.0
-    assert bad.reward == 0.0 and bad.reason == "error" and set(bad.reasons) <= {"error", "not_run"}
+    assert bad.reward == 0.0 and set(bad.reasons) == {"error"}
     assert REPLACED in caplog.text and "made two workers fail" in caplog.text
 
 
@@ -170,7 +164,7 @@ def test_a_manager_that_dies_amid_a_frame_spoils_no_verdict(sabotage, caplog) ->
         "global copy; whole = copy\n"
         "    def copy(source, target, offset, count):\n"  # of the second of four tests: a second attempt has three
         "        frame = sys._getframe(1).f_locals\n"
-        "        if target == wire.ANSWERS and frame['index'] == 1 and len(frame['self'].head.sizes) == 4:\n"
+        "        if target == wire.ANSWERS and frame['index'] == 1 and len(frame['self'].sizes) == 4:\n"
         "            os.kill(os.getpid(), 9)\n"
         "        whole(source, target, offset, count)\n"
         "    import sys"

@@ -153,14 +153,32 @@ def test_a_wrapped_expected_value_counts_only_where_all_are_wrapped() -> None:
     assert not is_right_value(b"1", "[1]", is_wrapped=False) and not is_right_value(b"2", "[1]", is_wrapped=True)
 
 
-def test_every_form_becomes_the_one_form() -> None:
-    plain = [{"input": "1\n2", "output": "3", "testtype": "stdin"}]
-    assert normalise_tests([{"input": ["1", "2"], "output": ["3"], "testtype": "stdin_stdout", "extra": 1}]) == plain
-    assert normalise_tests({"inputs": ["1\n2"], "outputs": ["3"]}) == plain
-    assert normalise_tests(json.dumps(plain)) == plain == normalise_tests(plain)
-    functional = [{"input": "[1, 2]\n3", "output": "[4]", "testtype": "functional", "metadata": {"func_name": "f"}}]
-    assert normalise_tests({"inputs": [[[1, 2], 3]], "outputs": [[4]], "fn_name": "f"}) == functional
-    assert normalise_tests(functional) == functional
+def stdin_test(given: str, expected: str) -> dict:
+    return {"input": given, "output": expected, "testtype": "stdin"}
+
+
+def call_test(given: str, expected: str) -> dict:
+    return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        ([{"input": "1\n2", "output": "3"}], [stdin_test("1\n2", "3")]),
+        ([{"type": "stdin_stdout", "fn_name": None, "input": "1\n", "output": "2"}], [stdin_test("1\n", "2")]),
+        ([{"testtype": "stdin_stdout", "input": ["1", "2"], "output": ["3", "4"]}], [stdin_test("1\n2", "3\n4")]),
+        ({"inputs": ["1", "2"], "outputs": ["3", "4"]}, [stdin_test("1", "3"), stdin_test("2", "4")]),
+        ([call_test('[1]\n"a"', "null")], [call_test('[1]\n"a"', "null")]),
+        (
+            [{"type": "function_call", "fn_name": "f", "input": [[1, 2], "a"], "output": [["b"]]}],
+            [call_test('[1, 2]\n"a"', '[["b"]]')],
+        ),
+        ({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [1, 2]]}, [call_test("1", "[1]"), call_test("2", "[1, 2]")]),
+        ({"fn_name": "f", "inputs": [[]], "outputs": [[7]]}, [call_test("", "[7]")]),
+    ],
+)  # fmt: skip
+def test_every_published_form_becomes_the_one_form(tests: object, expected: list[dict]) -> None:
+    assert normalise_tests(tests) == normalise_tests(json.dumps(tests)) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +199,10 @@ def test_every_form_becomes_the_one_form() -> None:
         [{"input": "1", "output": "1", "testtype": "functional", "metadata": {"func_name": "1 + f"}}],
         [{"input": "x", "output": "1", "testtype": "functional", "metadata": {"func_name": "f"}}],
         [{"input": "1", "output": "x", "testtype": "functional", "metadata": {"func_name": "f"}}],
+        [{"type": "function_call", "fn_name": "f", "input": 3, "output": [4]}],
         {"inputs": ["1", "2"], "outputs": ["1"]},
+        {"inputs": "1", "outputs": "1"},
+        {"inputs": ["1"]},
         {"inputs": [], "outputs": []},
     ],
 )

@@ -8,10 +8,8 @@ import pandas as pd
 
 from multirole.inspector.reader import number
 
-EPISODE_BYTES = 36_000
-"""What the turns of one validation episode take on the page; where they are longer, the middle of the long ones is left out."""
-HEAD = 0.6
-"""The part of a shortened turn that is kept from its beginning; the rest is from its end."""
+TURN_BYTES = 12_000
+"""What one turn takes on the page; the middle of a longer one is left out."""
 MAX_STEPS = 12
 """Checkpoints on a page, besides the named ones; where there are more, every k-th."""
 MAX_TRAINING = 20_000
@@ -20,25 +18,21 @@ QUESTION, PIECE = 8_000, 80
 """Characters: of a question at most, and of the pieces of a text whose tokens were not recorded."""
 
 
-def size(text: str, n_pieces: int = 1) -> int:
-    """Bytes of a text on the page, where `<` is written as six characters, and of what stands around each of its pieces."""
-    return len(text.encode()) + 5 * text.count("<") + 10 * n_pieces
-
-
-def describe_turn(row: dict, room: float = math.inf) -> dict:
+def describe_turn(row: dict) -> dict:
     """One turn for the page: its text in `pieces`, which are its tokens where these were recorded.
 
-    `ratios` are log p(policy) - log p(base) of each token in nats. Where the pieces take more than `room` bytes, those in the
-    middle are left out; `gap` is how many come before them, and how many characters they have. `text` is there where the tokens'
-    texts do not add up to it (a character may span several tokens).
+    `ratios` are log p(policy) - log p(base) of each token in nats. Where the middle is left out, `gap` is how many pieces come
+    before it, and how many characters it has. `text` is there where the tokens' texts do not add up to it (a character may span
+    several tokens).
     """
     has_tokens = all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
     text = row["text"]
     pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
-    ends = list(itertools.accumulate(map(size, pieces))) if room < math.inf else []
-    is_whole = not ends or ends[-1] <= room
-    head = len(pieces) if is_whole else bisect.bisect(ends, HEAD * room)
-    tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - (1 - HEAD) * room)
+    # bytes with what stands around each piece; `<` is written as six characters
+    ends = list(itertools.accumulate(len(piece.encode()) + 5 * piece.count("<") + 10 for piece in pieces))
+    is_whole = not ends or ends[-1] <= TURN_BYTES
+    head = len(pieces) if is_whole else bisect.bisect(ends, TURN_BYTES / 2)
+    tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - TURN_BYTES / 2)
     kept = [*range(head), *range(tail, len(pieces))]
     turn = {
         "role": row["role"], "slot": row["slot"], "round": row["round"], "outcome": row["outcome"],
@@ -55,13 +49,6 @@ def describe_turn(row: dict, room: float = math.inf) -> dict:
     return turn
 
 
-def describe_turns(rows: list[dict]) -> list[dict]:
-    """The turns of one episode, the long ones shortened where all take more than `EPISODE_BYTES`."""
-    takes = sum(size(row["text"], row["completion_tokens"]) for row in rows)
-    room = EPISODE_BYTES / len(rows) if takes > EPISODE_BYTES else math.inf
-    return [describe_turn(row, room) for row in rows]
-
-
 def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:
     """Every problem with recorded turns: its question and, per step, whether and why its answer was right, and the turns."""
     found: dict[str, dict] = {}
@@ -71,7 +58,7 @@ def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[i
         held = found.setdefault(problem, {"problem": problem, "question": first["question"][:QUESTION], "steps": {}})
         held["steps"][str(step)] = {
             "correct": bool(first["correct"]), "reason": first["reason"],
-            "reward": scored.get((step, problem), {}).get("reward"), "turns": describe_turns(rows.to_dict("records")),
+            "reward": scored.get((step, problem), {}).get("reward"), "turns": list(map(describe_turn, rows.to_dict("records"))),
         }  # fmt: skip
     for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome and no turn
         if step in steps and problem in found:

@@ -25,11 +25,11 @@ What does not hold:
   * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart;
   * libc's fstat needs a call that with forged arguments tells the size and date of a file whose path is known.
 
-What programs can use. Linux only, the standard library only (no numpy), no files. The standard library is imported
-before a program starts, by the names in its import statements and in calls of `__import__` and `import_module`; a module
-named in another way (a computed name, text given to `exec`) is only there if it was loaded anyway. Modules that need
-files, processes or the network (tempfile, subprocess, multiprocessing, urllib, mailbox, tkinter, zoneinfo without the
-tzdata of a file system) can be imported but fail when used. An encoding is there if it is common or named as a literal.
+What programs can use. Linux only, the standard library only (no numpy), no files. The modules that a program's text names
+in imports and in calls of `__import__` and `import_module` are loaded before it starts; others (a computed name, text
+given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are there only if they were
+loaded anyway. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
+zoneinfo) can be imported but fail when used. Only common encodings are there.
 """
 
 import atexit
@@ -44,8 +44,9 @@ from pathlib import Path
 
 from multirole.sandbox import selftest
 from multirole.sandbox.compare import are_wrapped, is_right, normalise_tests
+from multirole.sandbox.inside.limits import Limits
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import RULES, Limits, SandboxError, Verdict
+from multirole.sandbox.verdict import RULES, SandboxError, Verdict
 
 __all__ = [
     "RULES", "Limits", "SandboxError", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
@@ -53,6 +54,8 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
+
+_CALLS = 16  # by one manager, whose start costs as much as two or three of them
 
 _lock = threading.RLock()
 _pools: dict[str, Pool] = {}
@@ -66,46 +69,40 @@ def grade(program: str, tests: list[dict], rule: str = "fraction", limits: Limit
 
 
 def grade_batch(
-    programs: Sequence[str], tests: Sequence[list[dict]], rule: str = "fraction", limits: Limits | None = None
+    programs: Sequence[str], tests: Sequence[list[dict] | str], rule: str = "fraction", limits: Limits | None = None
 ) -> list[Verdict]:
     """Grade each program with its own tests, given in any form that `normalise_tests` takes; from any thread.
 
-    With the rule "fraction" every test is run and the reward is the share that passed. With "all_pass" the reward is 1
-    or 0 and the first failure ends the program; tests that were not run then have the reason "not_run". An empty
-    program has the reason "no_code". Raises ValueError for malformed tests and SandboxError where the sandbox does not
-    work, but nothing because of a program.
+    Every test is run. With the rule "fraction" the reward is the share that passed, with "all_pass" it is 1 or 0. An
+    empty program has the reason "no_code". Raises ValueError for malformed tests and SandboxError where the sandbox
+    does not work, but nothing because of a program.
     """
     if rule not in RULES:
         raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
-    makers = {key: _job_maker(normalise_tests(given), rule) for key, given in {id(one): one for one in tests}.items()}
+    makers = {key: _job_maker(normalise_tests(given)) for key, given in {id(one): one for one in tests}.items()}
     jobs = [makers[id(given)](program) for program, given in zip(programs, tests, strict=True)]
     global _seconds
     with _lock:
         pool, started = _running(), time.monotonic()
         pool.run(jobs, limits or Limits())
         _seconds += time.monotonic() - started
-    return [_verdict(job, rule) for job in jobs]
+    return [_verdict(job.reasons, rule) for job in jobs]
 
 
-def _job_maker(tests: list[dict], rule: str) -> Callable[[str], Job]:
+def _job_maker(tests: list[dict]) -> Callable[[str], Job]:
     """Program -> job, on a problem's normalised tests, which all its programs share."""
     is_wrapped = are_wrapped(tests)
     inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
     functions = [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests]
-
-    def is_passed(index: int, output: bytes) -> bool:
-        return is_right(output, tests[index], is_wrapped)
-
-    return lambda program: Job(program, inputs, functions, is_passed, rule == "all_pass")
+    return lambda program: Job(program, inputs, functions, lambda i, output: is_right(output, tests[i], is_wrapped))
 
 
-def _verdict(job: Job, rule: str) -> Verdict:
-    share = job.reasons.count("passed") / len(job.reasons)
-    failures = (reason for reason in job.reasons if reason not in ("passed", "not_run"))
-    reason = "passed" if share == 1.0 else next(failures)
-    return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(job.reasons))
+def _verdict(reasons: list[str], rule: str) -> Verdict:
+    share = reasons.count("passed") / len(reasons)
+    reason = next((reason for reason in reasons if reason != "passed"), "passed")
+    return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(reasons))
 
 
 def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[str, bytes]]:
@@ -114,17 +111,22 @@ def call(module: Path, function: str, arguments: Sequence[list], limits: Limits)
     The workers import the file `module` and call its `preload()` before they lock themselves in; it may use all installed
     packages. A call that ended in order has the reason "passed" and its result as JSON.
     """
-    outputs = [b""] * len(arguments)
-
-    def keep(index: int, output: bytes) -> bool:
-        outputs[index] = output
-        return True
-
+    source = f"from {module.stem} import {function}"
     inputs = ["\n".join(map(json.dumps, values)).encode() for values in arguments]
-    job = Job(f"from {module.stem} import {function}", inputs, [function] * len(inputs), keep)
+    outputs = [b""] * len(inputs)
+
+    def job(start: int) -> Job:
+        def keep(index: int, output: bytes) -> bool:
+            outputs[start + index] = output
+            return True
+
+        given = inputs[start : start + _CALLS]
+        return Job(source, given, [function] * len(given), keep)
+
+    jobs = list(map(job, range(0, len(inputs), _CALLS)))
     with _lock:
-        _running(str(module)).run([job], limits)
-    return list(zip(job.reasons, outputs, strict=True))
+        _running(str(module)).run(jobs, limits)
+    return list(zip([reason for job in jobs for reason in job.reasons], outputs, strict=True))
 
 
 def level() -> str:

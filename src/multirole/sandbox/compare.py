@@ -40,11 +40,8 @@ _LONGER, _SLACK = 8, 4096
 """A float takes 20 characters where the expected output may have 3, and "\\u00e9" 6 bytes where it has 1 character."""
 
 
-def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None) -> list[dict]:
-    """Check tests in any of the forms above and return them in the first one; ValueError if they are malformed.
-
-    `func_name` is the function to call where the tests do not name it themselves.
-    """
+def normalise_tests(tests: list[dict] | dict | str) -> list[dict]:
+    """Check tests in any of the forms above and return them in the first one; ValueError if they are malformed."""
     try:
         found = json.loads(tests) if isinstance(tests, str) else tests
         if isinstance(found, dict):
@@ -56,7 +53,7 @@ def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None
             found = [{"input": given, "output": expected, **kind} for given, expected in pairs]
         if not isinstance(found, list) or not found:
             raise ValueError("a program cannot pass or fail without tests")
-        return [_normalise(test, func_name) for test in found]
+        return list(map(_normalise, found))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"Got tests {str(tests)[:200]!r}, which cannot be read ({error!r}). Write a non-empty list of "
@@ -64,7 +61,7 @@ def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None
         ) from error
 
 
-def _normalise(test: dict, func_name: str | None) -> dict:
+def _normalise(test: dict) -> dict:
     given, expected = test["input"], test["output"]
     kind = test.get("testtype") or test.get("type") or "stdin"
     if kind in ("stdin", "stdin_stdout"):
@@ -73,7 +70,7 @@ def _normalise(test: dict, func_name: str | None) -> dict:
         raise ValueError(f"the testtype {kind!r} is unknown")
     if isinstance(given, list):
         given, expected = "\n".join(map(json.dumps, given)), json.dumps(expected)
-    name = test.get("fn_name") or (test.get("metadata") or {}).get("func_name") or func_name
+    name = test.get("fn_name") or (test.get("metadata") or {}).get("func_name")
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a functional test needs metadata.func_name, and {name!r} cannot be the name of a function")
     for line in [*given.split("\n")] * bool(given) + [expected]:

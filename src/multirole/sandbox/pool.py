@@ -1,8 +1,6 @@
-"""The workers of this process and the schedule: which worker runs which tests of which program next.
+"""The workers of this process and the schedule: which worker runs which program next.
 
-Programs are cut into units of a few tests, and each worker has a thread that takes the next unit. Results are judged as
-they arrive. Under "all_pass" the first failure ends the program: no other unit of it is started, and of those that run
-nothing counts any more.
+Each worker has a thread that takes the next program. Outputs are judged as they arrive.
 
 A program that makes its worker fail is tried once more on a new worker. If that fails as well, the rest of its tests
 are errors, provided that a new worker still runs a known program as it should. Otherwise the sandbox itself is broken,
@@ -11,67 +9,45 @@ which raises `SandboxError`.
 
 import contextlib
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from multirole.sandbox.inside import wire
-from multirole.sandbox.verdict import Limits, SandboxError
-from multirole.sandbox.worker import Frame, Worker
+from multirole.sandbox.inside.limits import Limits
+from multirole.sandbox.verdict import SandboxError
+from multirole.sandbox.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_UNIT_TESTS = 16  # starting a manager costs as much as two or three tests
 _MOST_PROGRAM_BYTES = 4 << 20
 
 
 @dataclass
 class Job:
-    """One program with the inputs of its tests; `reasons` fills up as tests end.
+    """One program with the inputs of its tests; as tests end, `reasons` fills up and `left` empties.
 
-    functions: per test what to call, or "" for a test on stdin; is_right: whether a test's output is; rest: what the
-    tests that have not been run count as, once no more of them are to be run.
+    functions: per test what to call, or "" for a test on stdin; is_right: whether a test's output is.
     """
 
     program: str
     inputs: list[bytes]
     functions: list[str]
     is_right: Callable[[int, bytes], bool]
-    stops_early: bool = False
-    rest: str | None = None
-    timeouts: int = 0
-    started: float = 0.0
-    workers: list[Worker] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.reasons: list[str] = ["not_run"] * len(self.inputs)
+        self.reasons = [""] * len(self.inputs)
+        self.left = set(range(len(self.inputs)))
         self.source = self.program.encode("utf-8", "surrogatepass")
         if not self.program.strip():
-            self.rest = "no_code"
+            self.end("no_code")
         elif len(self.source) > _MOST_PROGRAM_BYTES:
-            self.rest = "error"
+            self.end("error")
 
-    def end(self, reason: str, tests: Iterable[int]) -> None:
-        """Give a reason to these tests and to all that have not been started."""
-        self.rest = reason
-        for test in tests:
+    def end(self, reason: str) -> None:
+        """Give a reason to all tests that are left."""
+        for test in self.left:
             self.reasons[test] = reason
-
-    def note(self, test: int, frame: Frame) -> None:
-        """Take one test's outcome and judge it."""
-        reason = frame.reason
-        if reason == "ended":
-            reason = "passed" if self.is_right(test, frame.output) else "wrong_answer"
-        with self.lock:
-            if self.stops_early and self.rest is not None:
-                return
-            self.reasons[test] = reason
-            self.timeouts += reason == "timeout"
-            if reason != "passed" and self.stops_early:
-                self.rest = "not_run"
+        self.left.clear()
 
 
 class Pool:
@@ -80,6 +56,8 @@ class Pool:
     def __init__(self, module: str = "") -> None:
         self.module, self.level = module, ""
         self.idle: list[Worker] = []
+        self.busy: set[Worker] = set()
+        self.is_ending = False
 
     def close(self) -> None:
         """Stop all workers."""
@@ -88,97 +66,76 @@ class Pool:
 
     def run(self, jobs: list[Job], limits: Limits) -> None:
         """Run all jobs to their end; SandboxError if the sandbox itself fails, whatever the programs are."""
-        units = [
-            (job, range(len(job.inputs))[start : start + _UNIT_TESTS])
-            for job in jobs
-            for start in range(0, len(job.inputs), _UNIT_TESTS)
-        ]
-        queue, n_workers = iter(units), max(1, min(limits.workers, len(units)))
+        queue = iter([job for job in jobs if job.left])
+        n_workers = max(1, min(limits.workers, len(jobs)))
+        self.is_ending = False
         with ThreadPoolExecutor(n_workers) as threads:
             try:
                 for done in as_completed([threads.submit(self._work, queue, limits) for _ in range(n_workers)]):
                     done.result()
             except BaseException:  # also Ctrl-C: nothing else is started, and what runs is ended
-                for job in jobs:
-                    with job.lock:
-                        job.rest = "not_run"
-                        for worker in job.workers:
-                            worker.process.kill()
+                self.is_ending = True
+                for worker in list(self.busy):
+                    worker.process.kill()
                 raise
 
-    def _work(self, units: Iterator[tuple[Job, range]], limits: Limits) -> None:
-        """Run units until there are no more; the threads share the iterator, whose steps are atomic."""
-        for job, tests in units:
-            left = set(tests)
-            for is_second in (False, True):
-                if left and job.rest is None:
-                    error = self._attempt(job, left, limits, on_new_worker=is_second)
-                    if error and job.rest is None and not is_second:
-                        logger.warning("A sandbox worker was replaced: %s", error)
-                    elif error and job.rest is None:
-                        self._blame(job, error)
-            if job.rest is not None:
-                job.end(job.rest, left)
+    def _work(self, jobs: Iterator[Job], limits: Limits) -> None:
+        """Run jobs until there are no more; the threads share the iterator, whose steps are atomic."""
+        for job in jobs:
+            error = self._attempt(job, limits)
+            if error and not self.is_ending:
+                logger.warning("A sandbox worker was replaced: %s", error)
+                error = self._attempt(job, limits, on_new_worker=True)
+            if self.is_ending:
+                return
+            if error:
+                self._blame(job, error)
+
+    def _attempt(self, job: Job, limits: Limits, on_new_worker: bool = False) -> SandboxError | None:
+        """Run the tests that are left on a worker; the error of a worker that fails."""
+        worker = Worker(self.module) if on_new_worker else self._take()
+        self.level = worker.level
+        self.busy.add(worker)
+        is_whole = False
+        try:
+            if not self.is_ending:
+                self._run(worker, job, limits)
+            is_whole = True
+            return None
+        except SandboxError as error:
+            return error
+        finally:
+            self.busy.remove(worker)  # first: from here on nobody kills it, since its next program is another one
+            self.idle.append(worker) if is_whole and not self.is_ending else worker.close()
 
     def _take(self) -> Worker:
         with contextlib.suppress(IndexError):  # another thread may have taken the last one
             return self.idle.pop()
         return Worker(self.module)
 
-    def _attempt(self, job: Job, left: set[int], limits: Limits, on_new_worker: bool) -> SandboxError | None:
-        """Run tests on a worker and take those that it reports out of `left`; the error of a worker that fails."""
-        worker, is_whole = Worker(self.module) if on_new_worker else self._take(), True
-        self.level = worker.level
-        try:
-            with job.lock:
-                if job.rest is not None:
-                    return None
-                job.started = job.started or time.monotonic()
-                job.workers.append(worker)
-            is_whole = False
-            end = self._run(worker, job, left, limits)
-            with job.lock:  # from here on nobody kills it, since its next unit will be another program's
-                job.workers.remove(worker)
-            if left and job.rest is None:
-                if end.reason not in ("timeout", "error"):
-                    raise SandboxError(f"A manager {end.reason}: {worker.last_words()}")
-                job.end(end.reason, left)  # its text cannot be compiled
-            is_whole = True
-            return None
-        except SandboxError as error:
-            return error
-        finally:
-            self.idle.append(worker) if is_whole else worker.close()
-
-    def _run(self, worker: Worker, job: Job, left: set[int], limits: Limits) -> Frame:
-        """Hand over one unit, note the ends of its tests, and return the frame of its own end."""
-        tests = sorted(left)
-        head = wire.Head(
-            source_bytes=len(job.source),
-            sizes=[len(job.inputs[test]) for test in tests],
-            functions=[job.functions[test] for test in tests],
-            test_seconds=limits.test_seconds,
-            wall_seconds=limits.wall_factor * limits.test_seconds,
-            unit_seconds=max(0.0, limits.problem_seconds - (time.monotonic() - job.started)),
-            full_timeouts=max(0, limits.full_timeouts - job.timeouts),
-            memory_bytes=limits.memory_bytes,
-            output_bytes=limits.output_bytes,
-            stops_early=job.stops_early,
-        )
-        for frame in worker.run(head, job.source, [job.inputs[test] for test in tests]):
+    def _run(self, worker: Worker, job: Job, limits: Limits) -> None:
+        """Hand over a program and judge the outputs of its tests."""
+        tests = sorted(job.left)
+        inputs, functions = [job.inputs[test] for test in tests], [job.functions[test] for test in tests]
+        for frame in worker.run(job.source, inputs, functions, limits):
             if frame.test < 0:
                 break
-            if frame.test >= len(tests) or tests[frame.test] not in left:
+            if frame.test >= len(tests) or tests[frame.test] not in job.left:
                 raise SandboxError(f"A worker reported test {frame.test}, which it was not given.")
-            left.remove(tests[frame.test])
-            job.note(tests[frame.test], frame)
-        return frame
+            test, reason = tests[frame.test], frame.reason
+            if reason == "ended":
+                reason = "passed" if job.is_right(test, frame.output) else "wrong_answer"
+            job.reasons[test] = reason
+            job.left.remove(test)
+        if job.left and frame.reason not in ("timeout", "error"):
+            raise SandboxError(f"A manager {frame.reason}: {worker.last_words()}")
+        job.end(frame.reason)  # what is left: the program's text cannot be compiled
 
     def _blame(self, job: Job, error: SandboxError) -> None:
         """End a program that made two workers fail, or raise if a known program cannot be run either."""
         control = Job("print(input())", [b"control"], [""], lambda _, output: output == b"control\n")
-        self._attempt(control, {0}, Limits(), on_new_worker=True)
+        self._attempt(control, Limits(), on_new_worker=True)
         if control.reasons != ["passed"]:
             raise SandboxError(f"The sandbox does not work any more: {error}") from error
         logger.error("A program made two workers fail; its remaining tests count as errors. The last one: %s", error)
-        job.rest = "error"
+        job.end("error")

@@ -6,8 +6,9 @@ An attack prints "escaped" when it succeeded. The walls are judged by this, not 
 import os
 import tempfile
 
+from multirole.sandbox.inside.limits import Limits
 from multirole.sandbox.pool import Job, Pool
-from multirole.sandbox.verdict import Limits, SandboxError
+from multirole.sandbox.verdict import SandboxError
 
 GOOD = {
     "reads, computes, prints": "import math\nprint(math.factorial(int(input())))",

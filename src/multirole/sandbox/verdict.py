@@ -1,7 +1,6 @@
-"""What goes into grading and what comes out: `Limits`, `Verdict`, and `SandboxError` for failures of our own."""
+"""What comes out of grading: `Verdict`, and `SandboxError` for failures of our own."""
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 RULES = ("fraction", "all_pass")
 
@@ -10,60 +9,11 @@ class SandboxError(RuntimeError):
     """The sandbox itself failed or does not contain programs; this says nothing about the program that was to be run."""
 
 
-def processes_here() -> int:
-    """The number of training processes on this machine, as the launcher tells each of them; all of them grade at once."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def default_workers() -> int:
-    """One per core that this process may use, at most 64; several training processes share the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(64, cores // processes_here()))
-
-
-def default_memory_bytes() -> int:
-    """2 GiB, less where all workers together would not fit into the machine; at least 512 MiB.
-
-    2 GiB of address space hold the usual 512 MiB thread stack for deep recursion and a large heap beside it; the
-    authors allow 4 GiB, which two dozen workers cannot all have on most machines.
-    """
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(512 << 20, min(2 << 30, physical // (processes_here() * (default_workers() + 1))))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one program; `test_seconds` are CPU seconds, with a wall-clock backstop of `wall_factor` as much.
-
-    A program whose tests hang costs a bounded budget: `full_timeouts` tests may use up all of `test_seconds`; after
-    that every further test has a twentieth of it (tests that end quickly still pass), and all tests together have
-    `problem_seconds` of wall-clock time. With the defaults 20 hanging tests cost 12 s instead of 60 s.
-    """
-
-    test_seconds: float = 3.0
-    wall_factor: float = 2.0
-    problem_seconds: float = 120.0
-    full_timeouts: int = 3
-    memory_bytes: int = field(default_factory=default_memory_bytes)
-    output_bytes: int = 16 << 20
-    workers: int = field(default_factory=default_workers)
-
-    def __post_init__(self) -> None:
-        has_time = 0 < self.test_seconds <= self.problem_seconds <= 86_400 and self.full_timeouts >= 1
-        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= 256 << 20 and self.workers >= 1
-        if not (has_time and has_room):
-            raise ValueError(
-                f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "
-                "memory_bytes of at least 64 MiB (Python itself needs about 32), an output_bytes of 256 to 256 << 20 "
-                "(held in our own memory), and at least 1 for full_timeouts and workers."
-            )
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """The result of grading one program. `reason` is "passed", or that of the first test that was run and not passed.
+    """The result of grading one program. `reason` is "passed", or that of the first test that did not pass.
 
-    Each test has one of the `reasons` passed, wrong_answer, error, timeout, memory, output_limit, violation, no_code and not_run.
+    Each test has one of the `reasons` passed, wrong_answer, error, timeout, memory, output_limit, violation and no_code.
     """
 
     reward: float

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multirole.sandbox.inside import wire
+from multirole.sandbox.inside.limits import Limits
 from multirole.sandbox.verdict import SandboxError
 
 _START_SECONDS, _GRACE_SECONDS = 60.0, 30.0
@@ -64,19 +65,20 @@ class Worker:
             self.close()
             raise
 
-    def run(self, head: wire.Head, source: bytes, inputs: list[bytes]) -> Iterator[Frame]:
+    def run(self, source: bytes, inputs: list[bytes], functions: list[str], limits: Limits) -> Iterator[Frame]:
         """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
-        deadline = time.monotonic() + head.unit_seconds + _GRACE_SECONDS
+        deadline = time.monotonic() + limits.problem_seconds + _GRACE_SECONDS
+        head = json.dumps([len(source), [len(given) for given in inputs], functions, asdict(limits)]).encode()
         try:
             with open(os.memfd_create("unit"), "wb") as body:
-                body.writelines([source, *inputs])
+                body.writelines([head, source, *inputs])
                 body.flush()
-                socket.send_fds(self.channel, [json.dumps(asdict(head)).encode()], [body.fileno()])
+                socket.send_fds(self.channel, [wire.PACKET.pack(len(head), limits.problem_seconds)], [body.fileno()])
         except OSError as error:
             raise SandboxError(f"A worker accepts no work ({error}): {self.last_words()}") from error
         index = 0
         while index >= 0:
-            yield (frame := self._frame(head.output_bytes, deadline))
+            yield (frame := self._frame(limits.output_bytes, deadline))
             index = frame.test
 
     def _frame(self, most: int, deadline: float) -> Frame:

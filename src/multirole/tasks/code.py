@@ -1,16 +1,11 @@
 """code: DeepCoder's PrimeIntellect problems, the paper's Code task (sec 4). Hidden tests run in `multirole.sandbox`.
 
-Known gap. Before splitting, the authors removed every test that a reference run had not marked as passed, and every row
-without a test left. The file with these marks (`coding_dataset_filtering/runtime_results.json`) is not public, so their
-split cannot be rebuilt. `rows` names what stands in for it:
+The 16,252 rows as published make 15,252 training and 1,000 validation rows: they are split like `shuffle(seed=42)`, with
+the first 1,000 rows for the paper's test split ("validation" here). Before splitting, the authors removed every test
+that a reference run had not marked as passed, and every row without a test left. The file with these marks
+(`coding_dataset_filtering/runtime_results.json`) is not public, so their split cannot be rebuilt.
 
-* "deepcoder": the 16,252 rows as published, without a filter: 15,252 training and 1,000 validation rows.
-* "reconstruction": 14,995 rows (13,995 and 1,000) of a public conversion of the same dataset, which ASPECT takes for
-  the authors' filtered rows. Nobody can check that. The conversion script in open-instruct, in the later version that
-  we read, keeps problems on standard input with at most 15 tests, the largest ones below 100 kB, and runs nothing.
-
-Either is split like `shuffle(seed=42)`, with the first 1,000 rows for the paper's test split ("validation" here). A
-question is the problem text in a frame that states the format of the answer, in the manner of LiveCodeBench. Programs
+A question is the problem text in a frame that states the format of the answer, in the manner of LiveCodeBench. Programs
 have the standard library but neither numpy nor files; `multirole.sandbox` says what else does not work.
 """
 
@@ -21,38 +16,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 from typing import Any, ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
 from multirole.sandbox import RULES, Limits, Verdict, grade_batch, normalise_tests
-from multirole.tasks.sources import BadRow, Row, Source, question_id, text_of
+from multirole.tasks.sources import BadRow, Published, Row, Source, question_id, text_of
 
 Rule = Literal["fraction", "all_pass"]
 
 
 def to_problem(row: Row) -> Problem:
-    """Read a row of the original schema: `problem`, `tests`, and where present `starter_code` and `metadata`."""
-    return _framed(
-        text_of(row, "problem", "no_question"), row.get("tests"), row.get("metadata"), row.get("starter_code")
-    )
+    """Put `problem` in the frame that its `tests` need; the reference is JSON text, which takes less memory."""
+    problem = text_of(row, "problem", "no_question")
+    try:
+        tests = normalise_tests(row.get("tests", ""))
+    except ValueError as error:
+        raise BadRow("unreadable_tests") from error
+    names = {test["metadata"]["func_name"] if "metadata" in test else "" for test in tests}
+    if len(names) > 1:
+        raise BadRow("mixed_tests")
+    name = names.pop()  # the authors' frame asks for a program on standard input also where the tests call a function
+    question = _frame("function" if name else "stdin").substitute(problem=problem, func_name=name)
+    return Problem(question_id("code", question), "code", question, json.dumps(tests))
 
 
-RECONSTRUCTION_SUFFIX = (  # part of the data: what the conversion put after every problem text
-    "\n\nWrite Python code to solve this problem. Your program should read the input from stdin and write the output "
-    "to stdout. Enclose your complete solution in a single ```python code block."
-)
-
-
-def from_conversion(row: Row) -> Problem:
-    """Read a row of the reconstruction: one user message (problem text and a fixed suffix), and the kept tests."""
-    messages = row.get("messages")
-    message = messages[0] if isinstance(messages, list) and len(messages) == 1 else None
-    content = text_of(message if isinstance(message, dict) else {}, "content", "no_question")
-    if not content.endswith(RECONSTRUCTION_SUFFIX):
-        raise BadRow("unknown_suffix")
-    return _framed(content.removesuffix(RECONSTRUCTION_SUFFIX), row.get("ground_truth"))
+@cache
+def _frame(name: str) -> Template:
+    return Template(files(__package__).joinpath("code_formats", f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
 
 
 def n_test(n_rows: int) -> int:
@@ -60,55 +51,33 @@ def n_test(n_rows: int) -> int:
     return 1_000 if n_rows >= 2_000 else math.ceil(n_rows / 10)
 
 
-SOURCES = {
-    "deepcoder": Source(
-        repo="agentica-org/DeepCoder-Preview-Dataset",
-        revision="780aeec7b7716e34f0b9e02bb624fc6ad8384725",
-        files=tuple(
-            (f"primeintellect/train-0000{i}-of-00005.parquet", sha256)
-            for i, sha256 in enumerate((
-                "a1efc9d5e9eb6a9977576b08e5349758c8b139131ea5d13ef5c390f2a21db538",
-                "2a645ca9e77976f49699ad9c25d79a697203e8811b0887ae256e7301d3e72681",
-                "2bd0cc7207fa0aad722cc21a275afd777ab1debb318c4b9a9eccb18f7fee32f0",
-                "4503d28636d63dab88e4a07a54b4a8257c9ad2e1663e8cdcb1216e2306550427",
-                "b1148bc2f0939843d500e43668e643c619a67f17797358a1ddf8e33c9782a545",
-            ))
-        ),
-        to_problem=to_problem,
-        n_test=n_test,
-        columns=("problem", "tests"),
-        note="unfiltered: the authors' runtime filter is not public",
+SOURCE = Source(
+    repo="agentica-org/DeepCoder-Preview-Dataset",
+    revision="780aeec7b7716e34f0b9e02bb624fc6ad8384725",
+    files=tuple(
+        (f"primeintellect/train-0000{i}-of-00005.parquet", sha256)
+        for i, sha256 in enumerate((
+            "a1efc9d5e9eb6a9977576b08e5349758c8b139131ea5d13ef5c390f2a21db538",
+            "2a645ca9e77976f49699ad9c25d79a697203e8811b0887ae256e7301d3e72681",
+            "2bd0cc7207fa0aad722cc21a275afd777ab1debb318c4b9a9eccb18f7fee32f0",
+            "4503d28636d63dab88e4a07a54b4a8257c9ad2e1663e8cdcb1216e2306550427",
+            "b1148bc2f0939843d500e43668e643c619a67f17797358a1ddf8e33c9782a545",
+        ))
     ),
-    "reconstruction": Source(
-        repo="mnoukhov/deepcoder_primeintellect",
-        revision="90f49967b15f25ce5a8513fb3606d13dc41e6a94",
-        files=(  # the name that `push_to_hub` gives; ASPECT publishes the checksum only
-            ("data/train-00000-of-00001.parquet", "34651aa15b21e8a5ff6b9b14db4b8d474892e67189c77ecc9b41693a51c90212"),
-        ),
-        to_problem=from_conversion,
-        n_test=n_test,
-        columns=("messages", "ground_truth"),
-        note="a public conversion that others take for the authors' filtered rows; unverifiable",
-    ),
-}  # fmt: skip
+    to_problem=to_problem,
+    n_test=n_test,
+    columns=("problem", "tests"),
+    note="unfiltered: the authors' runtime filter is not public",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Published):
     """The task; `data` replaces the download, `reward` is the "fraction" of passed tests (paper A.7) or "all_pass"."""
 
-    data: str | Path | None = None
-    rows: str = "deepcoder"
     reward: Rule = "fraction"
     name: ClassVar[str] = "code"
-
-    def problems(self, split: str, count: int | None = None) -> list[Problem]:
-        """Return the first `count` problems of "train" or "validation", or all of them."""
-        return SOURCES[self.rows].problems(self.data, split, count)
-
-    def describe(self) -> dict[str, object]:
-        """Return repository, revision, checksums, counts, and what was left out."""
-        return SOURCES[self.rows].describe(self.data) | {"schema": self.rows}
+    source: ClassVar[Source] = SOURCE
 
     def extract(self, text: str) -> str | None:
         """Return the program, or None; see `extract_program`."""
@@ -137,12 +106,11 @@ def grade(
     programs: Sequence[str | None], tests: Sequence[str], rule: Rule, limits: Limits | None = None
 ) -> list[Verdict | None]:
     """Run every distinct program once on its tests (JSON text); None without a program."""
-    keys = list(zip(programs, tests, strict=True))
-    distinct = [(program, text) for program, text in dict.fromkeys(keys) if program]
-    decoded = {text: json.loads(text) for _, text in distinct}
-    verdicts = grade_batch([program for program, _ in distinct], [decoded[text] for _, text in distinct], rule, limits)
+    pairs = list(zip(programs, tests, strict=True))
+    distinct = {(program, text): None for program, text in pairs if program}
+    verdicts = grade_batch([program for program, _ in distinct], [text for _, text in distinct], rule, limits)
     found = dict(zip(distinct, verdicts, strict=True))
-    return [found[program, text] if program else None for program, text in keys]
+    return [found[program, text] if program else None for program, text in pairs]
 
 
 def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits | None = None) -> Callable[..., Any]:
@@ -162,27 +130,3 @@ def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits 
         return [0.0 if verdict is None else verdict.reward for verdict in verdicts]
 
     return passed_tests
-
-
-@cache
-def _frame(name: str) -> Template:
-    return Template(files(__package__).joinpath("code_formats", f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
-
-
-def _framed(problem: str, tests: Any, metadata: Any = None, starter: object = None) -> Problem:
-    """Put the question in the frame that its tests need; the reference is JSON text, which takes less memory."""
-    try:
-        declared = json.loads(metadata) if isinstance(metadata, str) and metadata.strip() else metadata
-        tests = normalise_tests(tests, declared.get("func_name") if isinstance(declared, dict) else None)
-    except ValueError as error:
-        raise BadRow("unreadable_tests") from error
-    names = {test["metadata"]["func_name"] if "metadata" in test else None for test in tests}
-    if len(names) > 1:
-        raise BadRow("mixed_tests")
-    if isinstance(starter, str) and starter.strip():
-        question = _frame("starter").substitute(problem=problem, starter_code=starter)
-    elif name := names.pop():  # the authors' frame asks for a program on standard input here, too
-        question = _frame("function").substitute(problem=problem, func_name=name)
-    else:
-        question = _frame("stdin").substitute(problem=problem)
-    return Problem(question_id("code", question), "code", question, json.dumps(tests))

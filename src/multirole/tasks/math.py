@@ -6,12 +6,11 @@ which is the paper's test split. One's own rows have the columns `prompt` and `s
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole.tasks.math_answer import extract_boxed, grade_answers
-from multirole.tasks.sources import Row, Source, question_id, text_of
+from multirole.tasks.sources import Published, Row, Source, question_id, text_of
 
 
 def to_problem(row: Row) -> Problem:
@@ -35,20 +34,12 @@ SOURCE = Source(
 
 
 @dataclass(frozen=True)
-class Math:
+class Math(Published):
     """The task; `data` replaces the download, `malformed_reward` is for an answer without a box."""
 
-    data: str | Path | None = None
     malformed_reward: float = -0.1
     name: ClassVar[str] = "math"
-
-    def problems(self, split: str, count: int | None = None) -> list[Problem]:
-        """Return the first `count` problems of "train" or "validation", or all of them."""
-        return SOURCE.problems(self.data, split, count)
-
-    def describe(self) -> dict[str, object]:
-        """Return repository, revision, checksums, counts, and what was left out."""
-        return SOURCE.describe(self.data)
+    source: ClassVar[Source] = SOURCE
 
     def extract(self, text: str) -> str | None:
         """Return the content of the last `\\boxed{...}`, or None."""
@@ -59,10 +50,6 @@ class Math:
         boxed = zip(map(extract_boxed, texts), problems, strict=True)
         pairs = [None if answer is None else (answer, problem.reference) for answer, problem in boxed]
         verdicts = iter(grade_answers([pair for pair in pairs if pair is not None]))
-        graded = [None if pair is None else next(verdicts) for pair in pairs]
-        return [
-            Reward(self.malformed_reward, "no_box", False)
-            if verdict is None
-            else Reward(float(verdict == "correct"), verdict, verdict == "correct")
-            for verdict in graded
-        ]
+        graded = ["no_box" if pair is None else next(verdicts) for pair in pairs]
+        values = {"correct": 1.0, "no_box": self.malformed_reward}
+        return [Reward(values.get(verdict, 0.0), verdict, verdict == "correct") for verdict in graded]

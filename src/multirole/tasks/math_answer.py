@@ -15,9 +15,9 @@ and 84/2 is 42 here; the text after the last `</think>` counts, not after the fi
 `\boxed {5}` with a space is a box.
 
 Conventions, beside those of math-verify:
-  * A percent sign may be left out or added (50% equals 50 and 0.5), and so may a unit (5 cm equals 5). Two different
-    units are wrong, and nothing is converted between them.
-  * 1,000 and 1{,}000 and "1 000" are thousands; any other {,} is a decimal comma.
+  * A percent sign and a degree sign at the end are left out: 50% is 50. So is a word in \text{} behind an answer whose
+    reference is a plain number: 5\text{ cm} is 5, but 5 cm without \text{} is not.
+  * 1,000 and 1{,}000 and "1 000" are thousands; any other number with a space in it is unparsable.
   * Decimals are exact: 0.33 is not 1/3, 3.14 is not pi.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
@@ -46,35 +46,18 @@ LIMITS = Limits(
     output_bytes=4096,
     workers=min(4, Limits().workers),  # each holds sympy
 )
-_MOST_CACHED = 20_000
-_cache: dict[tuple[str, str], str] = {}
 
-_CHARACTERS = str.maketrans({"°": r"^\circ "} | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63", "-"))
 _SPELLING = (  # of whole texts: (pattern, replacement), in this order
+    (re.compile(r"[–—−]"), "-"),
     (re.compile(r"\\?\$|\\!"), ""),
-    (re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\s+"), " "),
-    (re.compile(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])"), ""),  # "2 1/2" keeps its space
-    (re.compile(r"(?<!\.)\.$"), ""),
+    (re.compile(r"(?<!\\)\\[,;:> ]|~|\s+"), " "),
+    (re.compile(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])"), ""),
+    (re.compile(r"(?<!\.)\.$|\\?%$| percent$|°$|\^\\circ$|\^\{\\circ\}$"), ""),
 )
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,|\{,\}| )\d{3}(?:\1\d{3})*(?:\.\d+)?", re.ASCII)
-_NUMBERS = (  # of texts that are nothing else: (pattern, replacement)
-    (re.compile(r"^([+-]?\d+)\{,\}(\d+)$", re.ASCII), r"\1.\2"),
-    (re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d+)$", re.ASCII), r"\1\\times 10^{\2}"),
-    (re.compile(r"^([+-]?\d+) (\d+)/(\d+)$", re.ASCII), r"\1\\frac{\2}{\3}"),
-)
+_SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
+_UNIT = re.compile(r"(?<=\d)\\(?:text|mathrm)\{[A-Za-z]{2}[A-Za-z/]*\}(?:\^\{?[23]\}?)?$")
 _RATIONAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+|\d+/0*[1-9]\d*)", re.ASCII)
-_UNIT = re.compile(
-    r"(?P<sign>\\?%|\^\\circ|\^\{\\circ\})$"
-    r"|(?: ?\\(?:text|mathrm|textrm|textnormal|mbox|operatorname)\{ ?"
-    r"(?P<text>[A-Za-z][A-Za-z ./^0-9*-]*(?:\^\{\d\})?) ?\}"
-    r"| (?P<word>mm|cm|dm|km|ft|feet|inch(?:es)?|yards?|miles?|met(?:er|re)s?|mg|kg|grams?|lbs?|pounds?|mph|km/h|m/s"
-    r"|(?:square )?units?|degrees?|dollars?|cents?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|percent))"
-    r"(?P<power>\^\{?[23]\}?)?$"
-)
-_NO_UNIT = re.compile(
-    r"[ied]|or|and|not?|if|than|more|less|fewer|at|least|most|about|approximately|is|are|mod|to|other|only|per"
-)
-_SIGN_OF_UNIT = {"percent": "%", "percentage": "%", "degree": "^circ"}
 
 
 def closing_brace(text: str, start: int) -> int | None:
@@ -117,18 +100,9 @@ def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
                 f"{reference[:40]!r}... Shorten it, or leave the problem out."
             )
     decided = [decide(answer, reference) for answer, reference in pairs]
-    asked = dict.fromkeys(pair for item in decided if not isinstance(item, str) for pair in item)
-    known = {pair: _cache[pair] for pair in asked if pair in _cache}
-    missing = [pair for pair in asked if pair not in known]
-    known.update(zip(missing, _compare(missing), strict=True))
-    if len(_cache) > _MOST_CACHED:
-        _cache.clear()
-    _cache.update(known)
-    return [item if isinstance(item, str) else _best([known[pair] for pair in item]) for item in decided]
-
-
-def _best(words: list[str]) -> str:
-    return "correct" if "correct" in words else words[0]
+    asked = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
+    found = dict(zip(asked, _compare(asked), strict=True))
+    return [item if isinstance(item, str) else found[item] for item in decided]
 
 
 def _compare(pairs: list[tuple[str, str]]) -> list[str]:
@@ -140,46 +114,25 @@ def _compare(pairs: list[tuple[str, str]]) -> list[str]:
     return words
 
 
-def decide(answer: str, reference: str) -> str | list[tuple[str, str]]:
-    """Return the verdict where the texts give one, else the pairs of texts of which math-verify must find one equal."""
+def decide(answer: str, reference: str) -> str | tuple[str, str]:
+    """Return the verdict where the texts give one, else the two texts that math-verify must compare."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
     ours, gold = _spell(answer), _spell(reference)
     if not ours or closing_brace(ours + "}", 0) != len(ours):
         return "unparsable"
+    if _RATIONAL.fullmatch(gold):
+        ours = _UNIT.sub("", ours)
     if ours == gold:
         return "correct"
-    (ours, unit), (gold, gold_unit) = _split_unit(ours), _split_unit(gold)
-    if unit and gold_unit and unit != gold_unit:
-        return "wrong"
-    if ours == gold:
-        return "correct"
-    if "%" in (unit, gold_unit) and unit != gold_unit:  # the sign is on one side only: 50% for 50, or for 0.5
-        hundredth = r"\frac{%s}{100}"
-        return [(ours, gold), (hundredth % ours, gold) if unit else (ours, hundredth % gold)]
+    if _SPACED.match(ours):  # math-verify would take it for a product
+        return "unparsable"
     if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold):
         return "correct" if Fraction(ours) == Fraction(gold) else "wrong"
-    return [(ours, gold)]
+    return ours, gold
 
 
 def _spell(text: str) -> str:
-    text = text.translate(_CHARACTERS)
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
-    return text
-
-
-def _split_unit(text: str) -> tuple[str, str]:
-    """Split `5\\text{ cm}` into ("5", "cm"); the unit is "" where nothing is certainly one. Spell a number's value."""
-    unit = ""
-    if found := _UNIT.search(text):
-        value, words = text[: found.start()], (found["sign"] or found["text"] or found["word"]).lower().split()
-        has_value = re.search(r"\d|\\pi", value) and re.search(r"[A-Za-z0-9)}]$", value)
-        if has_value and len(words) <= 3 and not any(map(_NO_UNIT.fullmatch, words)):
-            text, unit = value, re.sub(r"[\\{}]|\.$|(?<=\w\w\w)s$", "", "".join(words))
-            unit = _SIGN_OF_UNIT.get(unit, unit) + re.sub("[{}]", "", found["power"] or "")
-    if _THOUSANDS.fullmatch(text):
-        return re.sub(r",|\{,\}| ", "", text), unit
-    for pattern, replacement in _NUMBERS:
-        text = pattern.sub(replacement, text)
-    return text, unit
+    return re.sub(r",|\{,\}| ", "", text) if _THOUSANDS.fullmatch(text) else text

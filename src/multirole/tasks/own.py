@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from multirole.core.types import Problem, Reward
-from multirole.tasks.sources import SUFFIXES, DataError, question_id, read_rows, take
+from multirole.tasks.sources import DataError, file_of_rows, question_id, read_rows, take
 from multirole.tasks.splits import check_split
 
 RewardFunction = Callable[..., list[float]]
@@ -104,7 +104,8 @@ class Task:
 
     def _read(self, data: Data) -> list[Problem]:
         problems: dict[str, Problem] = {}
-        for number, row in enumerate(_rows(data)):
+        rows = read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data
+        for number, row in enumerate(rows):
             question = row.get("prompt")
             if not isinstance(question, str) or not question.strip():
                 raise DataError(
@@ -123,19 +124,6 @@ class Task:
         text = json.dumps(rows, sort_keys=True, default=str)
         source = Path(_source(self._data[split])).name  # no home paths in a record
         return {"source": source, "rows": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _rows(data: Data) -> Iterable[Mapping[str, Any]]:
-    if not isinstance(data, (str, Path)):
-        return data
-    path = Path(data).expanduser()
-    if path.suffix not in SUFFIXES or not path.is_file():
-        missing = f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
-        raise DataError(
-            f"The rows of a task must be a file ({', '.join(SUFFIXES)}), a dataset or a list, got {str(path)!r}"
-            f"{missing * (not path.exists())}."
-        )
-    return read_rows(path)
 
 
 def _source(data: Data) -> str:

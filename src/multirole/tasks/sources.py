@@ -5,11 +5,10 @@ its SHA-256, so that a run on other bytes never passes for a run on the paper's 
 revisions and checksums in `math.py` and `code.py` were published by a follow-up project (MaoMaoLYJ/ASPECT), and the
 files were not downloaded when this was written.
 
-`data` is a file of one's own rows, or a folder with the pinned files. Files are read directly and not through
-`datasets`, whose one type per column would turn the answers 3 and 2.5 into "3.0" and "2.5".
+`data` is a file of one's own rows. Files are read directly and not through `datasets`, whose one type per column would
+turn the answers 3 and 2.5 into "3.0" and "2.5".
 """
 
-import csv
 import hashlib
 import json
 from collections import Counter
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from multirole.tasks.splits import check_split
 SPLIT_SEED = 42
 MOST_BROKEN = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
-SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+SUFFIXES = (".parquet", ".jsonl")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
@@ -58,20 +57,43 @@ class Source:
     columns: tuple[str, ...]
     note: str = ""
 
-    @property
-    def download(self) -> str:
-        """The shell command that fetches exactly these files."""
-        names = " ".join(name for name, _ in self.files)
-        return f"hf download {self.repo} {names} --repo-type dataset --revision {self.revision} --local-dir DIR"
+    def load(self, data: str | Path | None) -> Loaded:
+        """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
+        paths = self._download() if data is None else [file_of_rows(data)]
+        return _read(self, tuple((path, path.stat().st_mtime_ns) for path in paths), data is None)
 
-    def problems(self, data: str | Path | None, split: str, count: int | None) -> list[Problem]:
-        """Return the first `count` problems of a split, or all of them, in the split's order."""
+    def _download(self) -> list[Path]:
+        import huggingface_hub  # 0.3 s, needed here only
+
+        names = [name for name, _ in self.files]
+        try:
+            return [
+                Path(huggingface_hub.hf_hub_download(self.repo, name, repo_type="dataset", revision=self.revision))
+                for name in names
+            ]
+        except OSError as error:  # of which all errors of the Hub are kinds
+            raise DataError(
+                f"The files of {self.repo} at revision {self.revision} are not in the cache "
+                f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Fill it where there is a "
+                f"connection: `hf download {self.repo} {' '.join(names)} --repo-type dataset --revision {self.revision}`."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the tasks with published rows share; `data` is a file of one's own rows in their place."""
+
+    data: str | Path | None = None
+    source: ClassVar[Source]
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of "train" or "validation", or all of them, in the split's order."""
         check_split(split)
-        return take(load(self, data)[0][split], split, count)
+        return take(self.source.load(self.data)[0][split], split, count)
 
-    def describe(self, data: str | Path | None) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         """Return repository, revision, checksums, counts, and what was left out."""
-        return load(self, data)[1]
+        return self.source.load(self.data)[1]
 
 
 def take(problems: list[Problem], split: str, count: int | None) -> list[Problem]:
@@ -97,8 +119,19 @@ def text_of(row: Row, column: str, reason: str) -> str:
     return value
 
 
+def file_of_rows(data: str | Path) -> Path:
+    """Return the path of a file of rows. Raises DataError where it does not exist or is of another kind."""
+    path = Path(data).expanduser()
+    if path.suffix not in SUFFIXES or not path.is_file():
+        missing = f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
+        raise DataError(
+            f"Rows must be a file ({', '.join(SUFFIXES)}), got {str(path)!r}{missing * (not path.exists())}."
+        )
+    return path
+
+
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a .parquet, .jsonl, .json (one list of objects) or .csv file. Raises DataError."""
+    """Yield the rows of a .parquet or .jsonl file. Raises DataError."""
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet  # 0.3 s, needed here only
@@ -107,68 +140,25 @@ def read_rows(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=256):
                     yield from batch.to_pylist()
             return
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as lines:
-                yield from csv.DictReader(lines)
-            return
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":  # one list, so that errors name the line; U+2028 may stand inside a string
-            text = "[" + ",\n".join(line for line in text.split("\n") if line.strip()) + "]"
-        rows = json.loads(text)
+        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 may stand inside a string
+        rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
     except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} must hold JSON objects: one per line (.jsonl), or one list of them (.json).")
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} must hold one JSON object per line.")
     yield from rows
 
 
-def load(source: Source, data: str | Path | None) -> Loaded:
-    """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
-    is_own_file = data is not None and Path(data).expanduser().is_file()
-    paths = _from_hub(source) if data is None else _from_disk(source, Path(data).expanduser())
-    return _read(source, tuple((path, path.stat().st_mtime_ns) for path in paths), not is_own_file)
-
-
-def _from_hub(source: Source) -> list[Path]:
-    import huggingface_hub  # 0.3 s, needed here only
-
-    try:
-        return [
-            Path(huggingface_hub.hf_hub_download(source.repo, name, repo_type="dataset", revision=source.revision))
-            for name, _ in source.files
-        ]
-    except OSError as error:  # of which all errors of the Hub are kinds
-        raise DataError(
-            f"The files of {source.repo} at revision {source.revision} are not in the cache "
-            f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Run `{source.download}` where "
-            "there is a connection, bring DIR here and write data='DIR'."
-        ) from error
-
-
-def _from_disk(source: Source, place: Path) -> list[Path]:
-    """Return the given file, or the pinned files in the given folder."""
-    if place.is_file() and place.suffix in SUFFIXES:
-        return [place]
-    paths = [place / name for name, _ in source.files]
-    if not all(path.is_file() for path in paths):
-        raise DataError(
-            f"`data` must be a file of your own rows ({', '.join(SUFFIXES)}), or a folder with the files of "
-            f"{source.repo}, got {str(place)!r}. Such a folder is what `{source.download}` makes."
-        )
-    return paths
-
-
 @lru_cache(maxsize=2)  # both splits come from one reading
-def _read(source: Source, found: tuple[tuple[Path, int], ...], must_be_pinned: bool) -> Loaded:
-    """Read the rows of files, given with the time of their last change."""
+def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) -> Loaded:
+    """Read the rows of the pinned files, or of one's own, given with the time of their last change."""
     paths = [path for path, _ in found]
     digests = []
     for path in paths:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     pinned = [sha for _, sha in source.files]
-    is_pinned = digests == pinned
-    if must_be_pinned and not is_pinned:
+    if is_pinned and digests != pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
             f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."

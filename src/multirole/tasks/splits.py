@@ -4,9 +4,13 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import ClassVar, Literal
 
 from multirole.core.types import Problem
 
+Kind = Literal["long", "wide"]
+KINDS: tuple[Kind, ...] = ("long", "wide")
+"""The two kinds of problems of a generated task."""
 VALIDATION_SHARE = 8
 """One question in eight is for validation."""
 
@@ -37,3 +41,18 @@ def first_problems(
         problem = next(drawn)
         found.setdefault(problem.id, problem)
     return list(found.values())
+
+
+class Generated:
+    """What the generated tasks share; `stream(split, rng)` yields problems without end."""
+
+    name: ClassVar[str]
+    stream: ClassVar[Callable[..., Iterator[Problem]]]
+
+    def problems(self, split: str, count: int | None = None) -> list[Problem]:
+        """Return the first `count` problems of a split."""
+        return first_problems(self.stream, split, count, f"{self.name}/{split}")[:]
+
+    def describe(self) -> dict[str, object]:
+        """Return where the problems come from."""
+        return {"name": self.name, "is_embedded": True}

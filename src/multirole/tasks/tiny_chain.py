@@ -9,15 +9,13 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
-from multirole.tasks.splits import first_problems, split_of
+from multirole.tasks.splits import KINDS, Generated, Kind, split_of
 
 NAME = "tiny_chain"
 LARGEST = 49
-Kind = Literal["long", "wide"]
-KINDS: tuple[Kind, ...] = ("long", "wide")
 LENGTHS: dict[Kind, tuple[int, int]] = {"long": (8, 10), "wide": (5, 7)}
 """The fewest and the most operations of the task's problems."""
 SUMS = [(op, n) for op in "+-" for n in range(1, 10)]
@@ -69,19 +67,12 @@ def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] 
 
 
 @dataclass(frozen=True)
-class TinyChain:
+class TinyChain(Generated):
     """The task; `malformed_reward` is for an answer without a box."""
 
     malformed_reward: float = 0.0
     name: ClassVar[str] = NAME
-
-    def problems(self, split: str, count: int | None = None) -> list[Problem]:
-        """Return the first `count` problems of a split."""
-        return first_problems(stream, split, count, f"{NAME}/{split}")[:]
-
-    def describe(self) -> dict[str, object]:
-        """Return where the problems come from."""
-        return {"name": NAME, "is_embedded": True}
+    stream = staticmethod(stream)
 
     def extract(self, text: str) -> str | None:
         """Return the content of the last `\\boxed{...}`, or None."""

@@ -15,24 +15,21 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole.sandbox import Limits
 from multirole.tasks.code import Rule, grade
-from multirole.tasks.splits import first_problems, split_of
+from multirole.tasks.splits import KINDS, Generated, Kind, split_of
 
 NAME = "tiny_pipe"
 LARGEST, LARGEST_MOVE, TAUGHT_MOVE = 99, 54, 49
-Kind = Literal["long", "wide"]
-KINDS: tuple[Kind, ...] = ("long", "wide")
 LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 10), "wide": (5, 7)}
 """The fewest and the most moves of the task's problems."""
 FOLDS = {"add": "+", "sub": "-", "xor": "^"}
 START, REST = "at", "rest"
 NARROW = [sign * n for sign in (1, -1) for n in range(1, 10)]
 WIDE_SHARE = 0.7
-N_TESTS = 8
 
 Step = tuple[str, int]
 """A word of `FOLDS`, or at the end `REST`, and the move before it; at the beginning `START` and a position."""
@@ -46,7 +43,7 @@ def _lists(seed: str, count: int) -> list[list[int]]:
 
 
 PROBES = _lists(f"{NAME}/probes", 8)
-TESTS = _lists(f"{NAME}/tests", N_TESTS)
+TESTS = _lists(f"{NAME}/tests", 8)
 
 
 def parse(question: str) -> list[Step]:
@@ -166,21 +163,19 @@ def _computed(reads: tuple[tuple[str, int], ...], outputs: tuple[int, ...], rule
             reasons.append("passed" if run(list(reads), xs) == due else "wrong_answer")
         except IndexError:
             reasons.append("error")
-        if rule == "all_pass" and reasons[-1] != "passed":
-            break
-    passed = reasons.count("passed")
-    return _reward(reasons, float(passed == N_TESTS) if rule == "all_pass" else passed / N_TESTS)
+    return _reward(reasons, rule)
 
 
-def _reward(reasons: Sequence[str], value: float) -> Reward:
+def _reward(reasons: Sequence[str], rule: Rule) -> Reward:
     """The reward of a program whose tests ended like this; of several ways to fail, the least clean one is the reason."""
-    failed = [reason for reason in reasons if reason not in ("passed", "not_run")]
+    failed = [reason for reason in reasons if reason != "passed"]
     worst = [reason for reason in ("timeout", "error") if reason in failed] or failed or ["passed"]
+    value = reasons.count("passed") / len(reasons) if rule == "fraction" else float(not failed)
     return Reward(value, worst[0], not failed)
 
 
 @dataclass(frozen=True)
-class TinyPipe:
+class TinyPipe(Generated):
     """The task; `reward` is the "fraction" of passed tests, or "all_pass".
 
     Programs of the usual form are read and computed here; all others run in the sandbox, with the same result (tests/test_tiny_pipe.py).
@@ -188,14 +183,7 @@ class TinyPipe:
 
     reward: Rule = "fraction"
     name: ClassVar[str] = NAME
-
-    def problems(self, split: str, count: int | None = None) -> list[Problem]:
-        """Return the first `count` problems of a split."""
-        return first_problems(stream, split, count, f"{NAME}/{split}")[:]
-
-    def describe(self) -> dict[str, object]:
-        """Return where the problems come from."""
-        return {"name": NAME, "is_embedded": True}
+    stream = staticmethod(stream)
 
     def extract(self, text: str) -> str | None:
         """Return the body of the last ```python fence, or None."""
@@ -216,5 +204,5 @@ class TinyPipe:
             if found:
                 rewards.append(_computed(tuple(found), tuple(problem.reference["expected"]), self.reward))
             else:
-                rewards.append(_reward(verdict.reasons, verdict.reward) if verdict else Reward(0.0, "no_code", False))
+                rewards.append(_reward(verdict.reasons, self.reward) if verdict else Reward(0.0, "no_code", False))
         return rewards

@@ -6,6 +6,7 @@ the kernel, so they never lie in the manager's memory, which the tests' processe
 """
 
 import gc
+import json
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import types
 from os import _exit as end_process  # a program may replace what `os` holds
 
 from . import prelude, runner, walls, wire
+from .limits import Limits
 
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
 AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
@@ -53,18 +55,21 @@ def compile_program(source: str) -> types.CodeType | str:
 class Manager:
     """The tests of one unit, one after another."""
 
-    def __init__(self, body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
-        self.body, self.head, self.most_tasks, self.filters = body, head, most_tasks, filters
-        self.ends = time.monotonic() + self.head.unit_seconds
-        self.full_timeouts = self.head.full_timeouts
+    def __init__(self, body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
+        self.body, self.head_bytes, self.most_tasks, self.filters = body, head_bytes, most_tasks, filters
+        self.source_bytes, self.sizes, self.functions, fields = json.loads(os.pread(body, head_bytes, 0))
+        self.limits = Limits(**fields)
+        self.ends = time.monotonic() + self.limits.problem_seconds
+        self.full_timeouts = self.limits.full_timeouts
 
     def run(self) -> None:
-        """Run all tests of the unit; its memory file holds the program, and the inputs after it."""
-        offset = self.head.source_bytes
-        source = os.pread(self.body, offset, 0).decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+        """Run all tests of the unit."""
+        offset = self.head_bytes + self.source_bytes
+        text = os.pread(self.body, self.source_bytes, self.head_bytes)
+        source = text.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
         code = compile_program(source)
         if isinstance(code, str):
-            for index in range(len(self.head.sizes)):
+            for index in range(len(self.sizes)):
                 self.report(index, code)
             return
         names = prelude.import_ahead(source, code)
@@ -75,28 +80,22 @@ class Manager:
         if self.filters is not None and not walls.install(self.filters[0]):
             raise OSError("the second seccomp filter was refused")
         gc.freeze()
-        for index, size in enumerate(self.head.sizes):
-            reason = self.run_test(index, offset, size)
+        for index, size in enumerate(self.sizes):
+            self.run_test(index, offset, size)
             offset += size
-            if reason != "ended" and self.head.stops_early:
-                break
 
-    def limits(self) -> tuple[float, float]:
-        """CPU and wall-clock seconds of the next test: less once several tests have used up theirs, 0 at the unit's end."""
+    def run_test(self, index: int, offset: int, size: int) -> None:
+        """Run one test in a process of its own and report it; it has less time once several have used up theirs."""
         left = max(0.0, self.ends - time.monotonic())
-        share = 1.0 if self.full_timeouts > 0 else SHORT_SHARE
-        return min(left, self.head.test_seconds * share), min(left, self.head.wall_seconds * share)
-
-    def run_test(self, index: int, offset: int, size: int) -> str:
-        """Run one test in a process of its own, report it, and return its reason."""
-        cpu_limit, wall_limit = self.limits()
+        seconds = self.limits.test_seconds * (1.0 if self.full_timeouts > 0 else SHORT_SHARE)
+        cpu_limit, wall_limit = min(left, seconds), min(left, seconds * self.limits.wall_factor)
         if cpu_limit <= 0:
             self.report(index, "timeout")
-            return "timeout"
+            return
         given, output = os.memfd_create("input"), os.memfd_create("output")
         copy(self.body, given, offset, size)
         os.lseek(given, 0, os.SEEK_SET)
-        function, null = self.head.functions[index], wire.NULL
+        function, null = self.functions[index], wire.NULL
         descriptors = (given, null, null, output) if function else (given, output, null)
         manager, exit_code = os.getpid(), wire.FAILED
         pid = walls.FORK()
@@ -116,7 +115,6 @@ class Manager:
         self.report(index, reason, output)
         os.close(given)
         os.close(output)
-        return reason
 
     def set_up(self, manager: int, descriptors: tuple[int, ...], cpu_seconds: float) -> None:
         """In a test's process: take the descriptors as 0, 1, 2, 3, close the rest, give up what the manager may do."""
@@ -152,29 +150,31 @@ class Manager:
     def report(self, index: int, reason: str, output: int = -1) -> None:
         """Send one frame, with the bytes that a test left which ended well, unless they are too many."""
         size = os.fstat(output).st_size if reason == "ended" else 0
-        if size > self.head.output_bytes:
+        if size > self.limits.output_bytes:
             reason, size = "output_limit", 0
         os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, index, wire.REASONS.index(reason), size))
         copy(output, wire.ANSWERS, 0, size)
 
 
-def main(body: int, head: wire.Head, most_tasks: int, filters: tuple | None) -> None:
+def main(body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
     """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback in the error output."""
     code = 70
     try:
         os.setsid()
         walls.prctl(1, signal.SIGKILL)  # die with the zygote
+        manager = Manager(body, head_bytes, most_tasks, filters)
+        limits = manager.limits
         for kind, limit in (
-            (resource.RLIMIT_AS, head.memory_bytes),
+            (resource.RLIMIT_AS, limits.memory_bytes),
             (resource.RLIMIT_NOFILE, MOST_FILES),
             (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_FSIZE, max(head.output_bytes, *head.sizes) + 1),
+            (resource.RLIMIT_FSIZE, max(limits.output_bytes, *manager.sizes) + 1),
         ):
             resource.setrlimit(kind, (limit, limit))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
-        resource.setrlimit(resource.RLIMIT_CPU, (int(head.test_seconds) + COMPILE_SECONDS, most_seconds))
-        Manager(body, head, most_tasks, filters).run()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limits.test_seconds) + COMPILE_SECONDS, most_seconds))
+        manager.run()
         code = 0
     finally:
         if code:

@@ -13,7 +13,6 @@ import builtins
 import contextlib
 import sys
 import types
-from encodings.aliases import aliases
 
 STARRED = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json typing"
 PRELOADED = (
@@ -25,18 +24,6 @@ PRELOADED = (
 )
 NEVER = {"antigravity", "ensurepip", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo", "venv"}
 """Never imported ahead: they print, open windows or are large."""
-ENCODINGS = {*aliases, *aliases.values()}
-LATE = {
-    "concurrent": ["concurrent.futures.thread"],
-    "email": ["email.generator", "email.parser", "email.policy"],
-    "sqlite3": ["sqlite3.dump"],
-    "tarfile": ["gzip"],
-    "uuid": ["hashlib"],
-    "xml": ["xml.dom.expatbuilder", "xml.sax.expatreader"],
-    "zipfile": ["encodings.cp437"],
-    "zoneinfo": ["importlib.resources"],
-}
-"""What a module's functions import when they are called."""
 
 NAMES: dict[str, object] = {}
 """Name -> what it stands for; filled by `load`."""
@@ -73,24 +60,22 @@ def modules_of(source: str) -> set[str]:
 def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
     """Import what a program may import, and return the part of `NAMES` that it uses."""
     names: set[str] = set()
-    texts: set[str] = set()
     todo = [code]
     for part in todo:
         names.update(part.co_names)
-        texts.update(constant for constant in part.co_consts if type(constant) is str and len(constant) < 32)
         todo += [constant for constant in part.co_consts if type(constant) is types.CodeType]
-    encodings = {text.lower().replace("-", "_") for text in texts}
-    wanted = {f"encodings.{aliases.get(name, name)}" for name in encodings & ENCODINGS}
+    wanted: set[str] = set()
     may_import = {name for name in names - sys.modules.keys() if name.partition(".")[0] in sys.stdlib_module_names}
     if may_import or "__import__" in names or "import_module" in names:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # larger than the code
-            wanted |= modules_of(source)
+            wanted = modules_of(source)
+    if "concurrent.futures" in wanted:
+        wanted.add("concurrent.futures.thread")  # what it imports when it is used
     for module in sorted(wanted):
         package, _, name = module.rpartition(".")
         top = module.partition(".")[0]
         if top not in sys.stdlib_module_names - NEVER or name in vars(sys.modules.get(package, builtins)):
             continue  # the second: `from package import name`
-        for wanted_module in (module, *LATE.get(top, ())):
-            with contextlib.suppress(BaseException):  # the program will meet the same
-                __import__(wanted_module)
+        with contextlib.suppress(BaseException):  # the program will meet the same
+            __import__(module)
     return {name: NAMES[name] for name in names & NAMES.keys()}

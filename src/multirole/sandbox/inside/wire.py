@@ -1,14 +1,15 @@
 """The messages between the trainer and a zygote: one packet per unit of work, one frame per test.
 
-A unit is one program with some of its tests. Its packet holds a `Head` as JSON and carries a memory file with the
-program and the inputs one after another. The zygote never reads that file, and a program's manager reads only the
-program, so the process that runs one test never had the input of another test in its memory.
+A unit is one program with its tests, or those that are left. Its packet carries a memory file with a head, the program,
+and the inputs one after another. The head is JSON: [bytes of the program, bytes of each input, per test the function to
+call or "" for a test on stdin, the fields of `Limits`]. The zygote never reads that file, and a program's manager reads
+only the head and the program, so the process that runs one test never had the input of another test in its memory.
 """
 
 import signal
 import struct
-from dataclasses import dataclass
 
+PACKET = struct.Struct("!Qd")  # bytes of the head, and the seconds that the whole unit has
 FRAME = struct.Struct("!4sibQ")  # MARK, test index (-1: end of the unit), position in REASONS, bytes that follow
 MARK = b"test"
 CHANNEL, ANSWERS, ERRORS, NULL = 60, 61, 62, 63  # descriptors of a zygote, out of the way of a program's 0 to 3
@@ -23,22 +24,3 @@ REASON_OF_EXIT = {  # and of negative signal numbers; anything else is an "error
 REASON_OF_MANAGER = {  # compiling a program can time out or crash; anything else ends the zygote
     FINE: "ended", -signal.SIGXCPU: "timeout", -signal.SIGSEGV: "error", -signal.SIGABRT: "error", -signal.SIGBUS: "error",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Head:
-    """What to run, and its limits. sizes: input bytes per test; functions: what to call, or "" for a test on stdin.
-
-    stops_early: a test that does not end in order is the unit's last one.
-    """
-
-    source_bytes: int
-    sizes: list[int]
-    functions: list[str]
-    test_seconds: float
-    wall_seconds: float
-    unit_seconds: float
-    full_timeouts: int
-    memory_bytes: int
-    output_bytes: int
-    stops_early: bool

@@ -8,7 +8,7 @@ nothing that a program wrote.
 import builtins
 import contextlib
 import gc
-import json
+import math
 import os
 import posix
 import resource
@@ -28,7 +28,6 @@ THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else eac
 MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
 SPARE_TASKS = 4096  # beyond those that exist, for a user that others share
 GRACE_SECONDS = 10.0
-MOST_HEAD_BYTES = 1 << 16
 LOOK_SECONDS = 0.1  # how often to check that the trainer lives
 
 
@@ -103,33 +102,14 @@ def end_all(pid: int) -> int:
     return status
 
 
-def receive(channel: socket.socket, trainer: int) -> tuple[wire.Head, int]:
-    """The next unit: its head and its memory file. Ends the process when the trainer is gone."""
-    poller = select.poll()
-    poller.register(channel, select.POLLIN)
-    while True:
-        if poller.poll(1000 * LOOK_SECONDS):
-            message, files, _, _ = socket.recv_fds(channel, MOST_HEAD_BYTES, 1)
-            if not files:
-                os._exit(0)
-            return wire.Head(**json.loads(message)), files[0]
-        if os.getppid() != trainer:
-            os._exit(0)
-
-
-def wait_for_end(pid: int, end: int, channel: socket.socket, trainer: int, seconds: float) -> bool:
-    """Wait until a manager ends, which closes a pipe; False if its time is over. Without a trainer everything ends."""
+def wait_for(descriptor: int, trainer: int, seconds: float) -> bool:
+    """Wait until a descriptor is ready; False when the time is over or the trainer is gone."""
     deadline = time.monotonic() + seconds
     poller = select.poll()
-    poller.register(end)
-    poller.register(channel, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0:
-        ready = dict(poller.poll(1000 * min(left, LOOK_SECONDS)))
-        if end in ready:
+    poller.register(descriptor, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0 and os.getppid() == trainer:
+        if poller.poll(1000 * min(left, LOOK_SECONDS)):
             return True
-        if ready or os.getppid() != trainer:  # while a unit runs nothing is sent, so the channel was closed
-            end_all(pid)
-            os._exit(0)
     return False
 
 
@@ -154,17 +134,20 @@ def main(module: str) -> None:
     os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, 0, len(hello)) + hello)
     gc.collect()
     gc.freeze()
-    while True:
-        head, body = receive(channel, trainer)
+    while wait_for(wire.CHANNEL, trainer, math.inf):
+        packet, files, _, _ = socket.recv_fds(channel, wire.PACKET.size, 1)
+        if not files:  # the trainer hung up
+            break
+        head_bytes, seconds = wire.PACKET.unpack(packet)
         end, alive = os.pipe()  # its second half is the manager's and is closed with it
         pid = walls.FORK()
         if pid == 0:
-            manager.main(body, head, most_tasks, filters)
+            manager.main(files[0], head_bytes, most_tasks, filters)
         if pid < 0:
             raise OSError("a manager could not be forked")
-        os.close(body)
+        os.close(files[0])
         os.close(alive)
-        is_in_time = wait_for_end(pid, end, channel, trainer, head.unit_seconds + GRACE_SECONDS)
+        is_in_time = wait_for(end, trainer, seconds + GRACE_SECONDS)
         os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
         if is_in_time and code not in wire.REASON_OF_MANAGER:
@@ -172,3 +155,4 @@ def main(module: str) -> None:
             raise OSError(f"a manager ended with {code}")
         reason = wire.REASON_OF_MANAGER[code] if is_in_time else "timeout"
         os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, wire.REASONS.index(reason), 0))
+    os._exit(0)
