@@ -21,7 +21,6 @@ from multirole.paper.figures import figures_of_study
 from multirole.paper.grid import Grid
 from multirole.paper.pack import pack
 from multirole.paper.results import Key, Results, Run, key_of
-from multirole.paper.skills import phenomena_elsewhere
 from multirole.paper.statistics import Interval
 from multirole.paper.study import Study, Variant
 from multirole.paper.study_tables import (
@@ -33,6 +32,7 @@ from multirole.paper.study_tables import (
     is_unstable,
     judges,
     matched_updates,
+    phenomena_elsewhere,
     predictors,
     twins,
     vote,
@@ -261,7 +261,7 @@ def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
 
 
 def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(results, study):
-    """The fixture's variants reply as their twins do, and the clock's run under SP is the grid's own."""
+    """The fixture's variants reply as their twins do."""
 
     def change(variant: str, policy: str, seed: int) -> float:
         roles = results.find(study.cell(variant, f"voting {policy} math", seed)).table("roles")
@@ -300,7 +300,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-r") == study
     assert [t.name for t in tables_of_study(results, study)] == [
-        "matched_updates", "setup", "phenomena_elsewhere", "power",
+        "matched_updates", "setup", "phenomena_elsewhere",
     ]  # fmt: skip
 
 
@@ -308,9 +308,7 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
     grid = Grid.read(ROOT / "results/tiny-r")
     study = Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text()))
     for name, where, cell in study.runs():
-        usual, parameters = grid.cell(*where.split(), cell.seed), dict(study.variants[name].parameters)
-        if where.split()[1] == "sp":
-            parameters.pop("lr_clock", None)
+        usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
         changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
         assert changed == set(parameters) or "preset" in parameters, name
         assert Cell(**study.parameters_of(cell)) == cell
@@ -333,13 +331,6 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 def test_bad_studies_are_refused(results, change, said):
     with pytest.raises(ValueError, match=said):
         Study(results.grid, **GIVEN | change)
-
-
-def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_all_roles(results, study):
-    cells = {where: cell for name, where, cell in study.runs("setup") if cell.seed == 0}
-    assert cells["voting sp math"] == study.grid.cell("voting", "sp", "math", 0)
-    assert cells["voting sp math"].id not in {cell.id for cell in study.cells()}
-    assert {row["policy"] for row in changes(results, study, "setup")} == {"ip"}
 
 
 def test_the_rules_were_committed_before_the_runs_that_they_judge():

@@ -136,7 +136,7 @@ def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
         if found.p_match < ALPHA:
             decision = "equivalent"
         elif kind == "seeds":
-            text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
+            text += f", {seeds_needed(found.sd, RULES['effect'])} for 5 points"
     return decision, text
 
 

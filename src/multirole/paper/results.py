@@ -5,12 +5,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.falls import first_fall
 from multirole.experiment.cell import Cell
-from multirole.experiment.evaluation import Evaluation, named_steps
+from multirole.experiment.evaluation import named_steps
 from multirole.paper import pack
 from multirole.paper.grid import Grid
 
@@ -84,10 +83,6 @@ class Run:
         """
         return self.accuracy[self.steps[name]]
 
-    def right_at(self, name: str) -> np.ndarray:
-        """Outcomes (P,) of the validation problems, in the order of their names, at a named checkpoint."""
-        return self.correct[self.steps[name]].to_numpy()
-
 
 def accuracies(runs: Iterable[Run], at: str) -> pd.Series:
     """Seed -> validation accuracy of runs of one cell at a named checkpoint."""
@@ -154,14 +149,25 @@ class Results:
         """Seed -> accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
         return accuracies((self.runs_of(workflow, "ip", task) | self.runs_of(workflow, "sp", task)).values(), "base")
 
+    def evaluated(self, adapters: str, name: str = "eval", **where: object) -> pd.DataFrame:
+        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all"), with `Key`'s columns.
+
+        `where` keeps the rows whose columns have these values.
+        """
+        table = self._evaluated(adapters, name)
+        for column, value in where.items() if len(table) else ():
+            table = table[table[column] == value]
+        return table
+
+    def played(self, workflow: str, policy: str, task: str, at: str, name: str = "eval") -> pd.DataFrame:
+        """Return the rows of a cell's own evaluations at a named checkpoint of its runs."""
+        own = self.evaluated("own", name, workflow=workflow, policy=policy, task=task)
+        steps = {seed: run.steps[at] for seed, run in self.runs_of(workflow, policy, task).items()}
+        return own[own["step"] == own["seed"].map(steps)] if len(own) else own
+
     @cache  # noqa: B019
-    def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
-        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all"), with `Key`'s columns."""
+    def _evaluated(self, adapters: str, name: str) -> pd.DataFrame:
         found = {run: key for (kind, key), run in self.evaluations.items() if kind == adapters}
         table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(found)).astype({"run": str}).set_index("run")
         keys = pd.DataFrame(list(found.values()), columns=Key._fields, index=list(found))
         return keys.join(table, how="inner").reset_index(drop=True)
-
-    def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:
-        """Return the rows of one evaluation, in the grid or not; None if it is not packed."""
-        return pack.read(self.folder, "evaluations", [evaluation.id]) if evaluation.id in self.packed.index else None

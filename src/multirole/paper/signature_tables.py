@@ -6,19 +6,17 @@ import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.signatures import signatures_of_frame
-from multirole.paper.results import Key, Results
+from multirole.paper.results import Results
 from multirole.paper.write import Row, spread
-
-CHECKPOINTS = ("base", "early", "best", "terminal")
 
 
 def measured(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Map (role, signature) to its value over the turns of one checkpoint.
+    """Map (role, signature) to its value over the turns of one checkpoint, and ("", "iteration") to its step.
 
     `first_*` is over turns of round 0; `slots_*` are quantiles of each problem's mean length over the slots of a role (Panel
     A3); `answered_rate` is the share of turns that the workflow or the task could parse.
     """
-    values = {}
+    values = {("", "iteration"): turns["step"].iloc[0]}
     for prefix, part in (("", turns), ("first_", turns[turns["round"] == 0])):
         of_roles = signatures_of_frame(part).set_index("role").drop(columns="step")
         of_roles["no_verdict_rate"] = 1 - of_roles["verdict_rate"]
@@ -31,23 +29,11 @@ def measured(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 
 def readings(results: Results, workflow: str, policy: str, task: str) -> dict[str, list[dict[tuple[str, str], float]]]:
-    """Map each checkpoint to one measurement per seed that has it, with its step as ("", "iteration")."""
-    found: dict[str, list[dict]] = {name: [] for name in CHECKPOINTS}
-    for seed in results.grid.seeds:
-        base, own = Key(workflow, "sp", task, seed), Key(workflow, policy, task, seed)
-        if ("base", base) in results.evaluations:  # of either policy: it has no adapter
-            found["base"].append(_read(results, "base", base)[0])
-        if ("own", own) in results.evaluations and own in results.runs:
-            by_step = _read(results, "own", own)
-            for name in CHECKPOINTS[1:]:
-                found[name].append(by_step[results.run(own).steps[name]])
-    return found
-
-
-def _read(results: Results, kind: str, key: Key) -> dict[int, dict[tuple[str, str], float]]:
-    table = results.evaluated(kind, "turns")
-    mine = table[(table[list(Key._fields)] == list(key)).all(axis=1)]
-    return {step: measured(part) | {("", "iteration"): step} for step, part in mine.groupby("step")}
+    """Map each checkpoint to one measurement per seed that has it."""
+    said = {"base": results.evaluated("base", "turns", workflow=workflow, task=task)}
+    for name in ("early", "best", "terminal"):
+        said[name] = results.played(workflow, policy, task, name, "turns")
+    return {name: [measured(turns) for _, turns in of.groupby("seed")] for name, of in said.items()}
 
 
 def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tuple[str, str]]) -> Iterator[Row]:

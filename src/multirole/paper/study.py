@@ -55,12 +55,7 @@ class Study:
 
     def cell(self, name: str, where: str, seed: int) -> Cell:
         """Make the variant of the grid's cell "workflow policy task"."""
-        return self.grid.cell(*where.split(), seed, **self._own(name, where.split()[1]))
-
-    def _own(self, name: str, policy: str) -> dict[str, object]:
-        """A variant's parameters; where one adapter has all roles, both clocks of the schedule are one, and one run is enough."""
-        own = self.variants[name].parameters
-        return {field: value for field, value in own.items() if (policy, field) != ("sp", "lr_clock")}
+        return self.grid.cell(*where.split(), seed, **self.variants[name].parameters)
 
     def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
         """Yield (variant, "workflow policy task", cell) of every run, seeds inmost."""
@@ -82,7 +77,7 @@ class Study:
 
     def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run or of an evaluation."""
-        own = next((self._own(name, where.split()[1]) for name, where, cell in self.runs() if cell == what), {})
+        own = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == what), {})
         return self.grid.parameters_of(what) | own
 
     def write(self, results_dir: str | Path) -> None:
