@@ -20,7 +20,7 @@ from multirole.experiment.folders import folder_of
 from multirole.paper import figures as drawing
 from multirole.paper.claims import REGIMES
 from multirole.paper.dynamics import extremes, matched, over_first, smoothed, typical
-from multirole.paper.figures import accuracy_by_regime, figure_2, figure_of_regimes, figures
+from multirole.paper.figures import figure_2, figure_of_regimes, figures
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Key, Results
 from multirole.paper.write import STYLE, Plate, write_figure
@@ -138,7 +138,7 @@ def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
     )
     paper, empty = REGIMES["paper"], REGIMES["stress"]
     monkeypatch.setattr(drawing, "REGIMES", {"paper": paper, "stress": empty, "again": paper})
-    figure = figure_of_regimes(finished, "math", accuracy_by_regime(finished, "math")).figure
+    figure = figure_of_regimes(finished, "math").figure
     assert len(figure.axes) == 2 * 4  # paper and again; the single agent and three workflows
     voting = figure.axes[4 + 2]
     lines = {line.get_color(): line for line in voting.lines}

@@ -26,7 +26,6 @@ from multirole.paper.study import Study, Variant
 from multirole.paper.study_tables import (
     Arm,
     arms,
-    changes,
     controls,
     factorial,
     is_unstable,
