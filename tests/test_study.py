@@ -18,13 +18,11 @@ from multirole.experiment.storage import write_text
 from multirole.paper import study_tables
 from multirole.paper.claims import DECLARED as CLAIMS
 from multirole.paper.figures import figures_of_study
-from multirole.paper.grid import Grid
+from multirole.paper.grid import Grid, Study, Variant
 from multirole.paper.pack import pack
-from multirole.paper.results import Key, Results, Run, key_of
+from multirole.paper.results import Results, Run
 from multirole.paper.statistics import Interval
-from multirole.paper.study import Study, Variant
 from multirole.paper.study_tables import (
-    Arm,
     arms,
     controls,
     factorial,
@@ -81,7 +79,9 @@ def results(grid_results, tmp_path_factory):
     results = Results(folder)
     for cell in Study(results.grid, **GIVEN).cells():
         twin = folder_of(cell, folder.parent)
-        shutil.copytree(folder_of(results.grid.cell(*key_of(cell)), folder.parent), twin)
+        shutil.copytree(
+            folder_of(results.grid.cell(cell.workflow, cell.policy_name, cell.task, cell.seed), folder.parent), twin
+        )
         write_text(twin / "config.json", json.dumps(cell.to_dict()))
         table = pd.read_parquet(twin / "eval.parquet")
         if cell.policy_name == "ip":
@@ -122,7 +122,7 @@ def arm_results(monkeypatch) -> Results:
 def test_the_arms_of_the_factorial_by_hand(arm_results):
     study = Study(arm_results.grid, **FACTORIAL)
     found = {arm: is_unstable(runs) for arm, runs in arms(arm_results, study).items()}
-    assert len(found) == 5 and Arm(1, 64, 1.0) in found  # with the grid's own run
+    assert len(found) == 5 and (1, 64, 1.0) in found  # with the grid's own run
     assert {arm[:2] for arm, is_bad in found.items() if is_bad} == FALLING
     recovered = [SimpleNamespace(falls=True, ends_fallen=False)] * 3
     assert is_unstable(recovered) and not is_unstable(recovered, "ends_fallen")
@@ -133,21 +133,6 @@ def test_the_arms_of_the_factorial_by_hand(arm_results):
     assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
     assert values["rate × steps (displacement)", "arms misjudged"] == 1
     assert values["steps", "arms misjudged, terminal falls"] == 1  # the made-up falls are all terminal
-
-
-def test_an_arm_is_read_when_all_its_runs_are_there(arm_results, monkeypatch):
-    study, find = Study(arm_results.grid, **FACTORIAL), Results.find
-    gone = study.cell("4 steps of 16 rows, the rate", "single sp math", 2)
-    monkeypatch.setattr(Results, "find", lambda self, cell: find(self, cell) if cell != gone else None)
-    assert set(arms(arm_results, study)) == {(1, 64, 1), (1, 64, 4), (4, 16, 0.25), (4, 64, 1)}
-
-
-def test_without_an_arm_of_its_own_there_is_no_factorial(arm_results, monkeypatch):
-    study, find = Study(arm_results.grid, **FACTORIAL), Results.find
-    usual = {arm_results.grid.cell("single", "sp", "math", seed).id for seed in range(3)}
-    monkeypatch.setattr(Results, "find", lambda self, cell: find(self, cell) if cell.id in usual else None)
-    assert arms(arm_results, study) == {}
-    assert not any(list(measure(arm_results, study)) for measure in (factorial, predictors))
 
 
 def test_an_arms_line_by_hand(arm_results):
@@ -163,7 +148,7 @@ def study(results):
 
 
 def ends(results, policy):
-    return [results.run(Key("voting", policy, "math", seed)).accuracy.iloc[-1] for seed in (0, 1)]
+    return [results.run("voting", policy, "math", seed).accuracy.iloc[-1] for seed in (0, 1)]
 
 
 def test_gains_are_paired_by_seed_and_problem(results, study):

@@ -17,7 +17,7 @@ from multirole.paper import statistics
 from multirole.paper.claims import claims
 from multirole.paper.dynamics import amplitudes
 from multirole.paper.grid import Grid
-from multirole.paper.results import Key, Results
+from multirole.paper.results import Results
 from multirole.paper.tables import DECLARED, make, sentences, tables
 from multirole.paper.write import Table, formatted, pivoted, write_tables
 from multirole.paper.write import number as row_of
@@ -279,8 +279,8 @@ def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
 
 
 def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_path):
-    gone = [Key("orch_workers", "ip", "code", seed) for seed in (0, 1, 2)]
-    gone += [Key("voting", "ip", "math", 0), Key("single", "sp", "math", 1)]
+    gone = [("orch_workers", "ip", "code", seed) for seed in (0, 1, 2)]
+    gone += [("voting", "ip", "math", 0), ("single", "sp", "math", 1)]
     (declared,) = [declared for declared in DECLARED["paper"] if declared["name"] == "table_1"]
     now = make(Results(without(folder, gone, tmp_path)), None, **declared)
     shown = now.shown.set_index(["task", "workflow"])

@@ -32,10 +32,9 @@ from multirole.diagnostics.names import (
 )
 from multirole.paper import dynamics, skills
 from multirole.paper.claims import REGIMES
-from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
 from multirole.paper.results import PLACES, Results, Run
 from multirole.paper.statistics import ALL, t_interval
-from multirole.paper.study import Study
 from multirole.paper.study_tables import Twins, twins
 from multirole.paper.tables import sentences
 from multirole.paper.write import STYLE, Plate, Table

@@ -17,10 +17,9 @@ import pandas as pd
 from multirole.diagnostics.names import cell_name
 from multirole.paper import pack, skills
 from multirole.paper.claims import DECLARED, LEAST_CELLS
-from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
 from multirole.paper.results import PLACES, Results, Run, accuracies
 from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, difference, t_interval, untested
-from multirole.paper.study import Study
 from multirole.paper.write import Row, number
 
 ARM = re.compile(r"(\d+) steps? of (\d+) rows")
@@ -155,25 +154,15 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
     return pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
 
 
-class Arm(NamedTuple):
-    """What the factorial varies; `rate` is a multiple of the grid's."""
-
-    steps: int
-    rows: int
-    rate: float
-
-
-def arms(results: Results, study: Study) -> dict[Arm, list[Run]]:
-    """The arms whose runs are all packed; the grid's own single agent is one of them, if there is another."""
-    found: dict[Arm, dict[int, Run | None]] = {}
-    for name, where, cell in study.runs("factorial"):
-        usual = study.grid.cell(*where.split(), cell.seed)
-        steps, rows = map(int, ARM.match(name).groups())
-        own = Arm(steps, rows, cell.learning_rate / usual.learning_rate)
-        for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0), usual), (own, cell)):
-            found.setdefault(arm, {})[one.seed] = results.find(one)
-    whole = {arm: list(found[arm].values()) for arm in sorted(found) if all(found[arm].values())}
-    return whole if len(whole) > 1 else {}
+def arms(results: Results, study: Study) -> dict[tuple[int, int, float], list[Run]]:
+    """(steps, rows, multiple of the grid's rate) -> packed runs of each arm; the grid's own single agent is one of them."""
+    found = {}
+    for twin in twins(results, study, "factorial"):
+        usual, own = twin.usual[0].cell, twin.changed[0].cell
+        steps, rows = map(int, ARM.match(twin.variant).groups())
+        found[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
+        found[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
+    return dict(sorted(found.items()))
 
 
 def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
@@ -183,9 +172,9 @@ def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
 
 def factorial(results: Results, study: Study) -> Iterator[Row]:
     """What becomes of the single agent in every arm: steps per iteration, rows per step and learning rate apart."""
-    for arm, runs in arms(results, study).items():
-        where = arm._asdict() | {"rate": f"{arm.rate:g}"}
-        steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
+    for (steps, rows, rate), runs in arms(results, study).items():
+        where = {"steps": steps, "rows": rows, "rate": f"{rate:g}"}
+        taken = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
         yield number("runs", len(runs), "count", **where)
         yield number("falls", sum(run.falls for run in runs), "count", **where)
@@ -193,21 +182,21 @@ def factorial(results: Results, study: Study) -> Iterator[Row]:
         yield number("unstable", float(is_unstable(runs)), "count", **where)
         for place in PLACES:
             yield number(place, t_interval(accuracies(runs, place)), "accuracy", **where)
-        yield number("steps per iteration", steps, "tokens", **where)
+        yield number("steps per iteration", taken, "tokens", **where)
         yield number("largest chi2, median", chi2, "ratio", **where)
 
 
 def predictors(results: Results, study: Study) -> Iterator[Row]:
     """The threshold of each declared quantity that misjudges the fewest arms, also with terminal falls alone."""
     found = arms(results, study)
-    known = pd.DataFrame(list(found), columns=Arm._fields)
+    known = pd.DataFrame(list(found), columns=["steps", "rows", "rate"])
     for name, formula in DECLARED["factorial"]["predictors"].items() if found else ():
         quantity, where = known.eval(formula), {"quantity": name}
         limits = [*np.unique(quantity), np.inf]  # from which value on arms are called unstable; inf: none
         for counted, of in (("falls", ""), ("ends_fallen", ", terminal falls")):
             unstable = np.array([is_unstable(runs, counted) for runs in found.values()])
             errors = [((quantity >= limit) != unstable).sum() for limit in limits]
-            if not of:
+            if counted == "falls":
                 best = limits[int(np.argmin(errors))]
                 yield number("threshold", best if best < np.inf else np.nan, "ratio", **where)
             yield number(f"arms misjudged{of}", min(errors), "count", **where)

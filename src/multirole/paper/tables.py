@@ -14,10 +14,9 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.presets import MODELS, is_tiny
 from multirole.paper import claims
 from multirole.paper.dynamics import FIRST_ITERATIONS
-from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
 from multirole.paper.results import PLACES, Results, accuracies
 from multirole.paper.statistics import ALL, RULES, difference, split_half_peak, t_interval
-from multirole.paper.study import Study
 from multirole.paper.write import MISSING, Row, Table, number, pivoted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
@@ -165,7 +164,7 @@ def compute(results: Results) -> Iterator[Row]:
             lines.append((task, workflow, policy, len(runs), spent))
     everything = pd.concat([line[-1] for line in lines]) if lines else pd.DataFrame()
     lines.append(("training, sum", "", "", len(results.runs), everything))
-    kinds = [kind for kind, _ in results.evaluations]
+    kinds = [evaluation.adapters for evaluation in results.evaluations]
     lines += [(f"evaluations, {k}", "", "", kinds.count(k), results.evaluated(k)) for k in dict.fromkeys(kinds)]
     for task, workflow, policy, runs, spent in lines:
         where = {"task": task, "workflow": workflow, "policy": policy}
