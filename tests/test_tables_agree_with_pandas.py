@@ -375,12 +375,6 @@ def test_holm_corrects_differences_alone_and_pooled_lines_apart():
     assert statistics.corrected(table)["p_holm"].tolist() == pytest.approx([0.02, 0.04, np.nan, 0.04], nan_ok=True)
 
 
-def test_seeds_needed_by_hand():
-    assert statistics.seeds_needed(0.1, 0.1) == 10  # textbooks: d = 1, 80 %, two-sided 5 %
-    assert statistics.seeds_needed(0.1, 0.05) == 34
-    assert statistics.seeds_needed(1e-9, 0.05) == 2 and statistics.seeds_needed(1.0, 0.001) is None
-
-
 def test_differences_are_paired_by_seed():
     before, after = pd.Series({0: 0.5, 1: 1.0, 2: 0.9}), pd.Series({1: 1.0, 0: 1.0, 3: 0.1})
     found = statistics.difference(after, before)

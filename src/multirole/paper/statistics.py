@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.stats import nct, t
+from scipy.stats import t
 from statsmodels.stats.multitest import multipletests
 
 RULES = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))["rules"]
-ALPHA, MARGIN, POWER = RULES["alpha"], RULES["margin"], RULES["power"]
+ALPHA, MARGIN = RULES["alpha"], RULES["margin"]
 
 
 class Interval(NamedTuple):
@@ -77,15 +77,6 @@ def corrected(table: pd.DataFrame) -> pd.DataFrame:
             if family.any():
                 table.loc[family, f"{name}_holm"] = multipletests(table.loc[family, name], ALPHA, "holm")[1]
     return table
-
-
-def seeds_needed(sd: float, effect: float, most: int = 1000) -> int | None:
-    """Pairs of seeds with which a paired t test finds an effect with probability `POWER`; None if `most` are too few."""
-    for n in range(2, most + 1):
-        limit, shift = t.ppf(1 - ALPHA / 2, n - 1), effect / max(sd, 1e-12) * math.sqrt(n)
-        if shift > 30 or nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift) >= POWER:
-            return n
-    return None
 
 
 def split_half_peak(correct: pd.DataFrame) -> np.ndarray:
