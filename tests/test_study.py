@@ -23,14 +23,11 @@ from multirole.paper.pack import pack
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import Interval
 from multirole.paper.study_tables import (
-    arms,
     controls,
     factorial,
-    is_unstable,
     judges,
     matched_updates,
     phenomena_elsewhere,
-    predictors,
     twins,
     vote,
 )
@@ -121,23 +118,10 @@ def arm_results(monkeypatch) -> Results:
 
 def test_the_arms_of_the_factorial_by_hand(arm_results):
     study = Study(arm_results.grid, **FACTORIAL)
-    found = {arm: is_unstable(runs) for arm, runs in arms(arm_results, study).items()}
-    assert len(found) == 5 and (1, 64, 1.0) in found  # with the grid's own run
-    assert {arm[:2] for arm, is_bad in found.items() if is_bad} == FALLING
-    recovered = [SimpleNamespace(falls=True, ends_fallen=False)] * 3
-    assert is_unstable(recovered) and not is_unstable(recovered, "ends_fallen")
-
-    values = pd.DataFrame(predictors(arm_results, study)).set_index(["quantity", "number"])["value"]
-    assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
-    # steps >= 4 is wrong of the quarter, rate x steps >= 4 of one step at four times the rate
-    assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
-    assert values["rate × steps (displacement)", "arms misjudged"] == 1
-    assert values["steps", "arms misjudged, terminal falls"] == 1  # the made-up falls are all terminal
-
-
-def test_an_arms_line_by_hand(arm_results):
-    study = Study(arm_results.grid, **FACTORIAL)
     values = pd.DataFrame(factorial(arm_results, study)).set_index(["steps", "rows", "rate", "number"])["value"]
+    unstable = values[:, :, :, "unstable"]
+    assert len(unstable) == 5 and (1, 64, "1") in unstable.index  # with the grid's own run
+    assert {arm[:2] for arm in unstable[unstable == 1].index} == FALLING
     assert values[4, 16, "0.25", "runs"] == 3 and values[4, 16, "1", "falls"] == 3
     assert values[4, 16, "1", "steps per iteration"] == 2 and values[4, 16, "1", "end"] == pytest.approx(0.25)
 

@@ -274,7 +274,7 @@ def test_captions_name_the_regime_the_sample_and_the_intervals(made):
 
 def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
     Grid("tiny-r", [0], {"learning_rate": 6e-3, "lr_schedule": "constant"}).write(tmp_path)
-    regime = "Regime `stress`: learning rate 6e-3, constant schedule, three times the preset's rate; seed 0 alone."
+    regime = "Regime `stress`: learning rate 6e-3, constant schedule, 3 times the preset's rate; seed 0 alone."
     assert regime in sentences(Results(tmp_path / "tiny-r"))["regime"]
 
 

@@ -10,7 +10,7 @@ import yaml
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 
-from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
+from multirole.paper.dynamics import FIRST_ITERATIONS, largest
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
 from multirole.paper.statistics import ALPHA, MARGIN, RULES, t_interval
@@ -26,13 +26,6 @@ GAP = "ip − sp"
 # ---- what is measured of a run
 
 
-def largest_chi2(run: Run) -> float:
-    """The log of chi2's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one (Figure 5)."""
-    roles = role_series(run)
-    read = [roles[POOLED]] if POOLED in roles else roles.values()
-    return math.log(max(pd.concat([series["chi2"] for series in read]).max(), 1e-6))
-
-
 MEASURES: dict[str, Callable[[Run], float]] = {
     "base": lambda run: run.accuracy[0],
     "first": lambda run: run.accuracy.iloc[1],
@@ -40,7 +33,7 @@ MEASURES: dict[str, Callable[[Run], float]] = {
     "fall": lambda run: run.at("peak") - run.accuracy.iloc[-1],
     "falls": lambda run: float(run.ends_fallen),
     "grad_norm": lambda run: math.log(max(run.table("ledger")["grad_norm"].max(), 1e-6)),
-    "chi2": largest_chi2,
+    "chi2": lambda run: math.log(max(largest(run, "chi2"), 1e-6)),
 }
 
 

@@ -154,54 +154,27 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
     return pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
 
 
-def arms(results: Results, study: Study) -> dict[tuple[int, int, float], list[Run]]:
-    """(steps, rows, multiple of the grid's rate) -> packed runs of each arm; the grid's own single agent is one of them."""
-    found = {}
+def factorial(results: Results, study: Study) -> Iterator[Row]:
+    """What becomes of the single agent in every arm: steps per iteration, rows per step and multiple of the grid's rate apart."""
+    arms: dict[tuple[int, int, float], list[Run]] = {}
     for twin in twins(results, study, "factorial"):
         usual, own = twin.usual[0].cell, twin.changed[0].cell
         steps, rows = map(int, ARM.match(twin.variant).groups())
-        found[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
-        found[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
-    return dict(sorted(found.items()))
-
-
-def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
-    """Whether an arm is unstable by the rule of `claims.yaml`; "ends_fallen" counts terminal falls alone."""
-    return sum(getattr(run, counted) for run in runs) >= DECLARED["factorial"]["unstable"]
-
-
-def factorial(results: Results, study: Study) -> Iterator[Row]:
-    """What becomes of the single agent in every arm: steps per iteration, rows per step and learning rate apart."""
-    for (steps, rows, rate), runs in arms(results, study).items():
+        arms[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
+        arms[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
+    for (steps, rows, rate), runs in sorted(arms.items()):
         where = {"steps": steps, "rows": rows, "rate": f"{rate:g}"}
         taken = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
         yield number("runs", len(runs), "count", **where)
-        yield number("falls", sum(run.falls for run in runs), "count", **where)
+        falls = sum(run.falls for run in runs)
+        yield number("falls", falls, "count", **where)
         yield number("ending fallen", sum(run.ends_fallen for run in runs), "count", **where)
-        yield number("unstable", float(is_unstable(runs)), "count", **where)
+        yield number("unstable", float(falls >= DECLARED["factorial"]["unstable"]), "count", **where)
         for place in PLACES:
             yield number(place, t_interval(accuracies(runs, place)), "accuracy", **where)
         yield number("steps per iteration", taken, "tokens", **where)
         yield number("largest chi2, median", chi2, "ratio", **where)
-
-
-def predictors(results: Results, study: Study) -> Iterator[Row]:
-    """The threshold of each declared quantity that misjudges the fewest arms, also with terminal falls alone."""
-    found = arms(results, study)
-    known = pd.DataFrame(list(found), columns=["steps", "rows", "rate"])
-    for name, formula in DECLARED["factorial"]["predictors"].items() if found else ():
-        quantity, where = known.eval(formula), {"quantity": name}
-        limits = [*np.unique(quantity), np.inf]  # from which value on arms are called unstable; inf: none
-        for counted, of in (("falls", ""), ("ends_fallen", ", terminal falls")):
-            unstable = np.array([is_unstable(runs, counted) for runs in found.values()])
-            errors = [((quantity >= limit) != unstable).sum() for limit in limits]
-            if counted == "falls":
-                best = limits[int(np.argmin(errors))]
-                yield number("threshold", best if best < np.inf else np.nan, "ratio", **where)
-            yield number(f"arms misjudged{of}", min(errors), "count", **where)
-            yield number(f"unstable arms{of}", unstable.sum(), "count", **where)
-        yield number("arms", len(found), "count", **where)
 
 
 def controls(results: Results, study: Study) -> Iterator[Row]:

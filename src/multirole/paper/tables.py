@@ -39,7 +39,7 @@ def sentences(results: Results) -> dict[str, str]:
     """What captions share: the regime and the sample, how the brackets are made, and what is missing."""
     cell, seeds = results.grid.cells()[0], results.grid.seeds
     times = cell.learning_rate / Cell("single", "sp", cell.task, cell.scale, preset=cell.preset).learning_rate
-    times = {1.0: "", 3.0: "three times "}.get(round(times, 6), f"{times:.3g} times ")
+    times = "" if times == 1 else f"{times:.3g} times "
     lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
     model = MODEL if is_tiny(cell.scale) else f"Scale {cell.scale}."
@@ -134,7 +134,7 @@ def signatures_of(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Map (role, signature) to its value over the turns of one checkpoint, and ("", "iteration") to its step.
 
     `first_*` is over turns of round 0; `slots_*` are quantiles of each problem's mean length over the slots of a role (Panel
-    A3); `answered_rate` is the share of turns that the workflow or the task could parse.
+    A3).
     """
     values = {("", "iteration"): turns["step"].iloc[0]}
     for prefix, part in (("", turns), ("first_", turns[turns["round"] == 0])):
@@ -144,7 +144,6 @@ def signatures_of(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
     for role, said in turns.groupby("role"):
         lengths = said.groupby("problem")["completion_tokens"].mean()
         values[role, "slots_p50"], values[role, "slots_p95"] = np.quantile(lengths, [0.5, 0.95])
-        values[role, "answered_rate"] = (said["outcome"] != "unparsed").mean()
     return values
 
 
