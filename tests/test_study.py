@@ -132,7 +132,7 @@ def study(results):
 
 
 def ends(results, policy):
-    return [results.run("voting", policy, "math", seed).accuracy.iloc[-1] for seed in (0, 1)]
+    return [results.runs_of("voting", policy, "math")[seed].accuracy.iloc[-1] for seed in (0, 1)]
 
 
 def test_gains_are_paired_by_seed_and_problem(results, study):

@@ -66,18 +66,9 @@ CLIFFS = {
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4, the judging roles and the regimes once per task."""
-    tasks = results.grid.tasks
-    by_task = [[draw(results, task) for task in tasks] for draw in (figure_4, figure_of_roles, figure_of_regimes)]
-    plates = [
-        figure_2(results),
-        figure_3(results),
-        *by_task[0],
-        figure_5(results),
-        figure_6(results),
-        *by_task[1],
-        *by_task[2],
-    ]
-    return [plate for plate in plates if plate]
+    of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6)]
+    by_task = product((figure_4, figure_of_roles, figure_of_regimes), results.grid.tasks)
+    return [*of_grid, *(plate for draw, task in by_task if (plate := draw(results, task)))]
 
 
 def figure_2(results: Results) -> Plate:

@@ -109,10 +109,6 @@ class Results:
         asked = [*self.grid.cells(), *self.grid.evaluations()]
         return [one.id for one in asked if one.id not in self.packed.index]
 
-    def run(self, workflow: str, policy: str, task: str, seed: int) -> Run | None:
-        """Return one run of the grid; None if it is not packed."""
-        return self.find(self.grid.cell(workflow, policy, task, seed))
-
     def find(self, cell: Cell) -> Run | None:
         """Return a cell's run, in the grid or not; None if it is not packed."""
         return self._made.setdefault(cell.id, Run(cell, self.folder)) if cell.id in self.packed.index else None
