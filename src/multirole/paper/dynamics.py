@@ -107,13 +107,12 @@ def extremes(results: Results) -> pd.DataFrame:
     for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
         for seed in seeds:
             run = results.runs_of(workflow, policy, task)[seed]
-            roles, row = run.table("roles"), {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
-            for name in ("chi2", "chi2_after"):
-                row |= {name: largest(run, name), f"{name}_role": roles[name].max()}
+            roles, ledger = run.table("roles"), run.table("ledger")
             entropy = weighted(roles, "entropy", "tokens")
-            rows.append(
-                row | {"grad_norm": run.table("ledger")["grad_norm"].max(), "entropy": entropy.iloc[0] - entropy.min()}
-            )
+            row = {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
+            row |= {name: largest(run, name) for name in ("chi2", "chi2_after")}
+            row |= {f"{name}_role": roles[name].max() for name in ("chi2", "chi2_after")}
+            rows.append(row | {"grad_norm": ledger["grad_norm"].max(), "entropy": entropy.iloc[0] - entropy.min()})
     return pd.DataFrame(rows)
 
 

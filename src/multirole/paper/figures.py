@@ -153,7 +153,7 @@ def figure_5(results: Results) -> Plate:
     table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
-        for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]):
+        for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]) if len(table) else ():
             at = [cells.index((task, workflow)) + ASIDE[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]
             shown = by_policy[name].clip(lower=LEAST)
@@ -237,7 +237,7 @@ def figure_of_roles(results: Results, task: str) -> Plate:
 
 
 def figure_of_regimes(results: Results, task: str) -> Plate | None:
-    """Validation accuracy over training: a row per regime with runs of a workflow, a column per workflow; None for a single regime."""
+    """Validation accuracy over training, a row per regime and a column per workflow; None where one regime has runs."""
     by_regime = {
         name: {line: runs for line in LINES if (runs := results.runs_of(*line, task, **changed))}
         for name, changed in REGIMES.items()

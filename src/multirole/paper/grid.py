@@ -3,8 +3,8 @@
 A results folder `<results_dir>/<scale>/` says in `grid.json` which runs its tables are made of, so that runs with other
 options can lie beside them. The Snakefile runs a grid; papermill runs any cell of it alone.
 
-A study's *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid it is tried on.
-Its runs are packed beside the grid's, and `study.json` says which they are.
+A study's *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid that
+it is tried on. Its runs are packed beside the grid's, and `study.json` says which they are.
 """
 
 import json
@@ -172,7 +172,7 @@ class Study:
 
 
 def detailed(folder: str | Path) -> set[str] | None:
-    """The names of the runs and evaluations of a results folder that are packed with every column; None, all, without a grid.
+    """The names of the runs and evaluations that are packed with every column; None, all, for a folder without a grid.
 
     These are the grid's runs of its first seed, and the several answers per problem that votes are made of.
     """

@@ -7,10 +7,10 @@
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
 All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
-(`multirole.paper.grid.detailed`). Floats are stored as float32, of which measurements keep 16 significant bits (five digits) and
-learning rates and rewards all; log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as
-that. A turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another; reading
-puts them back.
+(`multirole.paper.grid.detailed`). Floats are stored as float32, measurements with 16 significant bits (five digits) and rewards with
+all, learning rates as float64; log-probs as int16 in thousandths of a nat, rounded to ten of them, those below -32.76 as that. A
+turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another; reading puts
+them back.
 """
 
 import hashlib

@@ -130,7 +130,7 @@ class Results:
         return accuracies((self.runs_of(workflow, "ip", task) | self.runs_of(workflow, "sp", task)).values(), "base")
 
     def evaluated(self, adapters: str, name: str = "eval", **where: object) -> pd.DataFrame:
-        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all"), with their cells' coordinates.
+        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", ...), with their cells' coordinates.
 
         `where` keeps the rows whose columns have these values.
         """

@@ -93,11 +93,12 @@ def phenomena(results: Results) -> Iterator[Row]:
 
 
 def changes(about: dict[str, str], runs: dict[str, Iterable[Run]]) -> pd.DataFrame:
-    """Seed -> (policy, a line's "start" or "change"), of the seeds that both policies have."""
-    read = {policy: {run.cell.seed: start_and_change(run, about) for run in of} for policy, of in runs.items()}
-    names = ["start", "change"]
-    tables = {policy: pd.DataFrame.from_dict(of, "index", float, names) for policy, of in read.items()}
-    return pd.concat(tables, axis=1).dropna()
+    """Seed -> "start, ip", "change, ip" and the same of "sp": a line's numbers in the seeds that both policies have."""
+    found = []
+    for policy, of in runs.items():
+        read = {run.cell.seed: start_and_change(run, about) for run in of}
+        found.append(pd.DataFrame.from_dict(read, "index", float, [f"start, {policy}", f"change, {policy}"]))
+    return pd.concat(found, axis=1).dropna()
 
 
 def phenomenon(found: pd.DataFrame, about: dict[str, str], where: dict[str, str]) -> Iterator[Row]:
@@ -105,9 +106,8 @@ def phenomenon(found: pd.DataFrame, about: dict[str, str], where: dict[str, str]
     if len(found):
         unit = "gain" if "gain" in about else "tokens" if about["metric"] == "length_mean" else "rate"
         of_change = "difference" if "gain" in about else "change"
-        change = found.xs("change", axis=1, level=1)
-        yield number("start", found.xs("start", axis=1, level=1).to_numpy().mean(), unit, **where)
+        yield number("start", found[["start, ip", "start, sp"]].to_numpy().mean(), unit, **where)
         yield number("seeds", len(found), "count", **where)
-        yield number("change, IP", t_interval(change["ip"]), of_change, **where)
-        yield number("change, SP", t_interval(change["sp"]), of_change, **where)
-        yield number("SP − IP", t_interval(change["sp"] - change["ip"]), of_change, **where)
+        yield number("change, IP", t_interval(found["change, ip"]), of_change, **where)
+        yield number("change, SP", t_interval(found["change, sp"]), of_change, **where)
+        yield number("SP − IP", t_interval(found["change, sp"] - found["change, ip"]), of_change, **where)

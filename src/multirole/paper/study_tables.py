@@ -47,7 +47,7 @@ class Twins(NamedTuple):
 
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
-    """Yield every variant of the questions, or of all, on every cell that has a packed run of both, in the study's order.
+    """Yield every variant of the questions, or of all, on every cell with packed runs of both, in the study's order.
 
     The other run is the grid's, or that of the variant `control`.
     """
@@ -110,19 +110,17 @@ def matched_updates(results: Results, study: Study) -> list[Row]:
 
 
 def phenomena_elsewhere(results: Results, study: Study) -> Iterator[Row]:
-    """The lines of `skills.phenomena` in each variant with a cell under both policies, and SP − IP of the same seeds in the grid."""
+    """The lines of `skills.phenomena` in each variant that has both policies, and the grid's SP − IP of its seeds."""
     found = {(twin.variant, twin.task, twin.workflow, twin.policy): twin for twin in twins(results, study)}
     for variant, task, (name, about) in product(study.variants, results.grid.tasks, skills.LINES.items()):
         cells = {policy: (variant, task, about["workflow"], policy) for policy in POLICIES}
         if set(cells.values()) <= set(found):
             changed = skills.changes(about, {policy: found[cell].changed for policy, cell in cells.items()})
-            usual = skills.changes(about, {policy: found[cell].usual for policy, cell in cells.items()}).xs(
-                "change", axis=1, level=1
-            )
+            usual = skills.changes(about, {policy: found[cell].usual for policy, cell in cells.items()})
             where = {"variant": variant, "task": task, "workflow": about["workflow"], "phenomenon": name}
             yield from (rows := list(skills.phenomenon(changed, about, where)))
             if rows:
-                gap = (usual["sp"] - usual["ip"]).reindex(changed.index).dropna()
+                gap = (usual["change, sp"] - usual["change, ip"]).reindex(changed.index).dropna()
                 yield number("SP − IP, twin", untested(t_interval(gap)), rows[-1]["unit"], **where)
 
 
@@ -155,7 +153,7 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
 
 
 def factorial(results: Results, study: Study) -> Iterator[Row]:
-    """What becomes of the single agent in every arm: steps per iteration, rows per step and multiple of the grid's rate apart."""
+    """What becomes of the single agent in every arm: steps per iteration, rows per step, multiple of the grid's rate."""
     arms: dict[tuple[int, int, float], list[Run]] = {}
     for twin in twins(results, study, "factorial"):
         usual, own = twin.usual[0].cell, twin.changed[0].cell
