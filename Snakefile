@@ -11,8 +11,7 @@ import yaml
 from multirole.experiment.folders import folder_of
 from multirole.experiment.launch import value
 from multirole.paper import pack
-from multirole.paper.grid import Grid
-from multirole.paper.study import Study
+from multirole.paper.grid import Grid, Study
 
 configfile: "grid.yaml"
 

@@ -25,7 +25,6 @@ from multirole.experiment.record import turn_row
 from multirole.experiment.storage import write_table, write_text
 from multirole.paper import pack as packed
 from multirole.paper.grid import Grid
-from multirole.paper.results import Key
 
 ITERATIONS, EVAL_EVERY, N_PROBLEMS, N_EPISODES = 20, 5, 16, 8
 COLLAPSING = ("voting", "generator", "aggregator", "math")
@@ -61,7 +60,7 @@ def recorded(path: Path) -> pd.DataFrame:
     return table
 
 
-def without(results: Path, keys: list[Key], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
+def without(results: Path, keys: list[tuple], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
     """The packed tables of a grid of these seeds, of which some runs are not finished."""
     grid = replace(Grid.read(results), seeds=list(seeds))
     grid.write(folder)

@@ -8,7 +8,7 @@ import pytest
 from multirole.diagnostics.falls import first_fall
 from multirole.diagnostics.skills import role_skills
 from multirole.paper.claims import DECLARED, MEASURES, PATTERNS, claims, climb, judged_effect, judged_pattern, verdict
-from multirole.paper.results import Key, Results
+from multirole.paper.results import Results
 from multirole.paper.tables import sentences
 
 
@@ -93,18 +93,18 @@ def test_claims_are_made_of_the_runs(results, table):
     values = table.values.query("regime == 'paper'")
     by_cell = ["workflow", "task"]
     falls = values[values["claim"] == "ip_falls_more_often"].groupby(by_cell)["value"].mean()
-    ends = {policy: [first_fall(results.run(Key("voting", policy, "math", seed)).accuracy) for seed in (0, 1, 2)]
+    ends = {policy: [first_fall(results.runs_of("voting", policy, "math")[seed].accuracy) for seed in (0, 1, 2)]
             for policy in ("ip", "sp")}  # fmt: skip
     share = {policy: sum(fall is not None and fall.is_terminal for fall in of) / 3 for policy, of in ends.items()}
     assert falls["voting", "math"] == pytest.approx(share["ip"] - share["sp"]) and share["ip"] == 1.0
     gain = values.query("claim == 'improves_over_base' and policy == 'sp' and workflow == 'voting' and task == 'code'")[
         "value"
     ]
-    curves = [results.run(Key("voting", "sp", "code", seed)).accuracy for seed in (0, 1, 2)]
+    curves = [results.runs_of("voting", "sp", "code")[seed].accuracy for seed in (0, 1, 2)]
     assert gain.mean() == pytest.approx(sum(curve.iloc[1:].max() - curve[0] for curve in curves) / 3)
     climbs = values[values["claim"] == "voting_ip_generator_climbs"]
     roles = (
-        results.run(Key("voting", "ip", "math", 0)).table("roles").query("role == 'generator'").set_index("iteration")
+        results.runs_of("voting", "ip", "math")[0].table("roles").query("role == 'generator'").set_index("iteration")
     )
     assert climb(roles["chi2_after"]) < 3 and climbs["value"].sum() == 0  # falls, but does not climb enough
 

@@ -16,8 +16,7 @@ import yaml
 from multirole.experiment.evaluation import Evaluation
 from multirole.experiment.folders import folder_of
 from multirole.experiment.presets import MODELS, TINY
-from multirole.paper.grid import Grid
-from multirole.paper.study import Study
+from multirole.paper.grid import Grid, Study
 
 ROOT = Path(__file__).parents[1]
 GRID = Grid("tiny-r", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)

@@ -18,22 +18,16 @@ from multirole.experiment.storage import write_text
 from multirole.paper import study_tables
 from multirole.paper.claims import DECLARED as CLAIMS
 from multirole.paper.figures import figures_of_study
-from multirole.paper.grid import Grid
+from multirole.paper.grid import Grid, Study, Variant
 from multirole.paper.pack import pack
-from multirole.paper.results import Key, Results, Run, key_of
-from multirole.paper.skills import phenomena_elsewhere
+from multirole.paper.results import Results, Run
 from multirole.paper.statistics import Interval
-from multirole.paper.study import Study, Variant
 from multirole.paper.study_tables import (
-    Arm,
-    arms,
-    changes,
     controls,
     factorial,
-    is_unstable,
     judges,
     matched_updates,
-    predictors,
+    phenomena_elsewhere,
     twins,
     vote,
 )
@@ -82,7 +76,9 @@ def results(grid_results, tmp_path_factory):
     results = Results(folder)
     for cell in Study(results.grid, **GIVEN).cells():
         twin = folder_of(cell, folder.parent)
-        shutil.copytree(folder_of(results.grid.cell(*key_of(cell)), folder.parent), twin)
+        shutil.copytree(
+            folder_of(results.grid.cell(cell.workflow, cell.policy_name, cell.task, cell.seed), folder.parent), twin
+        )
         write_text(twin / "config.json", json.dumps(cell.to_dict()))
         table = pd.read_parquet(twin / "eval.parquet")
         if cell.policy_name == "ip":
@@ -122,38 +118,10 @@ def arm_results(monkeypatch) -> Results:
 
 def test_the_arms_of_the_factorial_by_hand(arm_results):
     study = Study(arm_results.grid, **FACTORIAL)
-    found = {arm: is_unstable(runs) for arm, runs in arms(arm_results, study).items()}
-    assert len(found) == 5 and Arm(1, 64, 1.0) in found  # with the grid's own run
-    assert {arm[:2] for arm, is_bad in found.items() if is_bad} == FALLING
-    recovered = [SimpleNamespace(falls=True, ends_fallen=False)] * 3
-    assert is_unstable(recovered) and not is_unstable(recovered, "ends_fallen")
-
-    values = pd.DataFrame(predictors(arm_results, study)).set_index(["quantity", "number"])["value"]
-    assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
-    # steps >= 4 is wrong of the quarter, rate x steps >= 4 of one step at four times the rate
-    assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
-    assert values["rate × steps (displacement)", "arms misjudged"] == 1
-    assert values["steps", "arms misjudged, terminal falls"] == 1  # the made-up falls are all terminal
-
-
-def test_an_arm_is_read_when_all_its_runs_are_there(arm_results, monkeypatch):
-    study, find = Study(arm_results.grid, **FACTORIAL), Results.find
-    gone = study.cell("4 steps of 16 rows, the rate", "single sp math", 2)
-    monkeypatch.setattr(Results, "find", lambda self, cell: find(self, cell) if cell != gone else None)
-    assert set(arms(arm_results, study)) == {(1, 64, 1), (1, 64, 4), (4, 16, 0.25), (4, 64, 1)}
-
-
-def test_without_an_arm_of_its_own_there_is_no_factorial(arm_results, monkeypatch):
-    study, find = Study(arm_results.grid, **FACTORIAL), Results.find
-    usual = {arm_results.grid.cell("single", "sp", "math", seed).id for seed in range(3)}
-    monkeypatch.setattr(Results, "find", lambda self, cell: find(self, cell) if cell.id in usual else None)
-    assert arms(arm_results, study) == {}
-    assert not any(list(measure(arm_results, study)) for measure in (factorial, predictors))
-
-
-def test_an_arms_line_by_hand(arm_results):
-    study = Study(arm_results.grid, **FACTORIAL)
     values = pd.DataFrame(factorial(arm_results, study)).set_index(["steps", "rows", "rate", "number"])["value"]
+    unstable = values[:, :, :, "unstable"]
+    assert len(unstable) == 5 and (1, 64, "1") in unstable.index  # with the grid's own run
+    assert {arm[:2] for arm in unstable[unstable == 1].index} == FALLING
     assert values[4, 16, "0.25", "runs"] == 3 and values[4, 16, "1", "falls"] == 3
     assert values[4, 16, "1", "steps per iteration"] == 2 and values[4, 16, "1", "end"] == pytest.approx(0.25)
 
@@ -164,7 +132,7 @@ def study(results):
 
 
 def ends(results, policy):
-    return [results.run(Key("voting", policy, "math", seed)).accuracy.iloc[-1] for seed in (0, 1)]
+    return [results.runs_of("voting", policy, "math")[seed].accuracy.iloc[-1] for seed in (0, 1)]
 
 
 def test_gains_are_paired_by_seed_and_problem(results, study):
@@ -261,7 +229,7 @@ def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
 
 
 def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(results, study):
-    """The fixture's variants reply as their twins do, and the clock's run under SP is the grid's own."""
+    """The fixture's variants reply as their twins do."""
 
     def change(variant: str, policy: str, seed: int) -> float:
         roles = results.find(study.cell(variant, f"voting {policy} math", seed)).table("roles")
@@ -300,7 +268,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-r") == study
     assert [t.name for t in tables_of_study(results, study)] == [
-        "matched_updates", "setup", "phenomena_elsewhere", "power",
+        "matched_updates", "setup", "phenomena_elsewhere",
     ]  # fmt: skip
 
 
@@ -308,9 +276,7 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
     grid = Grid.read(ROOT / "results/tiny-r")
     study = Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text()))
     for name, where, cell in study.runs():
-        usual, parameters = grid.cell(*where.split(), cell.seed), dict(study.variants[name].parameters)
-        if where.split()[1] == "sp":
-            parameters.pop("lr_clock", None)
+        usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
         changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
         assert changed == set(parameters) or "preset" in parameters, name
         assert Cell(**study.parameters_of(cell)) == cell
@@ -333,13 +299,6 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 def test_bad_studies_are_refused(results, change, said):
     with pytest.raises(ValueError, match=said):
         Study(results.grid, **GIVEN | change)
-
-
-def test_a_variant_under_both_clocks_is_the_grids_own_run_where_one_adapter_has_all_roles(results, study):
-    cells = {where: cell for name, where, cell in study.runs("setup") if cell.seed == 0}
-    assert cells["voting sp math"] == study.grid.cell("voting", "sp", "math", 0)
-    assert cells["voting sp math"].id not in {cell.id for cell in study.cells()}
-    assert {row["policy"] for row in changes(results, study, "setup")} == {"ip"}
 
 
 def test_the_rules_were_committed_before_the_runs_that_they_judge():

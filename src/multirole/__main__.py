@@ -115,7 +115,7 @@ def pack(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     folder = arguments.folder
     from multirole.paper import pack as packing
-    from multirole.paper.study import detailed
+    from multirole.paper.grid import detailed
 
     with refusing():
         added, held = packing.pack(folder, arguments.runs, detailed(folder)), packing.index(folder)

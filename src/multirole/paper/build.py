@@ -9,9 +9,9 @@ from multirole.inspector.landing import landing_page
 from multirole.paper import pack
 from multirole.paper.claims import claims
 from multirole.paper.figures import figures, figures_of_study
+from multirole.paper.grid import Study
 from multirole.paper.pages import write_page
 from multirole.paper.results import Results
-from multirole.paper.study import Study
 from multirole.paper.tables import sentences, tables, tables_of_study
 from multirole.paper.write import write_figure, write_tables
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
+from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 
-from multirole.paper.dynamics import FIRST_ITERATIONS, POOLED, role_series
+from multirole.paper.dynamics import FIRST_ITERATIONS, largest
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
-from multirole.paper.statistics import ALPHA, MARGIN, RULES, seeds_needed, t_interval
+from multirole.paper.statistics import ALPHA, MARGIN, RULES, t_interval
 from multirole.paper.write import MISSING, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
@@ -25,26 +26,14 @@ GAP = "ip − sp"
 # ---- what is measured of a run
 
 
-def falls(run: Run) -> bool:
-    """Whether a run ends in a terminal fall."""
-    return run.ends_fallen
-
-
-def largest_chi2(run: Run) -> float:
-    """The log of chi2's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one (Figure 5)."""
-    roles = role_series(run)
-    read = [roles[POOLED]] if POOLED in roles else roles.values()
-    return math.log(max(pd.concat([series["chi2"] for series in read]).max(), 1e-6))
-
-
 MEASURES: dict[str, Callable[[Run], float]] = {
     "base": lambda run: run.accuracy[0],
     "first": lambda run: run.accuracy.iloc[1],
     "peak": lambda run: run.at("peak"),
     "fall": lambda run: run.at("peak") - run.accuracy.iloc[-1],
-    "falls": falls,
+    "falls": lambda run: float(run.ends_fallen),
     "grad_norm": lambda run: math.log(max(run.table("ledger")["grad_norm"].max(), 1e-6)),
-    "chi2": largest_chi2,
+    "chi2": lambda run: math.log(max(largest(run, "chi2"), 1e-6)),
 }
 
 
@@ -56,29 +45,34 @@ def climb(series: pd.Series) -> float:
 
 def grows(run: Run, role: str, flat: str) -> bool:
     """Whether a role's texts reach `longer` times their first length in an iteration in which another role's have not."""
-    ratios = []
-    for name in (role, flat):
+
+    def is_longer(name: str) -> pd.Series:
         length = run.series("length_mean", name)
-        ratios.append(length.rolling(FIRST_ITERATIONS).mean() / length.iloc[:FIRST_ITERATIONS].mean())
-    return bool(((ratios[0] >= RULES["longer"]) & (ratios[1] < RULES["longer"])).any())
+        return length.rolling(FIRST_ITERATIONS).mean() / length.iloc[:FIRST_ITERATIONS].mean() >= RULES["longer"]
+
+    return bool((is_longer(role) & ~is_longer(flat)).any())
 
 
 def writes_code(run: Run, role: str) -> bool:
     """Whether a role comes to write Python fences."""
     share = run.series("code_fence_rate", role)
-    return bool(
-        (share.rolling(FIRST_ITERATIONS).mean() - share.iloc[:FIRST_ITERATIONS].mean() >= RULES["more_code"]).any()
-    )
+    more = share.rolling(FIRST_ITERATIONS).mean() - share.iloc[:FIRST_ITERATIONS].mean()
+    return bool((more >= RULES["more_code"]).any())
 
 
 def climbs_and_falls(run: Run, role: str, metric: str, flat: str | None = None) -> bool:
     """Whether a role's metric climbs, farther than another role's, and the run falls."""
     climbs = {name: climb(run.series(metric, name)) for name in (role, flat) if name}
     is_apart = flat is None or climbs[role] >= 1.5 * climbs[flat]
-    return climbs[role] >= RULES["climbs"] and is_apart and falls(run)
+    return climbs[role] >= RULES["climbs"] and is_apart and run.ends_fallen
 
 
-PATTERNS = {"falls": falls, "grows": grows, "writes_code": writes_code, "climbs_and_falls": climbs_and_falls}
+PATTERNS: dict[str, Callable[..., bool]] = {
+    "falls": lambda run: run.ends_fallen,
+    "grows": grows,
+    "writes_code": writes_code,
+    "climbs_and_falls": climbs_and_falls,
+}
 
 
 # ---- verdicts
@@ -98,19 +92,21 @@ def numbers_of(results: Results, about: dict, policy: str, changed: dict[str, ob
     """
     options, rows = {name: about[name] for name in ("role", "metric", "flat") if name in about}, []
     tasks = [task for task in results.grid.tasks if task == about.get("task", task)]
+    minus = about.get("minus", "sp" if about.get("pattern") == "only_ip_falls" else "base")
     for workflow, task in product([about["workflow"]] if "workflow" in about else WORKFLOWS, tasks):
         runs = results.runs_of(workflow, policy, task, **changed)
-        shared = results.runs_of(workflow, "sp", task, **changed)
-        if about.get("pattern") == "only_ip_falls":
-            values = {seed: falls(run) and not falls(shared[seed]) for seed, run in runs.items() if seed in shared}
-        elif "pattern" in about:
-            values = {seed: PATTERNS[about["pattern"]](run, **options) for seed, run in runs.items()}
-        else:
-            single = results.runs_of("single", "sp", task, **changed)
-            others = {"base": runs, "single": single, "sp": shared}[about["minus"]]
-            after, before = MEASURES[about["effect"]], MEASURES["base" if about["minus"] == "base" else about["effect"]]
-            values = {seed: float(after(run)) - before(others[seed]) for seed, run in runs.items() if seed in others}
-        rows += [{"workflow": workflow, "task": task, "seed": seed, "value": float(of)} for seed, of in values.items()]
+        cell = {"single": ("single", "sp"), "sp": (workflow, "sp"), "base": (workflow, policy)}[minus]
+        others = results.runs_of(*cell, task, **changed)
+        for seed in (seed for seed in runs if seed in others):
+            run, other = runs[seed], others[seed]
+            if "effect" in about:
+                before = MEASURES["base" if minus == "base" else about["effect"]]
+                value = MEASURES[about["effect"]](run) - before(other)
+            elif about["pattern"] == "only_ip_falls":
+                value = run.ends_fallen and not other.ends_fallen
+            else:
+                value = PATTERNS[about["pattern"]](run, **options)
+            rows.append({"workflow": workflow, "task": task, "seed": seed, "value": float(value)})
     return rows
 
 
@@ -127,16 +123,16 @@ def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
     if kind == "cells" and len(units) < LEAST_CELLS or not units.any():
         return MISSING, MISSING
     found = t_interval(units)
-    is_accuracy = about["effect"] in ("first", "peak", "fall")
     decision = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
     unit = "ratio" if about["effect"] in ("grad_norm", "chi2") else "difference"
     mean, low, high = (formatted(value, unit) for value in found[:3])
     text = f"{mean} [{low}, {high}], {len(units)} {kind}"
-    if decision == "undecided" and is_accuracy:
+    if decision == "undecided" and about["effect"] in ("first", "peak", "fall"):  # of accuracies
         if found.p_match < ALPHA:
             decision = "equivalent"
         elif kind == "seeds":
-            text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
+            needed = TTestPower().solve_power(RULES["effect"] / found.sd, power=RULES["power"], alpha=ALPHA)
+            text += f", {math.ceil(needed)} for 5 points"
     return decision, text
 
 

@@ -80,13 +80,20 @@ def dynamics(results: Results) -> Iterator[Row]:
             yield where | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
 
 
+def largest(run: Run, name: str) -> float:
+    """A metric's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one."""
+    roles = role_series(run)
+    return max(series[name].max() for series in ([roles[POOLED]] if POOLED in roles else roles.values()))
+
+
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:
     """(workflow, task) -> the seeds with a run under both policies, where there are any."""
     found = {}
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         ip, sp = (results.runs_of(workflow, policy, task) for policy in POLICIES)
-        found[workflow, task] = [seed for seed in ip if seed in sp]
-    return {cell: seeds for cell, seeds in found.items() if seeds}
+        if seeds := [seed for seed in ip if seed in sp]:
+            found[workflow, task] = seeds
+    return found
 
 
 def extremes(results: Results) -> pd.DataFrame:
@@ -100,16 +107,13 @@ def extremes(results: Results) -> pd.DataFrame:
     for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
         for seed in seeds:
             run = results.runs_of(workflow, policy, task)[seed]
-            series, entropy = role_series(run), weighted(run.table("roles"), "entropy", "tokens")
-            row: dict[str, object] = {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
-            for name in ("chi2", "chi2_after"):
-                row[f"{name}_role"] = max(part[name].max() for role, part in series.items() if role != POOLED)
-                row[name] = series[POOLED][name].max() if POOLED in series else row[f"{name}_role"]
-            row["grad_norm"] = run.table("ledger")["grad_norm"].max()
-            row["entropy"] = entropy.iloc[0] - entropy.min()
-            rows.append(row)
-    names = ("chi2_role", "chi2", "chi2_after_role", "chi2_after", "grad_norm", "entropy")
-    return pd.DataFrame(rows, columns=["workflow", "policy", "task", "seed", *names])
+            roles, ledger = run.table("roles"), run.table("ledger")
+            entropy = weighted(roles, "entropy", "tokens")
+            row = {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
+            row |= {name: largest(run, name) for name in ("chi2", "chi2_after")}
+            row |= {f"{name}_role": roles[name].max() for name in ("chi2", "chi2_after")}
+            rows.append(row | {"grad_norm": ledger["grad_norm"].max(), "entropy": entropy.iloc[0] - entropy.min()})
+    return pd.DataFrame(rows)
 
 
 def smoothed(curves: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -33,10 +32,9 @@ from multirole.diagnostics.names import (
 )
 from multirole.paper import dynamics, skills
 from multirole.paper.claims import REGIMES
-from multirole.paper.grid import LINES, POLICIES, WORKFLOWS
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
 from multirole.paper.results import PLACES, Results, Run
 from multirole.paper.statistics import ALL, t_interval
-from multirole.paper.study import Study
 from multirole.paper.study_tables import Twins, twins
 from multirole.paper.tables import sentences
 from multirole.paper.write import STYLE, Plate, Table
@@ -68,13 +66,9 @@ CLIFFS = {
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4, the judging roles and the regimes once per task."""
-    by_regime = {task: accuracy_by_regime(results, task) for task in results.grid.tasks}
-    return [
-        figure_2(results), figure_3(results), *(figure_4(results, task) for task in results.grid.tasks), figure_5(results),
-        figure_6(results),
-        *(figure_of_roles(results, task) for task in results.grid.tasks),
-        *(figure_of_regimes(results, task, runs) for task, runs in by_regime.items() if runs["regime"].nunique() > 1),
-    ]  # fmt: skip
+    of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6)]
+    by_task = product((figure_4, figure_of_roles, figure_of_regimes), results.grid.tasks)
+    return [*of_grid, *(plate for draw, task in by_task if (plate := draw(results, task)))]
 
 
 def figure_2(results: Results) -> Plate:
@@ -135,16 +129,13 @@ def figure_4(results: Results, task: str) -> Plate:
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     grid = figure.subplots(2, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
-        for policy, colour in POLICY_COLOURS.items():
-            if not (runs := results.runs_of(workflow, policy, task)):
-                continue
-            raw = pd.DataFrame({seed: run.series("accuracy") for seed, run in runs.items()})
-            above.plot(raw, color=colour, lw=0.5, alpha=0.3)
-            for axes, curves in ((above, dynamics.smoothed(raw)), (below, validation(runs))):
-                look = {"color": colour, "ls": POLICY_STYLES[policy], "lw": 1.5, "zorder": 3}
-                axes.plot(curves.mean(axis=1), marker="." if axes is below else "", **look)
-                band = curves.min(axis=1), curves.max(axis=1)
-                axes.fill_between(curves.index, *band, color=colour, alpha=0.15, lw=0)
+        for policy in POLICIES:
+            if runs := results.runs_of(workflow, policy, task):
+                raw = pd.DataFrame({seed: run.series("accuracy") for seed, run in runs.items()})
+                above.plot(raw, color=POLICY_COLOURS[policy], lw=0.5, alpha=0.3)
+                for axes, curves in ((above, dynamics.smoothed(raw)), (below, validation(runs))):
+                    marker = "." if axes is below else ""
+                    _banded(axes, curves, policy, curves.min(axis=1), curves.max(axis=1), marker=marker)
         _level(below, results.base(workflow, task), "--")
         _level(below, results.accuracy("single", "sp", task, "peak"))
         above.set_title(WORKFLOW_NAMES[workflow])
@@ -162,7 +153,7 @@ def figure_5(results: Results) -> Plate:
     table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
-        for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]):
+        for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]) if len(table) else ():
             at = [cells.index((task, workflow)) + ASIDE[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]
             shown = by_policy[name].clip(lower=LEAST)
@@ -225,18 +216,15 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
         role, measure = skills.JUDGES[workflow], skills.MEASURES[workflow][0]
-        for policy, colour in POLICY_COLOURS.items():
+        for policy in POLICIES:
             runs = results.runs_of(workflow, policy, task)
             lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
             gains = pd.DataFrame({seed: skills.gain_of(run, measure) for seed, run in runs.items()})
             drawn = validation(runs), dynamics.smoothed(lengths), gains
             for axes, curves, bounds in zip(column, drawn, ((0, 1), (0, None), (-1, 1)), strict=True):
-                if curves.empty:
-                    continue
-                axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.6, zorder=3)
-                if curves.shape[1] > 1:
-                    low, high = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds).T
-                    axes.fill_between(curves.index, low, high, color=colour, alpha=0.18, lw=0)
+                if curves.size:
+                    limits = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds)
+                    _banded(axes, curves, policy, *limits.T)
         _level(column[0], results.accuracy("single", "sp", task, "peak"))
         column[2].axhline(0, color="0.6", lw=0.8)
         column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {role}", fontsize=8)
@@ -248,39 +236,32 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     return plate(results, "roles", figure, f"roles_{task}", task=TASK_NAMES[task])
 
 
-def figure_of_regimes(results: Results, task: str, runs: pd.DataFrame) -> Plate:
-    """Validation accuracy over training (`accuracy_by_regime`), a row per regime and a column per workflow."""
-    named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
-    facets = sns.relplot(
-        runs, kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
-        style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
-        dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
-        errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
-    )  # fmt: skip
-    facets.set_titles(col_template="{col_name}", row_template="{row_name}")
-    sns.move_legend(facets, "upper center", ncols=2, title="")
-    facets.set(ylim=(0, 1))
-    _in_percent(*(axes.yaxis for axes in facets.axes.flat))
-    facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
-    plt.close(facets.figure)  # a notebook shows plates
-    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
-
-
-def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
-    """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
-    rows = []
-    for name, changed in REGIMES.items():
-        runs = {cell: results.runs_of(*cell, task, **changed) for cell in (LINES[-1], *LINES[:-1])}
-        # the single agent takes one step anyway, so that its runs are of two regimes
-        if counts := [len(of) for (workflow, _), of in runs.items() if of and workflow != "single"]:
-            regime = f"{name}\nn = {_from_to(counts)}"
-            rows += [
-                (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
-                for (workflow, policy), of in runs.items()
-                for seed, run in of.items()
-                for step, accuracy in run.accuracy.items()
-            ]
-    return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
+def figure_of_regimes(results: Results, task: str) -> Plate | None:
+    """Validation accuracy over training, a row per regime and a column per workflow; None where one regime has runs."""
+    by_regime = {
+        name: {line: runs for line in LINES if (runs := results.runs_of(*line, task, **changed))}
+        for name, changed in REGIMES.items()
+    }
+    # the single agent takes one step anyway, so that its runs are of two regimes
+    by_regime = {name: runs for name, runs in by_regime.items() if set(runs) - {LINES[-1]}}
+    if len(by_regime) < 2:
+        return None
+    columns = ("single", *WORKFLOWS)
+    figure = Figure(figsize=(6.8, 0.5 + 1.4 * len(by_regime)), layout="constrained")
+    grid = figure.subplots(len(by_regime), len(columns), sharex=True, sharey=True)
+    for (name, runs), row in zip(by_regime.items(), grid, strict=True):
+        for (workflow, policy), of in runs.items():
+            curves = validation(of)
+            _banded(row[columns.index(workflow)], curves, policy, curves.min(axis=1), curves.max(axis=1))
+        n = _from_to([len(of) for (workflow, _), of in runs.items() if workflow != "single"])
+        row[0].set_ylabel(f"{name}\nn = {n}")
+    for workflow, top, bottom in zip(columns, grid[0], grid[-1], strict=True):
+        top.set_title(WORKFLOW_NAMES[workflow])
+        bottom.set_xlabel("iteration")
+    grid[0, 0].set_ylim(0, 1)
+    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
+    _legend(figure, _policies(lw=1.7))
+    return plate(results, "regimes", figure, f"regimes_{task}", task=TASK_NAMES[task])
 
 
 def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tuple[str, str]) -> Plate:
@@ -361,6 +342,20 @@ def plate(results: Results, caption: str, figure: Figure, name: str | None = Non
 def validation(runs: dict[int, Run]) -> pd.DataFrame:
     """Evaluated step x seed: validation accuracy."""
     return pd.DataFrame({seed: run.accuracy for seed, run in runs.items()})
+
+
+def _banded(
+    axes: Axes,
+    curves: pd.DataFrame,
+    policy: str,
+    low: np.ndarray | pd.Series,
+    high: np.ndarray | pd.Series,
+    **look: object,
+) -> None:
+    """The mean over seeds of a policy's curves (index x seed), with a band from `low` to `high`."""
+    colour = POLICY_COLOURS[policy]
+    axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
+    axes.fill_between(curves.index, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def _from_to(counts: Collection[int]) -> str:

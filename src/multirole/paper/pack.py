@@ -7,17 +7,17 @@
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
 All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
-(`multirole.paper.study.detailed`). Floats are stored as float32, of which measurements keep 16 significant bits (five digits) and
-learning rates and rewards all; log-probs as int16 in thousandths of a nat, rounded to ten of them; those below -32.76 are stored as
-that. A turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another, `chi2_raw`
-where it is `chi2`; reading puts them back.
+(`multirole.paper.grid.detailed`). Floats are stored as float32, measurements with 16 significant bits (five digits) and rewards with
+all, learning rates as float64; log-probs as int16 in thousandths of a nat, rounded to ten of them, those below -32.76 as that. A
+turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another; reading puts
+them back.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -30,28 +30,21 @@ from multirole.experiment.folders import write_done
 from multirole.experiment.storage import SCHEMA_VERSION, sha256
 
 EVALUATION_TABLES = {"eval": "evaluations", "turns": "evaluation_turns"}
-EXACT = ("lr",)
-"""Columns that stay in double precision: learning rates are compared with their schedule."""
 GROUP_BYTES = 2**28
-"""In-memory size of a row group: larger ones compress better, and packing holds one of them at a time."""
-LEVEL = 20
-"""Of zstd; slow to write, as fast to read as any other."""
+"""In-memory size of a row group: larger ones compress better."""
 DERIVED: dict[str, tuple[str, Callable[[pa.Array], pa.Array]]] = {
     "text": ("tokens", lambda tokens: pc.binary_join(tokens, "")),
     "reward": ("correct", lambda correct: correct.cast(pa.float32())),
-    "chi2_raw": ("chi2", lambda chi2: chi2),  # at temperature 1
 }
 """Column -> the column that it mostly follows from, and how. Where it does, null stands in its place."""
 LEFT_OUT = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}
 """Table -> columns that are not packed: `turns` has the answers to the first problems, and `max_grad_norm` is in the settings."""
 DETAILS = {
     "turns": {"tokens", "logprobs", "base_logprobs"},
-    "steps": {
-        "perplexity", "entropy", "chi2", "chi2_raw", "kl", "k3_kl", "clip_fraction", "max_logprob_gap", "grad_norm",
-    },
+    "steps": {"perplexity", "entropy", "chi2", "kl", "k3_kl", "clip_fraction", "max_logprob_gap", "grad_norm"},
     "episodes": {"advantage"},
     "evaluations": {"answer"},
-}  # fmt: skip
+}
 """What is left out of runs and evaluations that are not packed whole, most of their bytes: numbers by token and by optimizer step, whose
 means by iteration are in `roles`, advantages, which follow from the rewards, and answers, which only votes need. A run's texts stay."""
 
@@ -65,18 +58,26 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
     folder, runs = Path(folder), Path(runs or folder)
     old = index(folder)
     packed = dict(zip(old["run"], old["done"], strict=True))
-    found = [path.parent for path in (*runs.glob("*/DONE"), *runs.glob("evaluations/*/*/DONE"))]
-    names = {path.relative_to(runs).as_posix().removeprefix("evaluations/"): path for path in sorted(found)}
+    found = sorted(path.parent for path in (*runs.glob("*/DONE"), *runs.glob("evaluations/*/*/DONE")))
+    names = {path.relative_to(runs).as_posix().removeprefix("evaluations/"): path for path in found}
     new = {name: path for name, path in names.items() if packed.get(name) != _digest(path)}
     rows = [{"run": name} | _about(path) for name, path in new.items()]
     if rows:
         kept = old[~old["run"].isin(list(new))]
-        files = {name: _tables(path) for name, path in new.items()}
-        for table in sorted(set().union(*files.values())):
-            added = [(name, file) for name, held in files.items() for file in held.get(table, ())]
-            _append(folder / f"{table}.parquet", added, list(kept["run"]), whole)
+        files = {run: _tables(path) for run, path in new.items()}
+        for name in sorted(set().union(*files.values())):
+            path = folder / f"{name}.parquet"
+            parts = [pq.read_table(path, filters=_of_runs(kept["run"]))] if path.exists() else []
+            for run, held in files.items():
+                left_out = LEFT_OUT.get(name, set())
+                if whole is not None and run not in whole:
+                    left_out = left_out | DETAILS.get(name, set())
+                for file in held.get(name, ()):
+                    table = _as_packed(pq.read_table(file), left_out)
+                    parts.append(table.add_column(0, "run", pa.array([run] * len(table))))
+            _write(path, pa.concat_tables(parts, promote_options="permissive"))
         about = pd.concat([kept, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
-        _write(folder / "runs.parquet", [pa.Table.from_pandas(about, preserve_index=False)])
+        _write(folder / "runs.parquet", pa.Table.from_pandas(about, preserve_index=False))
     return list(new)
 
 
@@ -93,12 +94,12 @@ def read(
     path = Path(folder) / f"{name}.parquet"
     if not path.exists():
         return pd.DataFrame(columns=["run"])
-    wanted = None if runs is None else pc.field("run").isin(pa.array(runs, pa.string()))
-    held = pq.read_schema(path).names
-    sources = [source for column, (source, _) in DERIVED.items() if column in (columns or ()) and source in held]
+    sources = {DERIVED[column][0] for column in columns or () if column in DERIVED} & set(pq.read_schema(path).names)
     asked = columns and list(dict.fromkeys([*columns, *sources]))
-    table = _as_recorded(pq.read_table(path, columns=asked, filters=wanted, read_dictionary=["run"]))
-    return table.select(columns or table.column_names).to_pandas()
+    packed = pq.read_table(
+        path, columns=asked, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
+    )
+    return _as_recorded(packed).select(columns or packed.column_names).to_pandas()
 
 
 def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
@@ -117,7 +118,7 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
             continue
         held = set(pq.read_schema(path).names)
         columns = [column for column in columns if column in held]  # others were left out
-        packed = pq.read_table(path, columns=columns, filters=[("run", "==", run)])
+        packed = pq.read_table(path, columns=columns, filters=_of_runs([run]))
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
         parts = {recorded.get(name, name): table}
         if name == "turns":
@@ -130,6 +131,10 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         (target / name).write_text(json.dumps(json.loads(text), indent=2))
     write_done(target)
     return target
+
+
+def _of_runs(runs: Iterable[str]) -> pc.Expression:
+    return pc.field("run").isin(pa.array(runs, pa.string()))
 
 
 def _text(path: Path) -> str:
@@ -173,118 +178,75 @@ def _about(folder: Path) -> dict[str, object]:
     }
 
 
-def _append(path: Path, added: list[tuple[str, Path]], kept: list[str], whole: Collection[str] | None) -> None:
-    """Append the files of runs to a packed table, of which only the rows of `kept` runs remain."""
-
-    def left_out(run: str) -> set[str]:
-        always = LEFT_OUT.get(path.stem, set())
-        return always if whole is None or run in whole else always | DETAILS.get(path.stem, set())
-
-    schemas = [_as_packed(pq.read_schema(file).empty_table(), left_out(run)).schema for run, file in added]
-    schema = pa.unify_schemas([pa.schema({"run": pa.string()}), *schemas], promote_options="permissive")
-    old = pq.ParquetFile(path) if path.exists() else None
-    if old:
-        schema = pa.unify_schemas([old.schema_arrow, schema], promote_options="permissive")
-
-    def parts() -> Iterator[pa.Table]:
-        for i in range(old.num_row_groups if old else 0):
-            yield old.read_row_group(i).filter(pc.field("run").isin(pa.array(kept, pa.string())))
-        for run, file in added:
-            table = _as_packed(pq.read_table(file), left_out(run))
-            yield table.add_column(0, "run", pa.array([run] * len(table)))
-
-    _write(path, (pa.concat_tables([schema.empty_table(), part], promote_options="permissive") for part in parts()))
-
-
-def _write(path: Path, parts: Iterable[pa.Table]) -> None:
-    """Write tables of one schema to a Parquet file in large row groups; an old file is replaced when the new one is whole."""
-    aside, held, n_bytes, writer = path.with_name(f"{path.name}.tmp"), [], 0, None
-    for part in parts:
-        if writer is None:
-            schema = part.schema.remove_metadata()
-            split = [_leaf(field) for field in schema if _is_split(field)]
-            writer = pq.ParquetWriter(
-                aside, schema, compression="zstd", compression_level=LEVEL, write_page_checksum=True,
-                # what repeats is found within a page: one per column and row group, not one per 20,000 rows
-                data_page_size=GROUP_BYTES, dictionary_pagesize_limit=GROUP_BYTES, max_rows_per_page=2**31 - 1,
-                use_dictionary=[_leaf(field) for field in schema if _leaf(field) not in split],
-                column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
-            )  # fmt: skip
-        held.append(part.cast(writer.schema))
-        n_bytes += held[-1].nbytes
-        if n_bytes > GROUP_BYTES:
-            writer.write_table(pa.concat_tables(held), row_group_size=2**31)
-            held, n_bytes = [], 0
-    if held:
-        writer.write_table(pa.concat_tables(held), row_group_size=2**31)
-    writer.close()
+def _write(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file that compresses well; an old file is replaced when the new one is whole."""
+    leaves, split = [], []
+    for field in table.schema:
+        is_list = pa.types.is_list(field.type)
+        kind = field.type.value_type if is_list else field.type
+        leaves.append(f"{field.name}.list.element" if is_list else field.name)
+        # bytes of numbers that hardly repeat are stored apart, since their high bytes do
+        is_measured = kind in (pa.float32(), pa.int16()) and field.name != "reward"
+        if is_measured or (kind == pa.int64() and field.name.endswith("tokens")):
+            split.append(leaves[-1])
+    aside, large = path.with_name(f"{path.name}.tmp"), 2**31 - 1
+    group = max(1, GROUP_BYTES * len(table) // max(1, table.nbytes))
+    pq.write_table(
+        table.replace_schema_metadata(), aside, compression="zstd", compression_level=20, write_page_checksum=True,
+        # what repeats is found within a page: one per column and row group, not one per 20,000 rows
+        row_group_size=group, data_page_size=large, dictionary_pagesize_limit=large, max_rows_per_page=large,
+        use_dictionary=[leaf for leaf in leaves if leaf not in split],
+        column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
+    )  # fmt: skip
     os.replace(aside, path)
 
 
-def _leaf(field: pa.Field) -> str:
-    """A column's path within the file."""
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
-
-
-def _is_split(field: pa.Field) -> bool:
-    """Whether a column's bytes are stored apart: its numbers hardly repeat, as rewards do, but their high bytes do."""
-    kind = field.type.value_type if pa.types.is_list(field.type) else field.type
-    return (
-        field.name != "reward"
-        and kind in (pa.float32(), pa.int16())
-        or (kind == pa.int64() and field.name.endswith("tokens"))
-    )
-
-
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
-    def thousandths(logprobs: pa.Array) -> pa.Array:
-        scaled = pc.multiply(pc.round(pc.multiply(logprobs.cast(pa.float64()), 100)), 10)
-        return pc.max_element_wise(scaled, -32760).cast(pa.int16())
-
-    table = table.drop_columns([name for name in table.column_names if name in left_out])
-    table = _mapped(table, thousandths, {pa.float64(): pa.float32()})
-    for i, field in enumerate(table.schema):
-        if field.type == pa.float32() and _is_split(field):
-            table = table.set_column(i, field, _rounded(table[field.name]))
-    for i, name, values, derived in _derived(table):
-        if pa.types.is_floating(values.type):
-            values = pc.fill_null(values, math.nan)  # a null would be put back as the derived number
-        is_known = pc.fill_null(pc.equal(values, derived), False)
-        table = table.set_column(i, name, pc.if_else(is_known, None, values))
-    return table
-
-
-def _rounded(column: pa.ChunkedArray) -> pa.Array:
-    """Float32 rounded to 16 significant bits: those that a measurement does not have would not compress."""
-    half, mask = (pa.scalar(value, pa.int32()) for value in (1 << 7, -(1 << 8)))  # of the 8 bits that go
-    return pc.bit_wise_and(pc.add(column.combine_chunks().view(pa.int32()), half), mask).view(pa.float32())
+    columns = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if _is_logprobs(name, column):
+            column = _with_values(column, _thousandths(column.values))
+        elif column.type == pa.float64() and name != "lr":  # learning rates are compared with their schedule
+            column = column.cast(pa.float32())
+            column = column if name == "reward" else _rounded(column)
+        columns |= {} if name in left_out else {name: column}
+    for name, (source, of) in DERIVED.items():
+        if {name, source} <= set(columns):
+            values, derived = columns[name], of(columns[source])
+            if pa.types.is_floating(values.type):
+                values = pc.fill_null(values, math.nan)  # a null would be put back as the derived number
+            columns[name] = pc.if_else(pc.fill_null(pc.equal(values, derived), False), None, values)
+    return pa.table(columns)
 
 
 def _as_recorded(table: pa.Table) -> pa.Table:
-    for i, name, values, derived in _derived(table):
-        table = table.set_column(i, name, pc.coalesce(values, derived))
-    table = _mapped(table, lambda values: pc.divide(values.cast(pa.float32()), 1000), {pa.float32(): pa.float64()})
-    return table
-
-
-def _derived(table: pa.Table) -> Iterator[tuple[int, str, pa.ChunkedArray, pa.ChunkedArray]]:
-    """Index, name and values of each column of `DERIVED` that the table has, and what it would be."""
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
     for name, (source, of) in DERIVED.items():
-        if {name, source} <= set(table.column_names):
-            yield table.column_names.index(name), name, table[name], of(table[source])
-
-
-def _mapped(
-    table: pa.Table, logprobs: Callable[[pa.Array], pa.Array], types: dict[pa.DataType, pa.DataType]
-) -> pa.Table:
-    """Convert the values of log-prob columns, which are lists, and the types of others."""
-    columns = {}
-    for field in table.schema:
-        column = table[field.name]
-        if field.name.endswith("logprobs") and pa.types.is_list(field.type):
-            lists = column.combine_chunks()
-            column = pa.ListArray.from_arrays(lists.offsets, logprobs(lists.values), mask=lists.is_null())
-        elif field.name not in EXACT:
-            column = column.cast(types.get(field.type, field.type))
-        columns[field.name] = column
+        if {name, source} <= set(columns):
+            columns[name] = pc.coalesce(columns[name], of(columns[source]))
+    for name, column in columns.items():
+        if _is_logprobs(name, column):
+            columns[name] = _with_values(column, pc.divide(column.values.cast(pa.float32()), 1000))
+        elif column.type == pa.float32():
+            columns[name] = column.cast(pa.float64())
     return pa.table(columns)
+
+
+def _is_logprobs(name: str, column: pa.Array) -> bool:
+    return name.endswith("logprobs") and pa.types.is_list(column.type)
+
+
+def _with_values(lists: pa.ListArray, values: pa.Array) -> pa.ListArray:
+    return pa.ListArray.from_arrays(lists.offsets, values, mask=lists.is_null())
+
+
+def _thousandths(logprobs: pa.Array) -> pa.Array:
+    scaled = pc.multiply(pc.round(pc.multiply(logprobs.cast(pa.float64()), 100)), 10)
+    return pc.max_element_wise(scaled, -32760).cast(pa.int16())
+
+
+def _rounded(column: pa.Array) -> pa.Array:
+    """Float32 rounded to 16 significant bits: those that a measurement does not have would not compress."""
+    half, mask = (pa.scalar(value, pa.int32()) for value in (1 << 7, -(1 << 8)))  # of the 8 bits that go
+    return pc.bit_wise_and(pc.add(column.view(pa.int32()), half), mask).view(pa.float32())

@@ -8,9 +8,9 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import pandas as pd
@@ -21,8 +21,7 @@ from multirole.paper.statistics import ALPHA, corrected, t_interval
 from multirole.paper.write import FORMS, formatted
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A number of a table with its interval, as texts; `-line` is that of the opposite difference."""
 
     value: float
@@ -30,44 +29,41 @@ class Line:
     high: float
     unit: str
     seeds: int
-    p: float
-    p_match: float
+    p_holm: float
+    p_match_holm: float
 
     def __neg__(self) -> "Line":
-        return Line(-self.value, -self.high, -self.low, self.unit, self.seeds, self.p, self.p_match)
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
     def __str__(self) -> str:
-        return self._text(self.value)
+        return self._texts()[0]
 
-    def _text(self, value: float) -> str:
-        return formatted(value, self.unit).removeprefix("+")
-
-    @property
-    def brackets(self) -> str:
-        """The interval alone."""
-        return f"[{self._text(self.low)}, {self._text(self.high)}]"
+    def _texts(self) -> list[str]:
+        return [formatted(value, self.unit).removeprefix("+") for value in self[:3]]
 
     @property
     def interval(self) -> str:
         """The number and its interval."""
-        return f"{self} {self.brackets}"
+        return self._with(" ")
 
     @property
     def points(self) -> str:
         """The same of a difference in percentage points."""
-        return f"{self} points {self.brackets}"
+        return self._with(" points ")
 
     @property
     def percent(self) -> str:
         """The same of a change in percent."""
-        return f"{self} % {self.brackets}"
+        return self._with(" % ")
+
+    def _with(self, unit: str) -> str:
+        value, low, high = self._texts()
+        return f"{value}{unit}[{low}, {high}]"
 
     @property
     def verdict(self) -> str:
         """Whether the difference is decided, or equivalent to none, after the correction over its table."""
-        if self.p < ALPHA:
-            return "decided"
-        return "equivalent" if self.p_match < ALPHA else "undecided"
+        return "decided" if self.p_holm < ALPHA else "equivalent" if self.p_match_holm < ALPHA else "undecided"
 
     @property
     def is_decided(self) -> bool:
@@ -92,8 +88,7 @@ class Tables:
             found = found[found[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
         if found.empty:
             raise ValueError(f"The table {table!r} has no line with {where}.")
-        columns = ["value", "low", "high", "unit", "seeds", "p_holm", "p_match_holm"]  # as in `Line`
-        found = found.reindex(columns=columns).fillna({"seeds": 0}).astype({"seeds": int})
+        found = found.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})
         return [Line(*row) for row in found.itertuples(index=False)]
 
     def line(self, table: str, **where: object) -> Line:

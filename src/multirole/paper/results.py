@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.falls import first_fall
@@ -16,20 +14,6 @@ from multirole.paper.grid import Grid
 
 PLACES = ("peak", "end")
 """Where a run is read in most tables (`Run.steps`)."""
-
-
-class Key(NamedTuple):
-    """The coordinates of a run within a grid; `single` runs have policy "sp"."""
-
-    workflow: str
-    policy: str
-    task: str
-    seed: int
-
-
-def key_of(cell: Cell) -> Key:
-    """The coordinates of a cell, as `Grid.cell` takes them."""
-    return Key(cell.workflow, cell.policy_name, cell.task, cell.seed)
 
 
 class Run:
@@ -84,10 +68,6 @@ class Run:
         """
         return self.accuracy[self.steps[name]]
 
-    def right_at(self, name: str) -> np.ndarray:
-        """Outcomes (P,) of the validation problems, in the order of their names, at a named checkpoint."""
-        return self.correct[self.steps[name]].to_numpy()
-
 
 def accuracies(runs: Iterable[Run], at: str) -> pd.Series:
     """Seed -> validation accuracy of runs of one cell at a named checkpoint."""
@@ -115,24 +95,19 @@ class Results:
         return pack.index(self.folder).set_index("run")
 
     @cached_property
-    def runs(self) -> dict[Key, str]:
-        """The name of every packed run."""
-        return {key_of(cell): cell.id for cell in self.grid.cells() if cell.id in self.packed.index}
+    def runs(self) -> list[Cell]:
+        """The cells of the grid that are packed."""
+        return [cell for cell in self.grid.cells() if cell.id in self.packed.index]
 
     @cached_property
-    def evaluations(self) -> dict[tuple[str, Key], str]:
-        """The name of every packed evaluation, by what it evaluates and of whom."""
-        names = {(e.adapters, key_of(e.cell)): e.id for e in self.grid.evaluations()}
-        return {key: name for key, name in names.items() if name in self.packed.index}
+    def evaluations(self) -> list[Evaluation]:
+        """The evaluations of the grid that are packed."""
+        return [evaluation for evaluation in self.grid.evaluations() if evaluation.id in self.packed.index]
 
     def missing(self) -> list[str]:
         """List the runs and evaluations that the grid asks for and that are not packed."""
-        asked = [*(cell.id for cell in self.grid.cells()), *(e.id for e in self.grid.evaluations())]
-        return [name for name in asked if name not in self.packed.index]
-
-    def run(self, key: Key) -> Run | None:
-        """Return one run of the grid; None if it is not packed."""
-        return self.find(self.grid.cell(*key))
+        asked = [*self.grid.cells(), *self.grid.evaluations()]
+        return [one.id for one in asked if one.id not in self.packed.index]
 
     def find(self, cell: Cell) -> Run | None:
         """Return a cell's run, in the grid or not; None if it is not packed."""
@@ -154,14 +129,26 @@ class Results:
         """Seed -> accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
         return accuracies((self.runs_of(workflow, "ip", task) | self.runs_of(workflow, "sp", task)).values(), "base")
 
+    def evaluated(self, adapters: str, name: str = "eval", **where: object) -> pd.DataFrame:
+        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", ...), with their cells' coordinates.
+
+        `where` keeps the rows whose columns have these values.
+        """
+        table = self._evaluated(adapters, name)
+        for column, value in where.items() if len(table) else ():
+            table = table[table[column] == value]
+        return table
+
     @cache  # noqa: B019
-    def evaluated(self, adapters: str, name: str = "eval") -> pd.DataFrame:
-        """Return "eval" or "turns" of all evaluations of a kind ("own", "base", "transfer", "transfer_all"), with `Key`'s columns."""
-        found = {run: key for (kind, key), run in self.evaluations.items() if kind == adapters}
-        table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(found)).astype({"run": str}).set_index("run")
-        keys = pd.DataFrame(list(found.values()), columns=Key._fields, index=list(found))
+    def _evaluated(self, adapters: str, name: str) -> pd.DataFrame:
+        cells = {one.id: one.cell for one in self.evaluations if one.adapters == adapters}
+        rows = [(cell.workflow, cell.policy_name, cell.task, cell.seed) for cell in cells.values()]
+        keys = pd.DataFrame(rows, list(cells), ["workflow", "policy", "task", "seed"])
+        table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(cells)).astype({"run": str}).set_index("run")
         return keys.join(table, how="inner").reset_index(drop=True)
 
-    def drawn(self, evaluation: Evaluation) -> pd.DataFrame | None:
-        """Return the rows of one evaluation, in the grid or not; None if it is not packed."""
-        return pack.read(self.folder, "evaluations", [evaluation.id]) if evaluation.id in self.packed.index else None
+    def played(self, workflow: str, policy: str, task: str, at: str, name: str = "eval") -> pd.DataFrame:
+        """Return the rows of a cell's own evaluations at a named checkpoint of its runs."""
+        own = self.evaluated("own", name, workflow=workflow, policy=policy, task=task)
+        steps = {seed: run.steps[at] for seed, run in self.runs_of(workflow, policy, task).items()}
+        return own[own["step"] == own["seed"].map(steps)] if len(own) else own

@@ -1,6 +1,6 @@
 """What training does to the roles: their skill (`diagnostics.skills`), the paper's phenomena, workflows beside trivial twins."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -9,8 +9,7 @@ import pandas as pd
 from multirole.paper.claims import DECLARED, REGIMES
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import PLACES, Results, Run
-from multirole.paper.statistics import t_interval, untested
-from multirole.paper.study import Study
+from multirole.paper.statistics import t_interval
 from multirole.paper.write import Row, number
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
@@ -58,20 +57,17 @@ def skills(results: Results) -> Iterator[Row]:
 
 def trivial_twins(results: Results) -> Iterator[Row]:
     """Each workflow beside its trivial twins, made of the solver's first turn alone, at the peak and the end of the grid's runs."""
-    own = results.evaluated("own")
     twins = [(workflow, *twin) for workflow in WORKFLOWS for twin in TWINS[workflow].items()]
-    for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks if len(own) else (), POLICIES):
-        mine = own[(own[["workflow", "policy", "task"]] == [workflow, policy, task]).all(axis=1)]
-        mine = mine.assign(twin=mine["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots))))
-        means = mine.groupby(["seed", "step"])[["correct", "twin"]].mean()
+    for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks, POLICIES):
+        where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
         for place in PLACES:
-            at = [(seed, run.steps[place]) for seed, run in results.runs_of(workflow, policy, task).items()]
-            found = means.loc[[row for row in at if row in means.index]]  # not all may be evaluated yet
-            if len(found):
-                where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
-                gain = t_interval(found["correct"] - found["twin"])
-                yield number(place, t_interval(found["correct"]), "accuracy", **where)
-                yield number(f"{place}, twin", t_interval(found["twin"]), "accuracy", **where)
+            played = results.played(workflow, policy, task, place)
+            if len(played):  # not all may be evaluated yet
+                right = played["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots)))
+                means = played.assign(twin=right).groupby("seed")[["correct", "twin"]].mean()
+                gain = t_interval(means["correct"] - means["twin"])
+                yield number(place, t_interval(means["correct"]), "accuracy", **where)
+                yield number(f"{place}, twin", t_interval(means["twin"]), "accuracy", **where)
                 yield number(f"gain at the {place}", gain, "difference", **where)
 
 
@@ -88,57 +84,30 @@ def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
 def phenomena(results: Results) -> Iterator[Row]:
     """Every line's start, its change under each policy, and the difference of these changes, paired by seed."""
     for task, (name, about) in product(results.grid.tasks, LINES.items()):
-        found = changes(about, {policy: results.runs_of(about["workflow"], policy, task) for policy in POLICIES})
-        where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measure_of(about)}
+        found = changes(
+            about, {policy: results.runs_of(about["workflow"], policy, task).values() for policy in POLICIES}
+        )
+        measured = about.get("metric", "gain over the trivial role")
+        where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measured}
         yield from phenomenon(found, about, where)
 
 
-def phenomena_elsewhere(results: Results, study: Study) -> Iterator[Row]:
-    """The same lines in each variant of a study that has a cell under both policies, and SP − IP of the same seeds in the grid."""
-    for (variant, of), task, (name, about) in product(study.variants.items(), results.grid.tasks, LINES.items()):
-        places = {policy: f"{about['workflow']} {policy} {task}" for policy in POLICIES}
-        if not set(places.values()) <= set(of.cells):
-            continue
-        runs, grid = ({policy: {} for policy in POLICIES} for _ in range(2))
-        for (policy, place), seed in product(places.items(), of.seeds or study.seeds):
-            run = results.find(study.cell(variant, place, seed))
-            usual = results.find(study.grid.cell(*place.split(), seed))
-            if run and usual:
-                runs[policy][seed], grid[policy][seed] = run, usual
-        found, twins = changes(about, runs), changes(about, grid)
-        where = {"variant": variant, "task": task, "workflow": about["workflow"], "phenomenon": name}
-        if mine := phenomenon(found, about, where):
-            gap = (twins["sp"]["change"] - twins["ip"]["change"]).reindex(found["sp"].index).dropna()
-            yield from mine
-            yield number("SP − IP, twin", untested(t_interval(gap)), mine[-1]["unit"], **where)  # tested in `phenomena`
-
-
-def changes(about: dict[str, str], runs: dict[str, dict[int, Run]]) -> dict[str, pd.DataFrame]:
-    """Policy -> a line's start and change by seed, of the seeds that both policies have, or of one where the other has none."""
-    found = {}
+def changes(about: dict[str, str], runs: dict[str, Iterable[Run]]) -> pd.DataFrame:
+    """Seed -> "start, ip", "change, ip" and the same of "sp": a line's numbers in the seeds that both policies have."""
+    found = []
     for policy, of in runs.items():
-        read = [start_and_change(run, about) for run in of.values()]
-        found[policy] = pd.DataFrame(read, list(of), ["start", "change"], dtype=float).dropna()
-    if both := [seed for seed in found["sp"].index if seed in found["ip"].index]:
-        found = {policy: of.loc[both] for policy, of in found.items()}
-    return found
+        read = {run.cell.seed: start_and_change(run, about) for run in of}
+        found.append(pd.DataFrame.from_dict(read, "index", float, [f"start, {policy}", f"change, {policy}"]))
+    return pd.concat(found, axis=1).dropna()
 
 
-def measure_of(about: dict[str, str]) -> str:
-    """What a line measures, for a table."""
-    return about.get("metric", "gain over the trivial role")
-
-
-def phenomenon(found: dict[str, pd.DataFrame], about: dict[str, str], where: dict[str, str]) -> list[Row]:
+def phenomenon(found: pd.DataFrame, about: dict[str, str], where: dict[str, str]) -> Iterator[Row]:
     """The numbers of a line: its start, its change under each policy, and their difference; none where nothing was measured."""
-    if not any(map(len, found.values())):
-        return []
-    unit = {"length_mean": "tokens"}.get(measure_of(about), "gain" if "gain" in about else "rate")
-    by_policy = {f"change, {policy.upper()}": of["change"] for policy, of in found.items()}
-    by_policy["SP − IP"] = (found["sp"]["change"] - found["ip"]["change"]).dropna()
-    of_change = "difference" if "gain" in about else "change"
-    return [
-        number("start", float(pd.concat(found.values())["start"].mean()), unit, **where),
-        number("seeds", max(map(len, found.values())), "count", **where),
-        *(number(label, t_interval(of), of_change, **where) for label, of in by_policy.items() if len(of)),
-    ]
+    if len(found):
+        unit = "gain" if "gain" in about else "tokens" if about["metric"] == "length_mean" else "rate"
+        of_change = "difference" if "gain" in about else "change"
+        yield number("start", found[["start, ip", "start, sp"]].to_numpy().mean(), unit, **where)
+        yield number("seeds", len(found), "count", **where)
+        yield number("change, IP", t_interval(found["change, ip"]), of_change, **where)
+        yield number("change, SP", t_interval(found["change, sp"]), of_change, **where)
+        yield number("SP − IP", t_interval(found["change, sp"] - found["change, ip"]), of_change, **where)

@@ -8,22 +8,23 @@ noise of an end, since two runs that differ in rounding alone part after some it
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.names import cell_name
+from multirole.paper import pack, skills
 from multirole.paper.claims import DECLARED, LEAST_CELLS
-from multirole.paper.grid import LINES
-from multirole.paper.results import PLACES, Key, Results, Run, accuracies
-from multirole.paper.skills import MEASURES, gain_of
-from multirole.paper.statistics import ALL, ALPHA, RULES, Interval, corrected, difference, seeds_needed, t_interval
-from multirole.paper.study import Study
+from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
+from multirole.paper.results import PLACES, Results, Run, accuracies
+from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, difference, t_interval, untested
 from multirole.paper.write import Row, number
 
 ARM = re.compile(r"(\d+) steps? of (\d+) rows")
 """The names of the factorial's variants."""
+SINGLE = cell_name("single", "sp")
 
 
 class Twins(NamedTuple):
@@ -46,12 +47,12 @@ class Twins(NamedTuple):
 
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
-    """Yield every variant of the questions on every cell that has a packed run of both, in the study's order.
+    """Yield every variant of the questions, or of all, on every cell with packed runs of both, in the study's order.
 
     The other run is the grid's, or that of the variant `control`.
     """
     found: dict[tuple[str, ...], list[tuple[Run, Run]]] = defaultdict(list)
-    for question in questions:
+    for question in questions or (None,):
         for name, where, cell in study.runs(question):
             other = study.cell(control, where, cell.seed) if control else study.grid.cell(*where.split(), cell.seed)
             usual, changed = results.find(other), results.find(cell)
@@ -104,21 +105,35 @@ def matched_updates(results: Results, study: Study) -> list[Row]:
     rows = []
     for twin in twins(results, study, "updates"):
         apart = difference(accuracies(twin.changed, "peak"), results.accuracy("single", "sp", twin.task, "peak"))
-        rows += [number("peak − SA-RL", apart, "difference", **twin.where())] if apart.seeds else []
+        rows.append(number("peak − SA-RL", apart, "difference", **twin.where()))
     return changes(results, study, "updates") + with_means(rows)
+
+
+def phenomena_elsewhere(results: Results, study: Study) -> Iterator[Row]:
+    """The lines of `skills.phenomena` in each variant that has both policies, and the grid's SP − IP of its seeds."""
+    found = {(twin.variant, twin.task, twin.workflow, twin.policy): twin for twin in twins(results, study)}
+    for variant, task, (name, about) in product(study.variants, results.grid.tasks, skills.LINES.items()):
+        cells = {policy: (variant, task, about["workflow"], policy) for policy in POLICIES}
+        if set(cells.values()) <= set(found):
+            changed = skills.changes(about, {policy: found[cell].changed for policy, cell in cells.items()})
+            usual = skills.changes(about, {policy: found[cell].usual for policy, cell in cells.items()})
+            where = {"variant": variant, "task": task, "workflow": about["workflow"], "phenomenon": name}
+            yield from (rows := list(skills.phenomenon(changed, about, where)))
+            if rows:
+                gap = (usual["change, sp"] - usual["change, ip"]).reindex(changed.index).dropna()
+                yield number("SP − IP, twin", untested(t_interval(gap)), rows[-1]["unit"], **where)
 
 
 def kept(found: Iterable[Twins]) -> pd.DataFrame:
     """The judging role's gain with each variant, and the end."""
     rows = []
     for twin in found:
-        where = twin.where() | {"role": MEASURES[twin.workflow][0]}
+        where = twin.where() | {"role": skills.MEASURES[twin.workflow][0]}
         pairs = zip(twin.usual, twin.changed, strict=True)
-        ends = [[gain_of(run, where["role"])[-2:].mean() for run in pair] for pair in pairs]
+        ends = [[skills.gain_of(run, where["role"])[-2:].mean() for run in pair] for pair in pairs]
         gains = pd.DataFrame(ends, columns=["usual", "changed"]).dropna()
         rows.append(number("runs", len(twin.changed), "count", **where))
-        if len(gains):
-            rows += beside("gain", gains["usual"], gains["changed"], where, "gain")
+        rows += beside("gain", gains["usual"], gains["changed"], where, "gain")
         rows += beside("end", *twin.at("end"), where)
     return pd.DataFrame(rows)
 
@@ -131,112 +146,33 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
     table, keys, rows = kept([*found, *twins(results, study, "aa")]), [*Twins._fields[:4], "role"], []
     for where, mine in corrected(table).groupby(keys, sort=False):
         by = mine.set_index("number")
-        if {"change of the gain", "change at the end"} <= set(by.index):
-            gained, lost = by.loc["change of the gain"], by.loc["change at the end"]
-            protects = gained["p_holm"] < ALPHA and gained["value"] > 0 and lost["value"] >= -DECLARED["judges"]["lost"]
-            rows.append(number("protects", float(protects), "count", **dict(zip(keys, where, strict=True))))
+        gained, lost = by.loc["change of the gain"], by.loc["change at the end"]
+        protects = gained["p_holm"] < ALPHA and gained["value"] > 0 and lost["value"] >= -DECLARED["judges"]["lost"]
+        rows.append(number("protects", float(protects), "count", **dict(zip(keys, where, strict=True))))
     return pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
 
 
-class Arm(NamedTuple):
-    """What the factorial varies; `rate` is a multiple of the grid's."""
-
-    steps: int
-    rows: int
-    rate: float
-
-
-def arms(results: Results, study: Study) -> dict[Arm, list[Run]]:
-    """The arms whose runs are all packed; the grid's own single agent is one of them, if there is another."""
-    found: dict[Arm, dict[int, Run | None]] = {}
-    for name, where, cell in study.runs("factorial"):
-        usual = study.grid.cell(*where.split(), cell.seed)
-        steps, rows = map(int, ARM.match(name).groups())
-        own = Arm(steps, rows, cell.learning_rate / usual.learning_rate)
-        for arm, one in ((Arm(1, usual.n_problems * usual.n_episodes, 1.0), usual), (own, cell)):
-            found.setdefault(arm, {})[one.seed] = results.find(one)
-    whole = {arm: list(found[arm].values()) for arm in sorted(found) if all(found[arm].values())}
-    return whole if len(whole) > 1 else {}
-
-
-def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
-    """Whether an arm is unstable by the rule of `claims.yaml`; "ends_fallen" counts terminal falls alone."""
-    return sum(getattr(run, counted) for run in runs) >= DECLARED["factorial"]["unstable"]
-
-
 def factorial(results: Results, study: Study) -> Iterator[Row]:
-    """What becomes of the single agent in every arm: steps per iteration, rows per step and learning rate apart."""
-    for arm, runs in arms(results, study).items():
-        where = arm._asdict() | {"rate": f"{arm.rate:g}"}
-        steps = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
+    """What becomes of the single agent in every arm: steps per iteration, rows per step, multiple of the grid's rate."""
+    arms: dict[tuple[int, int, float], list[Run]] = {}
+    for twin in twins(results, study, "factorial"):
+        usual, own = twin.usual[0].cell, twin.changed[0].cell
+        steps, rows = map(int, ARM.match(twin.variant).groups())
+        arms[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
+        arms[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
+    for (steps, rows, rate), runs in sorted(arms.items()):
+        where = {"steps": steps, "rows": rows, "rate": f"{rate:g}"}
+        taken = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
         yield number("runs", len(runs), "count", **where)
-        yield number("falls", sum(run.falls for run in runs), "count", **where)
+        falls = sum(run.falls for run in runs)
+        yield number("falls", falls, "count", **where)
         yield number("ending fallen", sum(run.ends_fallen for run in runs), "count", **where)
-        yield number("unstable", float(is_unstable(runs)), "count", **where)
+        yield number("unstable", float(falls >= DECLARED["factorial"]["unstable"]), "count", **where)
         for place in PLACES:
             yield number(place, t_interval(accuracies(runs, place)), "accuracy", **where)
-        yield number("steps per iteration", steps, "tokens", **where)
+        yield number("steps per iteration", taken, "tokens", **where)
         yield number("largest chi2, median", chi2, "ratio", **where)
-
-
-def predictors(results: Results, study: Study) -> Iterator[Row]:
-    """The threshold of each declared quantity that misjudges the fewest arms, also with terminal falls alone."""
-    lines = [
-        arm._asdict() | {"unstable": is_unstable(runs), "fallen": is_unstable(runs, "ends_fallen")}
-        for arm, runs in arms(results, study).items()
-    ]
-    known = pd.DataFrame(lines)
-    for name, formula in DECLARED["factorial"]["predictors"].items() if lines else ():
-        quantity, where = known.eval(formula), {"quantity": name}
-        limit, errors = _best_threshold(quantity, known["unstable"])
-        yield number("threshold", limit if limit < np.inf else np.nan, "ratio", **where)
-        yield number("arms misjudged", errors, "count", **where)
-        yield number("unstable arms", known["unstable"].sum(), "count", **where)
-        errors = _best_threshold(quantity, known["fallen"])[1]
-        yield number("arms misjudged, terminal falls", errors, "count", **where)
-        yield number("unstable arms, terminal falls", known["fallen"].sum(), "count", **where)
-        yield number("arms", len(known), "count", **where)
-
-
-def _best_threshold(quantity: pd.Series, unstable: pd.Series) -> tuple[float, int]:
-    """From which value on arms are best called unstable (inf: none), and how many that misjudges."""
-    limits = [*np.unique(quantity), np.inf]
-    errors = [int(((quantity >= limit) != unstable).sum()) for limit in limits]
-    return limits[int(np.argmin(errors))], min(errors)
-
-
-def power(results: Results, study: Study) -> Iterator[Row]:
-    """The spread of what is compared, and the seeds in which a paired t test finds the declared effects."""
-    for (what, cell, place), found in compared(results, study).items():
-        where = {"compared": what, "cell": cell, "at": place}
-        yield number("runs", found.seeds, "count", **where)
-        yield number("SD (points)", 100 * found.sd, "tokens", **where)
-        for effect in RULES["effects"]:
-            needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
-            yield number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where)
-
-
-def compared(results: Results, study: Study) -> dict[tuple[str, str, str], Interval]:
-    """(what is compared, cell, place) -> the difference: of policies, of two seeds of a cell, of a variant."""
-    found = {}
-    for place in PLACES:
-        within = []
-        for workflow, policy, task in dict.fromkeys(key[:3] for key in results.runs if key.workflow != "single"):
-            ends = results.accuracy(workflow, policy, task, place)
-            within += [ends - ends.mean()] if len(ends) > 1 else []
-            gap = difference(ends, results.accuracy(workflow, "sp", task, place))
-            if policy == "ip" and gap.seeds:
-                found["IP − SP", cell_name(workflow, "ip", task).replace("-IP", ""), place] = gap
-        if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
-            apart = pd.concat(within)
-            sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
-            of_pairs = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
-            found["noise floor: two seeds of one cell", ALL, place] = of_pairs
-        for twin in twins(results, study, "aa", "updates"):
-            usual, changed = twin.at(place)
-            found[f"{twin.variant} − grid", cell_name(*twin[:3]), place] = difference(changed, usual)
-    return found
 
 
 def controls(results: Results, study: Study) -> Iterator[Row]:
@@ -245,35 +181,35 @@ def controls(results: Results, study: Study) -> Iterator[Row]:
     Every workflow's peak is also compared, paired by seed, with that of each variant of the single agent; one with other problems per
     iteration than the grid's, with the variants that have as many, as was declared.
     """
+    usual = results.grid.cells()[0].n_problems
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
         runs = runs_by_variant(results, study, task)
-        singles = {variant: of for (_, variant), of in runs.items() if of[0].cell.workflow == "single"}
-        agents = {variant: of for variant, of in singles.items() if variant in study.variants}
+        agents = {variant: of for (name, variant), of in runs.items() if name == SINGLE and variant in study.variants}
         # (a workflow's variant, the agent's) -> differences by seed, one for each workflow and policy
         gaps: dict[tuple[str, str], list[pd.Series]] = defaultdict(list)
         for (name, variant), found in runs.items():
-            where, cell = {"task": task, "run": _joined(name, variant)}, found[0].cell
-            yield number("runs", len(found), "count", **where)
+            where = {"task": task, "run": f"{name}, {variant}".removesuffix(", ")}
             tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
+            yield number("runs", len(found), "count", **where)
             yield number("tokens sampled (M)", tokens, "million", **where)
             yield number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where)
             for place in PLACES:
                 yield number(place, t_interval(accuracies(found, place)), "accuracy", **where)
-            for agent, others in agents.items() if cell.workflow != "single" else ():
+            for agent, others in agents.items() if name != SINGLE else ():
                 gap = (accuracies(found, "peak") - accuracies(others, "peak")).dropna()
-                if len(gap) and cell.n_problems in (results.grid.cells()[0].n_problems, others[0].cell.n_problems):
+                if len(gap) and found[0].cell.n_problems in (usual, others[0].cell.n_problems):
                     yield number(f"peak − {agent}", t_interval(gap), "difference", **where)
                     gaps[variant, agent].append(gap)
         for (variant, agent), cells in gaps.items():
             if len(cells) == len(LINES) - 1:  # every workflow and policy
-                mean = t_interval(pd.concat(cells, axis=1).dropna().mean(axis=1))
-                yield number(f"peak − {agent}", mean, "difference", task=task, run=_joined(ALL, variant))
+                where = {"task": task, "run": f"{ALL}, {variant}".removesuffix(", ")}
+                mean = pd.concat(cells, axis=1).dropna().mean(axis=1)
+                yield number(f"peak − {agent}", t_interval(mean), "difference", **where)
 
 
 def runs_by_variant(results: Results, study: Study, task: str) -> dict[tuple[str, str], list[Run]]:
     """(name of a cell, variant) -> packed runs: the single agent's, the workflows' and the variants' of both."""
-    grid = [cell for cell in results.grid.cells() if cell.task == task]
-    grid.sort(key=lambda cell: (cell.workflow != "single", cell.workflow))
+    grid = sorted(results.grid.cells(), key=lambda cell: (cell.workflow != "single", cell.workflow))
     cells = [("as many iterations" if cell.workflow == "single" else "", cell) for cell in grid]
     cells += [(variant, cell) for question in ("controls", "updates") for variant, _, cell in study.runs(question)]
     found = defaultdict(list)
@@ -281,10 +217,6 @@ def runs_by_variant(results: Results, study: Study, task: str) -> dict[tuple[str
         if cell.task == task and (run := results.find(cell)):
             found[cell_name(cell.workflow, cell.policy_name), variant].append(run)
     return found
-
-
-def _joined(name: str, variant: str) -> str:
-    return f"{name}, {variant}" if variant else name
 
 
 def vote(answers: pd.DataFrame, k: int) -> pd.Series:
@@ -298,7 +230,7 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
     return chosen.reindex(sorted(answers["problem"].unique()), fill_value=False).astype(float)
 
 
-def tokens_per_problem(seeds: list[pd.DataFrame]) -> dict[str, float]:
+def tokens_per_problem(seeds: Iterable[pd.DataFrame]) -> dict[str, float]:
     """What is counted -> the tokens of all answers to a problem, mean over problems and seeds."""
     spent = [one.groupby("problem")[["completion_tokens", "prompt_tokens"]].sum().mean() for one in seeds]
     sampled, read = pd.concat(spent, axis=1).mean(axis=1)
@@ -311,37 +243,33 @@ def inference(results: Results, study: Study) -> Iterator[Row]:
     A workflow is compared, paired by seed, with the largest vote of no more tokens and the smallest of no fewer, once by sampled tokens
     and once by all tokens, prompts included.
     """
-    own, drawn = results.evaluated("own"), defaultdict(dict)
+    drawn: dict[str, dict[int, pd.DataFrame]] = defaultdict(dict)
     for draw in study.draws():
-        if (table := results.drawn(draw)) is not None:
-            table["extracted"] = table["answer"].map(draw.cell.make_task().extract)
-            drawn[draw.cell.task][draw.cell.seed] = table
+        answers = pack.read(results.folder, "evaluations", [draw.id])
+        if len(answers):
+            extracted = answers["answer"].map(draw.cell.make_task().extract)
+            drawn[draw.cell.task][draw.cell.seed] = answers.assign(extracted=extracted)
     for task, draws in drawn.items():
         found, votes = [], []
         for k in range(1, study.rollouts + 1):
-            firsts = [table[table["rollout"] < k] for table in draws.values()]
+            firsts = [answers[answers["rollout"] < k] for answers in draws.values()]
             spent = tokens_per_problem(firsts)
-            votes.append((spent, pd.Series({seed: vote(table, k).mean() for seed, table in draws.items()})))
+            votes.append((spent, pd.Series({seed: vote(answers, k).mean() for seed, answers in draws.items()})))
             found.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", *votes[-1], {}))
             if k > 1:
                 best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
                 found.append((f"Single agent, best of {k} (an oracle's choice)", spent, best, {}))
-        for workflow, policy in dict.fromkeys(k[:2] for k in results.runs if k.task == task and k.workflow != "single"):
-            runs, peaks = results.runs_of(workflow, policy, task), results.accuracy(workflow, policy, task, "peak")
-            at_peak = [[workflow, policy, task, seed, run.steps["peak"]] for seed, run in runs.items()]
-            played = [own[(own[[*Key._fields, "step"]] == one).all(axis=1)] for one in at_peak]
-            if not any(map(len, played)):  # not all may be evaluated yet
+        for workflow, policy in product(WORKFLOWS, POLICIES):
+            played = results.played(workflow, policy, task, "peak")
+            if not len(played):  # not all may be evaluated yet
                 continue
-            spent, apart = tokens_per_problem([one for one in played if len(one)]), {}
+            peaks, apart = results.accuracy(workflow, policy, task, "peak"), {}
+            spent = tokens_per_problem(one for _, one in played.groupby("seed"))
             for name, tokens in spent.items():
-                no_more = [right for cost, right in votes if cost[name] <= tokens]
-                no_fewer = [right for cost, right in votes if cost[name] >= tokens]
-                beside_it = {"smaller": no_more[-1:], "larger": no_fewer[:1]}
-                apart |= {
-                    f"minus the next {which} {name}": difference(peaks, right)
-                    for which, rights in beside_it.items()
-                    for right in rights
-                }
+                for right in [right for cost, right in votes if cost[name] <= tokens][-1:]:
+                    apart[f"minus the next smaller {name}"] = difference(peaks, right)
+                for right in [right for cost, right in votes if cost[name] >= tokens][:1]:
+                    apart[f"minus the next larger {name}"] = difference(peaks, right)
             found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
         for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
             where = {"task": task, "run": name}

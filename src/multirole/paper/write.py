@@ -129,11 +129,11 @@ def pivoted(values: pd.DataFrame) -> pd.DataFrame:
 
 def latex(table: Table) -> str:
     """A `table` environment as wide as the text; needs the packages booktabs and graphicx."""
-    body = table.shown.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+    body = table.shown.to_latex(index=False, escape=True)
     caption = f"{table.title}. {table.caption}".replace("%", "\\%").replace("_", "\\_").replace("#", "\\#")
     return (
         f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\n\\label{{tab:{table.name}}}\n"
-        f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body.to_latex(hrules=True)}}}\n\\end{{table}}\n".replace("**", "")
+        f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n\\end{{table}}\n".replace("**", "")
     ).translate(LATEX)
 
 
