@@ -192,7 +192,14 @@ def test_the_command_says_what_it_packed(folder, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"packed 2 runs and evaluations; {folder} holds 2"
 
 
-RETIRED = {"on_alarm": "log", "rollback_rate": 0.5, "coherence_penalty": 0.0, "balance_roles": 0.0, "slot_scaling": 0.0}
+RETIRED = {
+    "diagnostics": True,
+    "on_alarm": "log",
+    "rollback_rate": 0.5,
+    "coherence_penalty": 0.0,
+    "balance_roles": 0.0,
+    "slot_scaling": 0.0,
+}
 """Options that committed runs were made with and that are gone, at the values that do nothing."""
 
 

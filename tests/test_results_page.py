@@ -26,9 +26,10 @@ def rows(table: str, **where: object) -> pd.DataFrame:
 def expected() -> dict[str, list[float]]:
     """Sentence, "N" standing for a number -> the numbers."""
     return {
+        "at most N times as wide": [rows("over_problems", number="times as wide")["value"].max()],
         "equivalence within N points": [100 * MARGIN],
         "an evaluation N points below the best": [100 * FALL],
-        "a difference of N points needs": [100 * RULES["effect"]],
+        "difference of N or N points": [100 * effect for effect in RULES["effects"]],
     }
 
 

@@ -25,9 +25,11 @@ from multirole.paper.statistics import Interval
 from multirole.paper.study_tables import (
     controls,
     factorial,
+    is_unstable,
     judges,
     matched_updates,
     phenomena_elsewhere,
+    predictors,
     twins,
     vote,
 )
@@ -122,6 +124,8 @@ def test_the_arms_of_the_factorial_by_hand(arm_results):
     unstable = values[:, :, :, "unstable"]
     assert len(unstable) == 5 and (1, 64, "1") in unstable.index  # with the grid's own run
     assert {arm[:2] for arm in unstable[unstable == 1].index} == FALLING
+    recovered = [SimpleNamespace(falls=True, ends_fallen=False)] * 3
+    assert is_unstable(recovered) and not is_unstable(recovered, "ends_fallen")
     assert values[4, 16, "0.25", "runs"] == 3 and values[4, 16, "1", "falls"] == 3
     assert values[4, 16, "1", "steps per iteration"] == 2 and values[4, 16, "1", "end"] == pytest.approx(0.25)
 
@@ -129,6 +133,16 @@ def test_the_arms_of_the_factorial_by_hand(arm_results):
 @pytest.fixture(scope="module")
 def study(results):
     return Study(results.grid, **GIVEN)
+
+
+def test_what_tells_unstable_arms_apart_by_hand(arm_results):
+    study = Study(arm_results.grid, **FACTORIAL)
+    values = pd.DataFrame(predictors(arm_results, study)).set_index(["quantity", "number"])["value"]
+    assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
+    # steps >= 4 is wrong of the quarter, rate x steps >= 4 of one step at four times the rate
+    assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
+    assert values["rate × steps (displacement)", "arms misjudged"] == 1
+    assert values["steps", "arms misjudged, terminal falls"] == 1  # the made-up falls are all terminal
 
 
 def ends(results, policy):
@@ -268,7 +282,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     study.write(tmp_path)
     assert Study.read(results.grid, tmp_path / "tiny-r") == study
     assert [t.name for t in tables_of_study(results, study)] == [
-        "matched_updates", "setup", "phenomena_elsewhere",
+        "matched_updates", "setup", "phenomena_elsewhere", "power",
     ]  # fmt: skip
 
 

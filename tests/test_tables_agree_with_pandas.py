@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from paper_results import recorded, without
-from scipy.stats import ttest_1samp
+from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
 
 from multirole.paper import statistics
@@ -101,6 +101,42 @@ def test_ip_against_sp_pools_over_cells(folder, made):
     pooled = number(values, "IP − SP", workflow="all cells", at="end")
     assert pooled["value"] == pytest.approx(np.mean(gaps)) and pooled["seeds"] == 6
     assert pooled["p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
+
+
+def test_an_interval_over_seeds_and_problems_by_hand():
+    """Two seeds, two problems, no interaction: the mean squares are 1 of seeds, 9 of problems and 0, each of one degree of freedom."""
+    found = statistics.crossed_interval(np.array([[0.0, 3.0], [1.0, 4.0]]))
+    half = t.ppf(0.975, (1 + 9) ** 2 / (1 + 9**2)) * np.sqrt((1 + 9) / 4)
+    assert (found.mean, found.low, found.high) == pytest.approx((2, 2 - half, 2 + half))
+    assert found.seeds == 2 and isnan(found.p) and isnan(found.p_match)
+
+
+def test_an_interval_over_seeds_and_problems_covers_problems_that_nobody_has_seen():
+    rng, crossed, of_seeds, draws = np.random.default_rng(0), 0, 0, 400
+    for _ in range(draws):  # whose true mean is 0
+        values = rng.normal(0, 1, (6, 1)) + rng.normal(0, 4, (1, 40)) + rng.normal(0, 4, (6, 40))
+        low, high = statistics.t_interval(values.mean(axis=1))[1:3]
+        of_seeds += low <= 0 <= high
+        low, high = statistics.crossed_interval(values)[1:3]
+        crossed += low <= 0 <= high
+    assert of_seeds / draws < 0.92 < crossed / draws < 0.98
+
+
+def test_differences_over_problems_are_those_of_table_1(folder, made):
+    values = made["over_problems"].values.query("regime == 'paper' and at == 'peak'")
+    for task, workflow in CELLS:
+        for name in ("IP − SA-RL", "SP − SA-RL"):
+            where = {"task": task, "workflow": workflow}
+            seeds, both = (
+                number(values, over, **where, difference=name) for over in ("over seeds", "over seeds and problems")
+            )
+            usual = number(made["table_1"].values, name, **where)
+            assert (seeds["value"], seeds["low"], seeds["high"]) == pytest.approx(
+                tuple(usual[["value", "low", "high"]])
+            )
+            assert both["value"] == pytest.approx(seeds["value"]) and both["low"] <= seeds["low"] + 1e-12
+            wide = number(values, "times as wide", **where, difference=name)["value"]
+            assert wide == pytest.approx((both["high"] - both["low"]) / (seeds["high"] - seeds["low"]))
 
 
 def test_a_grid_at_the_preset_is_the_regime_paper(folder, made):
@@ -299,7 +335,7 @@ def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
     made = tables(Results(tmp_path / "tiny-r"))
     for table in made:
         assert (
-            table.name in ("table_7", "table_1_regimes", "skills", "trivial_twins")
+            table.name in ("table_7", "over_problems", "table_1_regimes", "skills", "trivial_twins")
             or "Not finished: 42 of 42 runs" in table.caption
         )
     assert (made[0].shown["IP"] == "–").all()
@@ -373,6 +409,18 @@ def test_holm_corrects_differences_alone_and_pooled_lines_apart():
     ]
     table = pd.DataFrame(rows, columns=["p", "unit", "workflow"]).assign(p_match=1.0)
     assert statistics.corrected(table)["p_holm"].tolist() == pytest.approx([0.02, 0.04, np.nan, 0.04], nan_ok=True)
+
+
+def test_seeds_needed_by_hand():
+    assert statistics.seeds_needed(0.1, 0.1) == 10  # textbooks: d = 1, 80 %, two-sided 5 %
+    assert statistics.seeds_needed(0.1, 0.05) == 34
+    assert statistics.seeds_needed(1e-9, 0.05) == 2 and statistics.seeds_needed(1.0, 0.001) is None
+
+
+def test_a_larger_spread_never_needs_fewer_seeds():
+    """scipy's noncentral t has NaN in places; two seeds find 0.1 at a deviation of 0.008 with probability 0.83 (by integration)."""
+    needed = [statistics.seeds_needed(sd, 0.1) for sd in np.linspace(0.004, 0.05, 200)]
+    assert needed == sorted(needed) and statistics.seeds_needed(0.008, 0.1) == 2
 
 
 def test_differences_are_paired_by_seed():

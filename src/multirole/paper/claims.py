@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
-from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 
 from multirole.paper.dynamics import FIRST_ITERATIONS, largest
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
-from multirole.paper.statistics import ALPHA, MARGIN, RULES, t_interval
+from multirole.paper.statistics import ALPHA, MARGIN, RULES, seeds_needed, t_interval
 from multirole.paper.write import MISSING, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
@@ -131,8 +130,7 @@ def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
         if found.p_match < ALPHA:
             decision = "equivalent"
         elif kind == "seeds":
-            needed = TTestPower().solve_power(RULES["effect"] / found.sd, power=RULES["power"], alpha=ALPHA)
-            text += f", {math.ceil(needed)} for 5 points"
+            text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
     return decision, text
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -238,30 +239,40 @@ def figure_of_roles(results: Results, task: str) -> Plate:
 
 def figure_of_regimes(results: Results, task: str) -> Plate | None:
     """Validation accuracy over training, a row per regime and a column per workflow; None where one regime has runs."""
-    by_regime = {
-        name: {line: runs for line in LINES if (runs := results.runs_of(*line, task, **changed))}
-        for name, changed in REGIMES.items()
-    }
-    # the single agent takes one step anyway, so that its runs are of two regimes
-    by_regime = {name: runs for name, runs in by_regime.items() if set(runs) - {LINES[-1]}}
-    if len(by_regime) < 2:
+    runs = accuracy_by_regime(results, task)
+    if runs["regime"].nunique() < 2:
         return None
-    columns = ("single", *WORKFLOWS)
-    figure = Figure(figsize=(6.8, 0.5 + 1.4 * len(by_regime)), layout="constrained")
-    grid = figure.subplots(len(by_regime), len(columns), sharex=True, sharey=True)
-    for (name, runs), row in zip(by_regime.items(), grid, strict=True):
-        for (workflow, policy), of in runs.items():
-            curves = validation(of)
-            _banded(row[columns.index(workflow)], curves, policy, curves.min(axis=1), curves.max(axis=1))
-        n = _from_to([len(of) for (workflow, _), of in runs.items() if workflow != "single"])
-        row[0].set_ylabel(f"{name}\nn = {n}")
-    for workflow, top, bottom in zip(columns, grid[0], grid[-1], strict=True):
-        top.set_title(WORKFLOW_NAMES[workflow])
-        bottom.set_xlabel("iteration")
-    grid[0, 0].set_ylim(0, 1)
-    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
-    _legend(figure, _policies(lw=1.7))
-    return plate(results, "regimes", figure, f"regimes_{task}", task=TASK_NAMES[task])
+    named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
+    facets = sns.relplot(
+        runs, kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
+        style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
+        dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
+        errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
+    )  # fmt: skip
+    facets.set_titles(col_template="{col_name}", row_template="{row_name}")
+    sns.move_legend(facets, "upper center", ncols=2, title="")
+    facets.set(ylim=(0, 1))
+    _in_percent(*(axes.yaxis for axes in facets.axes.flat))
+    facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
+    plt.close(facets.figure)  # a notebook shows plates
+    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
+
+
+def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
+    """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
+    rows = []
+    for name, changed in REGIMES.items():
+        runs = {cell: results.runs_of(*cell, task, **changed) for cell in (LINES[-1], *LINES[:-1])}
+        # the single agent takes one step anyway, so that its runs are of two regimes
+        if counts := [len(of) for (workflow, _), of in runs.items() if of and workflow != "single"]:
+            regime = f"{name}\nn = {_from_to(counts)}"
+            rows += [
+                (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
+                for (workflow, policy), of in runs.items()
+                for seed, run in of.items()
+                for step, accuracy in run.accuracy.items()
+            ]
+    return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
 
 
 def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tuple[str, str]) -> Plate:

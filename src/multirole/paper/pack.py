@@ -9,8 +9,8 @@
 All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
 (`multirole.paper.grid.detailed`). Floats are stored as float32, measurements with 16 significant bits (five digits) and rewards with
 all, learning rates as float64; log-probs as int16 in thousandths of a nat, rounded to ten of them, those below -32.76 as that. A
-turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another; reading puts
-them back.
+turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another, `chi2_raw` where
+it is `chi2`; reading puts them back.
 """
 
 import hashlib
@@ -35,18 +35,18 @@ GROUP_BYTES = 2**28
 DERIVED: dict[str, tuple[str, Callable[[pa.Array], pa.Array]]] = {
     "text": ("tokens", lambda tokens: pc.binary_join(tokens, "")),
     "reward": ("correct", lambda correct: correct.cast(pa.float32())),
+    "chi2_raw": ("chi2", lambda chi2: chi2),  # at temperature 1
 }
 """Column -> the column that it mostly follows from, and how. Where it does, null stands in its place."""
 LEFT_OUT = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}
 """Table -> columns that are not packed: `turns` has the answers to the first problems, and `max_grad_norm` is in the settings."""
 DETAILS = {
     "turns": {"tokens", "logprobs", "base_logprobs"},
-    "steps": {"perplexity", "entropy", "chi2", "kl", "k3_kl", "clip_fraction", "max_logprob_gap", "grad_norm"},
     "episodes": {"advantage"},
     "evaluations": {"answer"},
 }
-"""What is left out of runs and evaluations that are not packed whole, most of their bytes: numbers by token and by optimizer step, whose
-means by iteration are in `roles`, advantages, which follow from the rewards, and answers, which only votes need. A run's texts stay."""
+"""What is left out of runs and evaluations that are not packed whole, most of their bytes: numbers by token, whose means by
+iteration are in `roles`, advantages, which follow from the rewards, and answers, which only votes need. A run's texts stay."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:

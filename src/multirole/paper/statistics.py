@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.stats import t
+from scipy.stats import nct, t
 from statsmodels.stats.multitest import multipletests
 
 RULES = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))["rules"]
@@ -48,6 +48,29 @@ def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, float(p), float(t.sf((MARGIN - abs(mean)) / error, n - 1)), sd, n)
 
 
+def crossed_interval(values: np.ndarray) -> Interval:
+    """The mean of `values` (seeds, problems) with its interval over other seeds and other problems, without tests.
+
+    Seeds and problems are crossed random effects: the variance of the mean is that of seeds' means plus that of problems' means less
+    what both share, from mean squares (Cornfield and Tukey 1956), with Satterthwaite's degrees of freedom. Never narrower than over seeds
+    alone, as estimates of such sums can be.
+    """
+    seeds, problems = values.shape
+    found = untested(t_interval(values.mean(axis=1)))
+    if seeds < 2:
+        return found
+    by_seed, by_problem = values.mean(axis=1, keepdims=True), values.mean(axis=0, keepdims=True)
+    effects = (by_seed - found.mean, by_problem - found.mean, values - by_seed - by_problem + found.mean)
+    sizes = np.array([problems, seeds, 1])
+    df = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
+    squares = sizes * [(effect**2).sum() for effect in effects] / df
+    total = squares @ (1, 1, -1)
+    half = 0.0
+    if squares[1] > squares[2]:  # or problems' means differ no more than chance makes them
+        half = t.ppf(1 - ALPHA / 2, total**2 / (squares**2 / df).sum()) * math.sqrt(total / values.size)
+    return found._replace(low=min(found.low, found.mean - half), high=max(found.high, found.mean + half))
+
+
 def difference(after: pd.Series, before: pd.Series) -> Interval:
     """The mean of `after` minus `before`, paired by seed, of the seeds that have both; NaN where none has."""
     return t_interval((after - before).dropna())
@@ -77,6 +100,16 @@ def corrected(table: pd.DataFrame) -> pd.DataFrame:
             if family.any():
                 table.loc[family, f"{name}_holm"] = multipletests(table.loc[family, name], ALPHA, "holm")[1]
     return table
+
+
+def seeds_needed(sd: float, effect: float) -> int | None:
+    """Pairs of seeds with which a paired t test finds an effect with probability `power`; None if 1,000 are too few."""
+    for n in range(2, 1001):
+        limit, shift = t.ppf(1 - ALPHA / 2, n - 1), effect / max(sd, 1e-12) * math.sqrt(n)
+        other_tail = np.nan_to_num(nct.cdf(-limit, n - 1, shift))  # scipy has NaN where it is next to nothing
+        if shift > 30 or nct.sf(limit, n - 1, shift) + other_tail >= RULES["power"]:
+            return n
+    return None
 
 
 def split_half_peak(correct: pd.DataFrame) -> np.ndarray:

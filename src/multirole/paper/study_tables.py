@@ -14,12 +14,22 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from multirole.diagnostics.names import cell_name
+from multirole.diagnostics.names import TASK_NAMES, WORKFLOW_NAMES, cell_name
 from multirole.paper import pack, skills
 from multirole.paper.claims import DECLARED, LEAST_CELLS
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
 from multirole.paper.results import PLACES, Results, Run, accuracies
-from multirole.paper.statistics import ALL, ALPHA, RULES, corrected, difference, t_interval, untested
+from multirole.paper.statistics import (
+    ALL,
+    ALPHA,
+    RULES,
+    Interval,
+    corrected,
+    difference,
+    seeds_needed,
+    t_interval,
+    untested,
+)
 from multirole.paper.write import Row, number
 
 ARM = re.compile(r"(\d+) steps? of (\d+) rows")
@@ -152,27 +162,89 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
     return pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
 
 
-def factorial(results: Results, study: Study) -> Iterator[Row]:
-    """What becomes of the single agent in every arm: steps per iteration, rows per step, multiple of the grid's rate."""
-    arms: dict[tuple[int, int, float], list[Run]] = {}
+def arms(results: Results, study: Study) -> dict[tuple[int, int, float], list[Run]]:
+    """(steps per iteration, rows per step, multiple of the grid's rate) -> the single agent's runs; the grid's are one arm."""
+    found: dict[tuple[int, int, float], list[Run]] = {}
     for twin in twins(results, study, "factorial"):
         usual, own = twin.usual[0].cell, twin.changed[0].cell
         steps, rows = map(int, ARM.match(twin.variant).groups())
-        arms[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
-        arms[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
-    for (steps, rows, rate), runs in sorted(arms.items()):
+        found[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
+        found[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
+    return dict(sorted(found.items()))
+
+
+def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
+    """Whether an arm is unstable by the rule of `claims.yaml`; "ends_fallen" counts terminal falls alone."""
+    return sum(getattr(run, counted) for run in runs) >= DECLARED["factorial"]["unstable"]
+
+
+def factorial(results: Results, study: Study) -> Iterator[Row]:
+    """What becomes of the single agent in every arm."""
+    for (steps, rows, rate), runs in arms(results, study).items():
         where = {"steps": steps, "rows": rows, "rate": f"{rate:g}"}
         taken = np.mean([len(table := run.table("ledger")) / table["iteration"].nunique() for run in runs])
         chi2 = np.median([run.table("roles")["chi2"].max() for run in runs])
         yield number("runs", len(runs), "count", **where)
-        falls = sum(run.falls for run in runs)
-        yield number("falls", falls, "count", **where)
+        yield number("falls", sum(run.falls for run in runs), "count", **where)
         yield number("ending fallen", sum(run.ends_fallen for run in runs), "count", **where)
-        yield number("unstable", float(falls >= DECLARED["factorial"]["unstable"]), "count", **where)
+        yield number("unstable", float(is_unstable(runs)), "count", **where)
         for place in PLACES:
             yield number(place, t_interval(accuracies(runs, place)), "accuracy", **where)
         yield number("steps per iteration", taken, "tokens", **where)
         yield number("largest chi2, median", chi2, "ratio", **where)
+
+
+def predictors(results: Results, study: Study) -> Iterator[Row]:
+    """The threshold of each declared quantity that misjudges the fewest arms, also with terminal falls alone."""
+    lines = [(*arm, is_unstable(runs), is_unstable(runs, "ends_fallen")) for arm, runs in arms(results, study).items()]
+    known = pd.DataFrame(lines, columns=["steps", "rows", "rate", "unstable", "fallen"])
+    for name, formula in DECLARED["factorial"]["predictors"].items() if lines else ():
+        quantity, where = known.eval(formula), {"quantity": name}
+        limit, errors = _best_threshold(quantity, known["unstable"])
+        yield number("threshold", limit if limit < np.inf else np.nan, "ratio", **where)
+        yield number("arms misjudged", errors, "count", **where)
+        yield number("unstable arms", known["unstable"].sum(), "count", **where)
+        errors = _best_threshold(quantity, known["fallen"])[1]
+        yield number("arms misjudged, terminal falls", errors, "count", **where)
+        yield number("unstable arms, terminal falls", known["fallen"].sum(), "count", **where)
+        yield number("arms", len(known), "count", **where)
+
+
+def _best_threshold(quantity: pd.Series, unstable: pd.Series) -> tuple[float, int]:
+    """From which value on arms are best called unstable (inf: none), and how many that misjudges."""
+    limits = [*np.unique(quantity), np.inf]
+    errors = [int(((quantity >= limit) != unstable).sum()) for limit in limits]
+    return limits[int(np.argmin(errors))], min(errors)
+
+
+def power(results: Results, study: Study) -> Iterator[Row]:
+    """The spread of what is compared, and the seeds in which a paired t test finds the declared effects."""
+    for place in PLACES:
+        for (what, cell), found in compared(results, study, place).items():
+            where = {"compared": what, "cell": cell, "at": place}
+            yield number("runs", found.seeds, "count", **where)
+            yield number("SD (points)", 100 * found.sd, "tokens", **where)
+            for effect in RULES["effects"]:
+                needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
+                yield number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where)
+
+
+def compared(results: Results, study: Study, place: str) -> dict[tuple[str, str], Interval]:
+    """(what is compared, cell) -> the difference: of policies, of two seeds of a cell, of a variant."""
+    found, within = {}, []
+    for task, workflow in product(results.grid.tasks, WORKFLOWS):
+        ends = {policy: results.accuracy(workflow, policy, task, place) for policy in POLICIES}
+        within += [of - of.mean() for of in ends.values() if len(of) > 1]
+        if (gap := difference(ends["ip"], ends["sp"])).seeds:
+            found["IP − SP", f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES.get(task, task)}"] = gap
+    if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
+        apart = pd.concat(within)
+        sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
+        found["noise floor: two seeds of one cell", ALL] = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
+    for twin in twins(results, study, "aa", "updates"):
+        usual, changed = twin.at(place)
+        found[f"{twin.variant} − grid", cell_name(*twin[:3])] = difference(changed, usual)
+    return found
 
 
 def controls(results: Results, study: Study) -> Iterator[Row]:

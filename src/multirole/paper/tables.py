@@ -1,5 +1,6 @@
 """The tables of the paper and of a study, as `tables.yaml` declares them, from a results folder; what is not finished is a dash."""
 
+import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
@@ -17,7 +18,7 @@ from multirole.paper import claims
 from multirole.paper.dynamics import FIRST_ITERATIONS
 from multirole.paper.grid import LINES, POLICIES, WORKFLOWS, Study
 from multirole.paper.results import PLACES, Results, accuracies
-from multirole.paper.statistics import ALL, RULES, difference, split_half_peak, t_interval
+from multirole.paper.statistics import ALL, RULES, crossed_interval, difference, split_half_peak, t_interval, untested
 from multirole.paper.write import MISSING, Row, Table, number, pivoted, spread
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
@@ -120,6 +121,24 @@ def ip_against_sp(results: Results) -> Iterator[Row]:
         yield number("IP − SP", t_interval(values), "difference", task="", workflow=ALL, at=place)
 
 
+def over_problems(results: Results) -> Iterator[Row]:
+    """Differences of accuracies with their interval over seeds, and with that over seeds and validation problems, in every regime."""
+    for (regime, changed), task, workflow in product(claims.REGIMES.items(), results.grid.tasks, WORKFLOWS):
+        of = {policy.upper(): results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
+        of["SA-RL"] = results.runs_of("single", "sp", task, **changed)
+        for comparison, place in product(("IP − SA-RL", "SP − SA-RL", "IP − SP"), PLACES):
+            after, before = (of[name] for name in comparison.split(" − "))
+            if both := [seed for seed in after if seed in before]:
+                right = [[one.correct[one.steps[place]] for one in (after[seed], before[seed])] for seed in both]
+                apart = np.stack([x - y for x, y in right])  # (S, P)
+                seeds, crossed = untested(t_interval(apart.mean(axis=1))), crossed_interval(apart)
+                where = {"regime": regime, "task": task, "workflow": workflow, "difference": comparison, "at": place}
+                yield number("over seeds", seeds, "difference", **where)
+                yield number("over seeds and problems", crossed, "difference", **where)
+                times = (crossed.high - crossed.low) / (seeds.high - seeds.low)
+                yield number("times as wide", times, "similarity", **where)
+
+
 def by_regime(results: Results) -> Iterator[Row]:
     """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
     for (regime, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
@@ -216,14 +235,27 @@ def compute(results: Results) -> Iterator[Row]:
                 yield number(label, spent[name].sum(), unit, **where)
 
 
+def made_from(results: Results, study: Study, question: str) -> str:
+    """Say which commit a question's runs were made from: it holds the rules that they are read by."""
+    asked = {cell.id for _, _, cell in study.runs(question)}
+    made = [json.loads(text) for text in results.packed.loc[results.packed.index.isin(asked), "provenance"]]
+    commits, modified = sorted({one["git_sha"][:7] for one in made}), sum(one["git_dirty"] for one in made)
+    text = (
+        f"{len(made)} of {len(asked)} runs, from commit {' and '.join(commits)}, which holds the rules they are read by"
+    )
+    return f"{text}; {modified} of them with changes to it that are not recorded." if modified else f"{text}."
+
+
 def make(
-    results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, **options: object
-) -> Table:
+    results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, question: str = "",
+    **options: object,
+) -> Table:  # fmt: skip
     """Measure and draw one declared table; values that are texts are shown as they are."""
     measured_by = resolve_name(f"multirole.paper.{measure}")
     values = pd.DataFrame(measured_by(*(results, study) if study else (results,), **options))
     shown = pivoted(values) if "number" in values else values
-    return Table(name, title, caption.format(**sentences(results)), shown, values)
+    facts = sentences(results) | ({"made_from": made_from(results, study, question)} if study and question else {})
+    return Table(name, title, caption.format(**facts), shown, values)
 
 
 def tables(results: Results) -> list[Table]:
