@@ -1,18 +1,16 @@
 """How and where a cell is run: devices, processes, folders. Nothing here changes a number of the run but its rounding."""
 
-import argparse
-import ast
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.settings import Parameter, Settings, option, refusing
+from multirole.experiment.settings import Settings, option
 
 
 class Launch(Settings):
@@ -81,41 +79,6 @@ def spawn(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parameters.json"
         path.write_text(json.dumps(parameters | dict(launch)))
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
-        command.append(
-            "--shutdown-timeout=900"
-        )  # for the iteration and its checkpoint, after a signal; 30 s by default
-        run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)])
-
-
-def value(text: str) -> object:
-    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-@refusing()
-def read_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, object]]:
-    """Add the two ways to name a cell to a command's options; returns those, and the parameters: a file's, then `-p` pairs."""
-    parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a parameter of the notebook, as for papermill")  # fmt: skip
-    parser.add_argument("--parameters", type=Path, metavar="FILE", help="a JSON file of parameters")
-    # argparse takes -1e-3 for an option, but no word with a space
-    argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
-    arguments = parser.parse_args(argv)
-    given = json.loads(arguments.parameters.read_text()) if arguments.parameters else {}
-    return arguments, given | {name: value(text) for name, text in arguments.pair}
-
-
-def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) -> dict[str, object]:
-    """The parameters of a command that takes no others; `--help` lists them."""
-    listed = list(listed)
-    width = 2 + max(len(one.name) for one in listed)
-    lines = [f"  {one.name:<{width}}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
-    parser = argparse.ArgumentParser(
-        prog=f"multirole {command}", epilog="\n".join(["parameters:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    return read_command(parser, argv)[1]
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
+        saving = "--shutdown-timeout=900"  # for the iteration and its checkpoint, after a signal; 30 s by default
+        run([sys.executable, "-m", *launcher, saving, "-m", "multirole", "train", "--parameters", str(path)])

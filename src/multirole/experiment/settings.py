@@ -1,5 +1,6 @@
 """Validated groups of settings on pydantic: an option's value per preset, its bounds and its help are one line."""
 
+import ast
 import difflib
 import json
 import re
@@ -77,6 +78,14 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 def choices(annotation: Any) -> tuple[str, ...]:
     """The words of a Literal; none for other types."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def value(text: str) -> object:
+    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class Parameter(NamedTuple):
