@@ -89,9 +89,6 @@ class Cell(Settings):
     code_reward: Literal["fraction", "all_pass"] = option(
         "of hidden tests, fraction or all_pass", "fraction", released_code="all_pass"
     )
-    code_rows: Literal["deepcoder", "reconstruction"] = option(
-        "deepcoder, or a reconstruction of the authors' filter", "deepcoder", released_code="reconstruction"
-    )
     advantage_group: Literal["episode", "role", "slot"] = option(
         "what is compared within a problem, episode, role or slot", "episode", released_code="role"
     )
@@ -230,7 +227,7 @@ class Cell(Settings):
             return self._task
         if self.task == "math":
             return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
-        return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_rows, self.code_reward)
+        return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
 
     @property
     def anchors(self) -> dict[str, float]:

