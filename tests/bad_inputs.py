@@ -281,14 +281,14 @@ MODELS = {
     "tokenizer of another model": _model(edit("config.json", vocab_size=100), "ids up to 543, but", "ids up to 99"),
     "turn marks unknown": _model(nothing, "renderer='released_code' writes", renderer="released_code"),
     "encoder and decoder": _model(
-        edit("config.json", model_type="t5", architectures=["T5ForConditionalGeneration"]), "'t5' model", "not a causal"
+        edit("config.json", model_type="t5", architectures=["T5ForConditionalGeneration"]), "T5ForConditionalGeneration", "causal"
     ),
     "masked language model": _model(
-        edit("config.json", model_type="bert", architectures=["BertForMaskedLM"]), "BertForMaskedLM", "not a causal"
+        edit("config.json", model_type="bert", architectures=["BertForMaskedLM"]), "BertForMaskedLM", "causal"
     ),
     "unknown architecture": _model(edit("config.json", model_type="qwen9", architectures=None), "incomplete or damaged", "qwen9"),
     "not served on a CPU": _model(
-        edit("config.json", model_type="gemma", architectures=["GemmaForCausalLM"]), "GemmaForCausalLM, ", "engine='vllm'"
+        edit("config.json", model_type="gemma", architectures=["GemmaForCausalLM"]), "GemmaForCausalLM. ", "engine='vllm'"
     ),
     "no dense decoder": _model(edit("config.json", intermediate_size=None), "no ['intermediate_size']"),
     "weights cut off": _model(cut("model.safetensors"), "incomplete or damaged"),
