@@ -20,7 +20,7 @@ from multirole.experiment.launch import Launch
 from multirole.experiment.own import own_object
 from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, TINY_LENGTHS, is_tiny
 from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing, unknown_name
-from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
+from multirole.workflows import WORKFLOWS
 
 LONGEST_ID = 60
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
@@ -155,7 +155,7 @@ class Cell(Settings):
     ) -> None:
         found = {"workflow": own_object("workflow", workflow, WORKFLOWS), "task": own_object("task", task, TASKS)}
         own = {name: one[0] for name, one in found.items() if one is not None}
-        roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), Voting)()).roles)
+        roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
         given = {name: value for name, value in settings.items() if value is not None}
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
@@ -173,7 +173,7 @@ class Cell(Settings):
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
         ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock == "update_call" else 1)
-        if self.warmup_iterations > ticks and "warmup_iterations" in self._options():  # the preset's may exceed a trial
+        if self.warmup_iterations > ticks and "warmup_iterations" in self.changed():  # the preset's may exceed a trial
             yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
             yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
@@ -208,13 +208,10 @@ class Cell(Settings):
         """The workflow that this cell runs (paper Table 7, "workflow caps")."""
         if self._workflow is not None:
             return self._workflow
-        if self.workflow == "voting":
-            return Voting(self.n_voters, self.aggregator_fallback)
-        if self.workflow == "eval_opt":
-            return EvalOpt(self.rounds)
-        if self.workflow == "orch_workers":
-            return OrchWorkers(self.n_workers)
-        return WORKFLOWS[self.workflow]()
+        sizes: dict[str, tuple] = {
+            "voting": (self.n_voters, self.aggregator_fallback), "eval_opt": (self.rounds,), "orch_workers": (self.n_workers,)
+        }  # fmt: skip
+        return WORKFLOWS[self.workflow](*sizes.get(self.workflow, ()))
 
     def make_task(self) -> Any:
         """The task that this cell trains on; a tiny scale has the embedded task of the same kind."""
@@ -232,9 +229,8 @@ class Cell(Settings):
     @property
     def anchors(self) -> dict[str, float]:
         """role -> weight of its KL penalty."""
-        if isinstance(self.kl_anchor, dict):
-            return dict.fromkeys(self.policy, 0.0) | self.kl_anchor
-        return dict.fromkeys(self.policy, self.kl_anchor)
+        by_role = self.kl_anchor if isinstance(self.kl_anchor, dict) else dict.fromkeys(self.policy, self.kl_anchor)
+        return dict.fromkeys(self.policy, 0.0) | by_role
 
     # ---- names and records
 
@@ -252,25 +248,19 @@ class Cell(Settings):
 
     def changed(self) -> dict[str, object]:
         """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""
-        held = self.to_dict()
+        held, usual = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
-        return {name: held[name] for name in self._options()} | policy | self._digests
-
-    def _options(self) -> dict[str, object]:
-        """The settings besides the coordinates that differ from the preset's."""
-        usual = preset_values(self.workflow, self.task, self.scale, self.preset)
-        return {name: value for name, value in self if name in usual and value != usual[name]}
+        return {name: held[name] for name, value in self if value != usual.get(name, value)} | policy | self._digests
 
     def to_dict(self) -> dict[str, object]:
         """Every field as plain JSON data, and the digest of own code; of own paths the name (provenance.json has checksums)."""
-        values: dict[str, object] = dict(self) | {"workflow": self.workflow_name, "task": self.task_label}
-        for name in ("model", "data"):
-            values[name] = values[name] and Path(str(values[name])).name
-        return values | self._digests
+        paths = {name: path and Path(path).name for name, path in (("model", self.model), ("data", self.data))}
+        return dict(self) | {"workflow": self.workflow_name, "task": self.task_label} | paths | self._digests
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """The cell of another workflow and policy with the same options but role maps; all else takes that workflow's preset."""
-        options = {name: value for name, value in self._options().items() if not isinstance(value, dict)}
+        changed = self.changed().keys() - {*COORDINATES}
+        options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
     def parameters(self) -> dict[str, object]:
@@ -326,17 +316,15 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     values: dict[str, Any] = {}
     for name, field in Cell.model_fields.items():
         if name not in COORDINATES:
-            special = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            special: Any = field.json_schema_extra
             values[name] = special.get("tiny", field.default) if is_tiny(scale) else field.default
             if preset == "released_code" and not (is_tiny(scale) and name == "renderer"):
                 values[name] = special.get("released_code", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
-    values["rounds"] = ROUNDS[kind]
-    values["max_prompt_tokens"], values["max_response_tokens"] = (
-        TINY_LENGTHS[kind] if is_tiny(scale) else LENGTHS[like, kind]
-    )
+    lengths = TINY_LENGTHS[kind] if is_tiny(scale) else LENGTHS[like, kind]
+    values["rounds"], (values["max_prompt_tokens"], values["max_response_tokens"]) = ROUNDS[kind], lengths
     if is_own:
         values |= {"n_train": None, "n_validation": None}  # all rows
     if preset == "released_code" and (workflow, task) == ("voting", "math"):

@@ -43,20 +43,20 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **given: Any) -> None:
-        fields = type(self).model_fields
         try:
             super().__init__(**given)
         except ValidationError as error:
             found = {str(one["loc"][0]): one for one in error.errors()}  # a union reports each of its members
-            raise ValueError(
-                "\n".join(
-                    unknown_name(name, fields)
-                    if one["type"] == "extra_forbidden"
-                    else f"`{name}` {re.sub('^[A-Z][a-z]+ should', 'must', one['msg'])}, got {one['input']!r}."
-                    + did_you_mean(one["input"], choices(fields[name].annotation))
-                    for name, one in found.items()
-                )
-            ) from None
+            raise ValueError("\n".join(self._sentence(name, one) for name, one in found.items())) from None
+
+    @classmethod
+    def _sentence(cls, name: str, error: Any) -> str:
+        if error["type"] == "extra_forbidden":
+            return unknown_name(name, cls.model_fields)
+        problem, given = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
+        annotation = cls.model_fields[name].annotation
+        words = get_args(annotation) if get_origin(annotation) is Literal else ()
+        return f"`{name}` {problem}, got {given!r}." + did_you_mean(given, words)
 
     def replace(self, **changes: Any) -> Self:
         """The same settings but for some fields."""
@@ -73,11 +73,6 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     words = {word.lower(): word for word in known}
     nearest = difflib.get_close_matches(str(given).lower(), words, n=1)
     return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
-
-
-def choices(annotation: Any) -> tuple[str, ...]:
-    """The words of a Literal; none for other types."""
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def value(text: str) -> object:
