@@ -44,7 +44,7 @@ from multirole.experiment.folders import complete, outcome_of, prune, staging, s
 from multirole.experiment.machine import installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
-from multirole.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
+from multirole.experiment.storage import remove, sums_of, write_table, write_text, writing
 
 N_INSPECTED = 32
 RECORD = "record"
@@ -56,58 +56,42 @@ def outcome_row(step: int, episode: Episode) -> dict[str, object]:
     """What became of one episode of an evaluation."""
     assert episode.reward is not None and episode.answer is not None
     return {
-        "step": step,
-        "problem": episode.problem.id,
-        "correct": episode.reward.is_correct,
-        "reward": episode.reward.value,
-        "reason": episode.reward.reason,
-        "turns": len(episode.turns),
-        "answer": episode.answer.text,
-    }
+        "step": step, "problem": episode.problem.id, "correct": episode.reward.is_correct, "reward": episode.reward.value,
+        "reason": episode.reward.reason, "turns": len(episode.turns), "answer": episode.answer.text,
+    }  # fmt: skip
 
 
 def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     """One turn of an evaluation as a row."""
     assert episode.reward is not None
     return {
-        "step": step,
-        "problem": episode.problem.id,
-        "question": episode.problem.question,
-        "correct": episode.reward.is_correct,
-        "reason": episode.reward.reason,
-        "role": turn.role,
-        "slot": turn.slot,
-        "round": turn.round,
-        "outcome": turn.outcome,
-        "finish_reason": turn.finish_reason,
-        "prompt_tokens": len(turn.prompt_ids),
-        "completion_tokens": len(turn.completion_ids),
-        "text": turn.text,
-    }
+        "step": step, "problem": episode.problem.id, "question": episode.problem.question,
+        "correct": episode.reward.is_correct, "reason": episode.reward.reason,
+        "role": turn.role, "slot": turn.slot, "round": turn.round, "outcome": turn.outcome, "finish_reason": turn.finish_reason,
+        "prompt_tokens": len(turn.prompt_ids), "completion_tokens": len(turn.completion_ids), "text": turn.text,
+    }  # fmt: skip
 
 
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
-    """Source revision, versions, devices, seed, model, rows and command.
+    """Source revision, versions, device, seed, model, rows and command.
 
     `problems` are the run's counts of problems used and left out.
     """
-    here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
-    lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
     pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=False)
+        command = ["git", "-C", str(Path(__file__).parent), *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        # an image has no .git but this build argument
-        "git_sha": git("rev-parse", "HEAD") or os.environ.get("GIT_SHA"),
+        "git_sha": git("rev-parse", "HEAD")
+        or os.environ.get("GIT_SHA"),  # an image has no .git but this build argument
         "git_dirty": None if status is None else bool(status),
-        "lock_sha256": sha256(lock) if lock.exists() else None,
         "versions": installed(*PACKAGES) | {"python": platform.python_version()},
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
@@ -205,7 +189,7 @@ class Recording(MultiRoleCallback):
     """
 
     def __init__(self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch) -> None:
-        self.recorder, self.diagnostics, self.skills = recorder, diagnostics, skills
+        self.recorder, self.watched, self.skills = recorder, diagnostics, skills
         self.grading_seconds, self.cpu = 0.0, time.process_time()
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
@@ -215,7 +199,7 @@ class Recording(MultiRoleCallback):
         """Add its summary, roles, optimizer steps, and cosines between roles."""
         if self.recorder is None:
             return
-        episodes, number, seconds = iteration.episodes, iteration.number, iteration.seconds
+        episodes, number, watched = iteration.episodes, iteration.number, self.watched
         groups: dict[tuple[str, int], set[float]] = defaultdict(set)
         for episode in episodes:
             assert episode.reward is not None
@@ -223,23 +207,17 @@ class Recording(MultiRoleCallback):
         tables, turns = self.recorder.tables, [turn for episode in episodes for turn in episode.turns]
         tables["metrics"].append(
             {
-                "iteration": number,
-                "reward": mean_reward(episodes),
-                "accuracy": accuracy(episodes),
-                "episodes": len(episodes),
-                "turns": len(turns),
+                "iteration": number, "reward": mean_reward(episodes), "accuracy": accuracy(episodes),
+                "episodes": len(episodes), "turns": len(turns),
                 "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
                 "completion_tokens": sum(len(turn.completion_ids) for turn in turns),
                 "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / len(groups),
-                "optimizer_steps": len(self.diagnostics.ledger),
-                "rollout_seconds": seconds["rollout"],
-                "update_seconds": seconds["update"],
-                "grading_seconds": self.grading_seconds,
-                "cpu_seconds": time.process_time() - self.cpu,
+                "optimizer_steps": len(watched.ledger),
+                "rollout_seconds": iteration.seconds["rollout"], "update_seconds": iteration.seconds["update"],
+                "grading_seconds": self.grading_seconds, "cpu_seconds": time.process_time() - self.cpu,
             }
-        )
+        )  # fmt: skip
         self.cpu = time.process_time()
-        watched = self.diagnostics
         for name, rows in (("ledger", watched.ledger), ("steps", watched.steps()), ("cosines", watched.cosines())):
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]
