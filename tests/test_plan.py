@@ -22,6 +22,7 @@ from multirole.plan import (
     adapters,
     disk_need,
     plan,
+    report,
     settled,
     vllm_batch,
 )
@@ -115,11 +116,13 @@ def test_the_papers_cells_fit_the_papers_two_gpus():
 
 
 def test_the_table_adds_up():
-    found = plan(Cell("voting", "sp", scale="1.7b"), Launch(n_processes=2), 80 * GIB)
-    table = found.table()
-    for phase in ("rollout", "update"):
-        assert table[phase].iloc[:-1].sum() == pytest.approx(table[phase].iloc[-1], abs=0.01)
-        assert table[phase].iloc[-1] == pytest.approx(found.peaks[phase] / GIB, abs=0.001)
+    launch = Launch(n_processes=2)
+    found = plan(Cell("voting", "sp", scale="1.7b"), launch, 80 * GIB)
+    lines = report(found, launch).splitlines()[2:]
+    table = [[float(number) for number in line.split()[-2:]] for line in lines[: len(found.parts) + 1]]
+    for phase, *parts, total in zip(found.peaks, *table, strict=True):
+        assert sum(parts) == pytest.approx(total, abs=0.01)
+        assert total == pytest.approx(found.peaks[phase] / GIB, abs=0.001)
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):

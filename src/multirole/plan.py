@@ -10,9 +10,10 @@ only, what is sampled with is counted by an upper bound. Not covered: what an al
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import psutil
+from tabulate import tabulate
 
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
@@ -21,9 +22,6 @@ from multirole.experiment.launch import ONE_PROCESS, Launch
 from multirole.experiment.machine import GIB, engine_of, has_cuda, look, stopping
 from multirole.experiment.models import shape_of
 from multirole.experiment.presets import Shape, is_tiny
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS = round(0.75 * GIB)
@@ -85,14 +83,6 @@ class Plan:
         """Whether the device holds the cell, and vLLM's cache at least one sequence of full length."""
         return self.need[0] <= self.size and (self.cache is None or self.cache >= 1)
 
-    def table(self) -> "pd.DataFrame":
-        """Memory of one process by part, in GiB."""
-        import pandas as pd
-
-        found = pd.DataFrame(self.parts).set_index("name").rename_axis("GiB per process")[["rollout", "update"]]
-        found.loc["total"] = found.sum()
-        return (found / GIB).round(3)
-
     def verdict(self) -> str:
         """Whether it fits, and if not, which parts are the largest and what to change."""
         need, phase = self.need
@@ -104,8 +94,8 @@ class Plan:
             "." if self.cache is None else f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         )
         if need > self.size:
-            sizes = sorted(((getattr(part, phase), part) for part in self.parts), reverse=True)[:4]
-            parts = [f"{part.name}, {size / GIB:.2f} GiB ({part.remedy})" for size, part in sizes if size]
+            largest = sorted(self.parts, key=lambda part: -getattr(part, phase))[:4]
+            parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
             found += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
@@ -142,8 +132,8 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         ),
     ]  # fmt: skip
     cache = None
-    if uses_vllm(cell, gpu_bytes):
-        part, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
+    if on_gpu and uses_vllm(cell, gpu_bytes):
+        part, cache = vllm_engine(cell, launch, s, size)
         parts.append(part)
     else:  # float32 weights with each adapter merged, and every row at its full length
         weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
@@ -203,18 +193,15 @@ def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
     return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
 
 
-def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> tuple[Part, float]:
+def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
     """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
 
     It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch with its CUDA graphs.
-    On a CPU it never sleeps.
     """
     length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[cell.dtype]
     row = b * s.kv_elements * length / launch.vllm_tensor_parallel
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
     held = b * (s.parameters + slots) // launch.vllm_tensor_parallel
-    if gpu_bytes is None:
-        return Part("vLLM", held + GIB, held + GIB, "write engine='transformers'"), GIB / row
     rows, tokens = launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
@@ -307,13 +294,15 @@ def check_disk(cell: Cell, folder: Path) -> None:
 
 
 def report(found: Plan, launch: Launch) -> str:
-    """The parts as a table, then what was decided, and whether it fits."""
-    cell = found.cell
+    """The parts of one process as a table, then what was decided, and whether it fits."""
+    cell, phases = found.cell, ("rollout", "update")
+    sums = ("total", *(sum(getattr(part, phase) for part in found.parts) for phase in phases))
+    rows = [(name, rollout / GIB, update / GIB) for name, rollout, update, *_ in [*found.parts, sums]]
     disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
-    lines = [found.table().to_string(), disk]
+    lines = [tabulate(rows, headers=("GiB per process", *phases), floatfmt=".3f"), disk]
     if launch.vllm_max_num_seqs and found.cache is not None:
-        rows, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
-        lines.append(f"vLLM runs {rows} requests at once. A step has {step} tokens.")
+        rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
+        lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
         lines.append(f"Layers' activations are {layers}.")
