@@ -83,6 +83,12 @@ def trained_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
     return [local(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
 
 
+def saved_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
+    """All adapters and the optimizer's moments, as far as this process holds them; shares their memory."""
+    states = trainer.optimizer.state.values()
+    return trained_tensors(trainer) + [local(one[key]) for one in states for key in ("exp_avg", "exp_avg_sq")]
+
+
 @torch.no_grad()
 def randomise(trainer: MultiRoleGRPOTrainer) -> None:
     """Give each adapter random weights of its own, the same on every process."""
@@ -93,6 +99,14 @@ def randomise(trainer: MultiRoleGRPOTrainer) -> None:
             inner = math.sqrt(layer.r[name] / 3)  # |A x| for an x of unit variance: A is uniform, as PEFT makes it
             std = NOISE * base.norm().item() / (math.sqrt(len(base)) * layer.scaling[name] * inner)
             weight.copy_(std * torch.randn(weight.shape, generator=generator))
+
+
+def memory_in_use() -> int:
+    """Bytes in use on the GPU, torch's cache included, or else the most that this process has held in RAM."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Trial(MultiRoleCallback):
@@ -113,17 +127,23 @@ class Trial(MultiRoleCallback):
         self.reached = torch.zeros(0)
 
     def run(self) -> None:
-        """Train, save, lose the weights, load them, and put back those of the start."""
+        """Train, lose what was saved, load it, and put back the weights of the start."""
         randomise(self.trainer)
         self.trainer.train()
         now = digests(self.trainer, is_base=True)
         self.changed = sum(now[name] != value for name, value in self.base.items())
-        self.saved = resumed(self.trainer)
+        self.saved = [digest(tensor) for tensor in saved_tensors(self.trainer)]
+        for tensor in saved_tensors(self.trainer):
+            tensor.zero_()
+        checkpoint = str(Path(self.trainer.args.output_dir) / f"checkpoint-{self.trainer.state.global_step}")
+        self.trainer._load_from_checkpoint(checkpoint)
+        self.trainer._load_optimizer_and_scheduler(checkpoint)
+        self.loaded = [digest(tensor) for tensor in saved_tensors(self.trainer)]
         for tensor, values in zip(trained_tensors(self.trainer), self.start, strict=True):
             tensor.copy_(values)
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
-        self.note_memory()
+        self.peak = max(self.peak, memory_in_use())
         if not self.iterations:  # FSDP2 has sharded the model only now
             self.base = digests(trainer, is_base=True)
             self.start = [tensor.cpu().clone() for tensor in trained_tensors(trainer)]
@@ -180,20 +200,11 @@ class Trial(MultiRoleCallback):
             self.moved.append((len(own), len(own & moved), len(moved - own)))
 
     def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
-        self.note_memory()
+        self.peak = max(self.peak, memory_in_use())
         self.handle.remove()
 
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
         self.iterations.append(iteration)
-
-    def note_memory(self) -> None:
-        """Keep the peak of what the GPU holds, torch's cache included, or else of what this process holds in RAM."""
-        if torch.cuda.is_available():
-            free, total = torch.cuda.mem_get_info()
-            used = total - free
-        else:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.peak = max(self.peak, used)
 
     def judge(self, at: int, fault: Callable[[list[Row]], float], what: str) -> Finding:
         """Compare the gaps of an iteration with what a fault would make of them, role by role."""
@@ -214,22 +225,6 @@ class Trial(MultiRoleCallback):
         pairs = zip(self.trainer.logprobs_of(rows, is_base), rows, strict=True)
         gaps = [(logps - torch.tensor(row.turn.logprobs)).abs().mean().item() for logps, row in pairs]
         return sum(gaps) / len(gaps)
-
-
-def resumed(trainer: MultiRoleGRPOTrainer) -> tuple[list[str], list[str]]:
-    """Hashes of the adapters' tensors and the optimizer's moments now, and after they were lost and read from the checkpoint."""
-
-    def held() -> list[Tensor]:
-        states = trainer.optimizer.state.values()
-        return trained_tensors(trainer) + [local(one[key]) for one in states for key in ("exp_avg", "exp_avg_sq")]
-
-    before = [digest(tensor) for tensor in held()]
-    for tensor in held():
-        tensor.zero_()
-    checkpoint = str(Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}")
-    trainer._load_from_checkpoint(checkpoint)
-    trainer._load_optimizer_and_scheduler(checkpoint)
-    return before, [digest(tensor) for tensor in held()]
 
 
 # ---- checks
@@ -254,11 +249,10 @@ def published_weights(trial: Trial) -> Finding:
 def masks(trial: Trial) -> Finding:
     """Every turn is trained once, and the loss reaches the outputs that predict its completion and no others."""
     seen = gather_objects((trial.trained, trial.lost, trial.others))
-    trained = Counter(place for places, _, _ in seen for place in places)
     lost, others = sum(one[1] for one in seen), sum(one[2] for one in seen)
-    rows, episodes = trial.iterations[0].rows, trial.iterations[0].episodes
-    sampled = Counter(id(turn) for episode in episodes for turn in episode.turns)
-    sampled.subtract(id(rows[place].turn) for place in trained.elements())
+    first = trial.iterations[0]
+    sampled = Counter(id(turn) for episode in first.episodes for turn in episode.turns)
+    sampled.subtract(id(first.rows[place].turn) for places, _, _ in seen for place in places)
     wrong = sum(times != 0 for times in sampled.values())
     measured = (
         f"{lost} completion tokens have no gradient, {others} other tokens have one; "
@@ -292,9 +286,8 @@ def grading(trial: Trial) -> Finding:
 
 def checkpoint(trial: Trial) -> Finding:
     """A checkpoint gives back every adapter and the optimizer's moments, bit for bit."""
-    before, after = trial.saved
-    differ = sum(a != b for a, b in zip(before, after, strict=True))
-    return Finding(differ == 0, f"{differ} of {len(before)} tensors differ after loading", "0")
+    differ = sum(before != after for before, after in zip(trial.saved, trial.loaded, strict=True))
+    return Finding(differ == 0, f"{differ} of {len(trial.saved)} tensors differ after loading", "0")
 
 
 CHECKS: dict[str, Callable[[Trial], Finding]] = {
