@@ -50,10 +50,8 @@ def train(argv: list[str]) -> int:
     from multirole.inspector import inspect_run
 
     with refusing():
-        if is_launched():  # memory and disk are its user's to plan
-            launch = planner.settled(cell, launch.replace(n_processes=processes().num_processes))
-        else:
-            launch = planner.check(cell, launch)
+        n = processes().num_processes  # of a launcher, whose user plans memory and disk
+        launch = planner.settled(cell, launch.replace(n_processes=n)) if is_launched() else planner.check(cell, launch)
     folder = run_cell(cell, launch)
     if processes().is_main_process and (is_launched() or launch.n_processes == 1):  # else another has said it
         sys.stdout.write(f"  inspector   {inspect_run(folder)}\n")

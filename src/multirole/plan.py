@@ -199,9 +199,9 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[P
     It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch with its CUDA graphs.
     """
     length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[cell.dtype]
-    row = b * s.kv_elements * length / launch.vllm_tensor_parallel
+    row = b * s.kv_elements * length
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
-    held = b * (s.parameters + slots) // launch.vllm_tensor_parallel
+    held = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
@@ -219,11 +219,11 @@ def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
     These are as many as a stage asks for, as the cache holds of the shortest stage (of longer ones vLLM admits fewer by itself),
     and as have a CUDA graph. More would only take work space from the cache.
     """
-    s, n_engines = shape_of(cell), max(1, launch.n_processes // launch.vllm_tensor_parallel)
+    s = shape_of(cell)
     step = next((n for n in STEPS if vllm_work(s, 0, n) <= STEP_SHARE * launch.vllm_memory * gpu_bytes), STEPS[-1])
     largest = launch.replace(vllm_max_num_seqs=MOST_ROWS, vllm_max_num_batched_tokens=step)
     room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
-    rows = min(most_asked(cell) // n_engines, MOST_ROWS, int(room / (SHORTEST * cell.max_response_tokens)))
+    rows = min(most_asked(cell) // launch.n_processes, MOST_ROWS, int(room / (SHORTEST * cell.max_response_tokens)))
     return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
 

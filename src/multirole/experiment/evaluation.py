@@ -62,9 +62,10 @@ class Evaluation(Settings):
         own = {name: given[name] for name in OPTIONS if name in given}
         rest = {name: value for name, value in given.items() if name not in own}
         cell, launch = Cell.from_parameters(rest, others=OPTIONS)
-        for name in ("n_processes", "vllm_tensor_parallel"):
-            if (given_size := dict(launch)[name]) > 1:
-                raise ValueError(f"`{name}` must be 1 for an evaluation, which plays on one GPU, got {given_size}.")
+        if launch.n_processes > 1:
+            raise ValueError(
+                f"`n_processes` must be 1 for an evaluation, which plays on one GPU, got {launch.n_processes}."
+            )
         return cls(cell, **own), launch.replace(sharding="none")
 
     @property

@@ -25,7 +25,6 @@ class Launch(Settings):
     n_processes: int = option("one per GPU", 1, ge=1)
     sharding: Literal["none", "fsdp2"] = option("of the base over GPUs, none or fsdp2", "none")
     vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
-    vllm_tensor_parallel: int = option("GPUs per rollout engine", 1, ge=1)
     vllm_max_num_seqs: int | None = option(
         "requests that vLLM runs at once; by default as the plan finds room", None, ge=1, le=10**5
     )
@@ -44,15 +43,11 @@ class Launch(Settings):
         return not is_tiny(scale) if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     def check_processes(self, n_processes: int, n_problems: int) -> None:
-        """Refuse a number of processes that the batch or the engines cannot be divided by (ValueError)."""
+        """Refuse a number of processes that the batch cannot be divided by (ValueError)."""
         if n_problems % n_processes:
             raise ValueError(
                 f"`n_problems` must be a multiple of the {n_processes} processes, which share the problems of an iteration, "
                 f"got {n_problems}."
-            )
-        if n_processes % self.vllm_tensor_parallel:
-            raise ValueError(
-                f"`vllm_tensor_parallel` must divide the {n_processes} processes, got {self.vllm_tensor_parallel}."
             )
 
     def vllm_sizes(self) -> dict[str, Any]:

@@ -97,7 +97,6 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         warmup_steps=cell.warmup_iterations,
         engine=engine_of(cell),
         vllm_gpu_memory_utilization=launch.vllm_memory,
-        vllm_tensor_parallel_size=launch.vllm_tensor_parallel,
         **launch.vllm_sizes(),
         eval_strategy="steps",
         eval_steps=cell.eval_every,
