@@ -41,18 +41,12 @@ class Cell(Settings):
         task: "math", "code" (the embedded tasks of the same kind at a tiny scale), "path/to/file.py:name", or a task object.
     """
 
-    workflow: Any = option(
-        "single, eval_opt, voting, orch_workers, or one of your own as examples/debate.py:Debate", "voting"
-    )
+    workflow: Any = option("single, eval_opt, voting, orch_workers, or your own as examples/debate.py:Debate", "voting")
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
-    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option(
-        "tiny-r, embedded in the package, or on a GPU node 0.6b, 1.7b, 4b", "tiny-r"
-    )
+    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option("embedded in the package, or Qwen3 on GPUs", "tiny-r")
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
-    preset: Literal["paper", "released_code"] = option(
-        "paper, or released_code where the authors' code differs", "paper"
-    )
+    preset: Literal["paper", "released_code"] = option("where the authors' code differs", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
     iterations: int = option("batches of rollouts", 500, tiny=60, ge=1, le=10**6)
@@ -66,13 +60,9 @@ class Cell(Settings):
     n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1, le=10**7)
     n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1, le=10**7)
     max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=TINY_LENGTHS["math"][0], ge=1, le=10**7)
-    max_response_tokens: int = option(
-        "cap of one turn's completion", 5120, tiny=TINY_LENGTHS["math"][1], ge=1, le=10**7
-    )
+    max_response_tokens: int = option("cap of a turn's completion", 5120, tiny=TINY_LENGTHS["math"][1], ge=1, le=10**7)
     temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01, le=100)
-    renderer: Literal["chat_template", "released_code"] = option(
-        "chat_template or released_code", "chat_template", released_code="released_code"
-    )
+    renderer: Literal["chat_template", "released_code"] = option("prompts", "chat_template", released="released_code")
     eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
     save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1, le=10**6)
 
@@ -81,17 +71,13 @@ class Cell(Settings):
     n_voters: int = option("generators of Voting", 3, ge=1, le=100)
     n_workers: int = option("strategies, and so workers, of Orch-Workers at most", 3, ge=1, le=100)
     aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
-        "what a selection without a box is, candidate_1 or first_digit", "candidate_1", released_code="first_digit"
+        "what a selection without a box is", "candidate_1", released="first_digit"
     )
 
     # rewards, and what becomes of them
-    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released_code=0.0, ge=-1, le=1)
-    code_reward: Literal["fraction", "all_pass"] = option(
-        "of hidden tests, fraction or all_pass", "fraction", released_code="all_pass"
-    )
-    advantage_group: Literal["episode", "role", "slot"] = option(
-        "what is compared within a problem, episode, role or slot", "episode", released_code="role"
-    )
+    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released=0.0, ge=-1, le=1)
+    code_reward: Literal["fraction", "all_pass"] = option("of hidden tests", "fraction", released="all_pass")
+    advantage_group: Literal["episode", "role", "slot"] = option("compared in a problem", "episode", released="role")
     process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0, le=10**6)
     allow_unsafe_code: bool = option("train on code without a sandbox; only in a virtual machine", False)
 
@@ -99,44 +85,28 @@ class Cell(Settings):
     lora_rank: int = option("of every linear layer", 64, tiny=16, ge=1, le=512)
     lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1, le=10**6)
     warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0, le=10**6)
-    lr_schedule: Literal["cosine", "constant"] = option(
-        "after warm-up, cosine or constant", "cosine", released_code="constant"
-    )
-    lr_clock: Literal["iteration", "update_call"] = option(
-        "ticks once per iteration, or per adapter and iteration (update_call)", "iteration", released_code="update_call"
-    )
+    lr_schedule: Literal["cosine", "constant"] = option("after warm-up", "cosine", released="constant")
+    lr_clock: Literal["iteration", "update_call"] = option("ticks once per", "iteration", released="update_call")
     weight_decay: float = option("of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
     max_grad_norm: float = option("of one optimizer step", 1.0, ge=1e-6, le=1e30)
-    updates: Literal["per_batch", "one", "tokens"] = option(
-        "an adapter's steps, one per_batch of episodes, one per iteration, or one per step_tokens", "per_batch"
-    )
+    updates: Literal["per_batch", "one", "tokens"] = option("an adapter's steps per iteration", "per_batch")
     step_tokens: int | None = option("completion tokens of a step, where updates is tokens", None, ge=1, le=10**9)
-    minibatch_split: Literal["even", "sequential"] = option(
-        "even, or sequential with a partial last mini-batch", "even", released_code="sequential"
-    )
-    row_order: Literal["shuffled", "mountain"] = option(
-        "shuffled, or a mountain of short, long, short", "shuffled", released_code="mountain"
-    )
+    minibatch_split: Literal["even", "sequential"] = option("of an adapter's rows", "even", released="sequential")
+    row_order: Literal["shuffled", "mountain"] = option("of an iteration's rows", "shuffled", released="mountain")
 
     # the clipped objective
     clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
     clip_high: float = option("the upper side", 0.28, ge=0, le=10**6)
-    dual_clip: float = option(
-        "largest ratio where the advantage is negative (the released code's)", 3.0, ge=1, le=10**6
-    )
-    old_logprobs: Literal["sampled", "recomputed"] = option(
-        "of the ratio, as sampled by the engine or recomputed by the trainer", "recomputed", tiny="sampled"
-    )
+    dual_clip: float = option("largest ratio where the advantage is negative (released code)", 3.0, ge=1, le=10**6)
+    old_logprobs: Literal["sampled", "recomputed"] = option("of the ratio", "recomputed", tiny="sampled")
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
     # what is watched
     diagnostics: bool = option("metrics of gradients and texts by role; changes no weight", True)
 
     # engine and precision
-    engine: Literal["auto", "transformers", "vllm"] = option("auto is vllm on a GPU, else transformers", "auto")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "of the frozen base, float32 or bfloat16; adapters are float32", "bfloat16", tiny="float32"
-    )
+    engine: Literal["auto", "transformers", "vllm"] = option("auto takes vllm on a GPU", "auto")
+    dtype: Literal["float32", "bfloat16"] = option("of the base, adapters are float32", "bfloat16", tiny="float32")
     micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1, le=10**9)
 
     _workflow: Workflow | None = PrivateAttr(None)  # one's own
@@ -319,7 +289,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
             special: Any = field.json_schema_extra
             values[name] = special.get("tiny", field.default) if is_tiny(scale) else field.default
             if preset == "released_code" and not (is_tiny(scale) and name == "renderer"):
-                values[name] = special.get("released_code", values[name])
+                values[name] = special.get("released", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"

@@ -32,9 +32,7 @@ class Evaluation(Settings):
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
-    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
-        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
-    )
+    adapters: Literal["own", "base", "transfer", "transfer_all"] = option("transfer is the single agent's", "own")
     checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
     n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any

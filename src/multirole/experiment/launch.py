@@ -23,14 +23,10 @@ class Launch(Settings):
     results_dir: str = option("the run's folder is made below it", "runs", min_length=1)
     report_to: str = option("trackers that get every metric, such as trackio,wandb, as in TRL", "none", min_length=1)
     n_processes: int = option("one per GPU", 1, ge=1)
-    sharding: Literal["none", "fsdp2"] = option("of the base over GPUs, none or fsdp2", "none")
+    sharding: Literal["none", "fsdp2"] = option("of the base over GPUs", "none")
     vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
-    vllm_max_num_seqs: int | None = option(
-        "requests that vLLM runs at once; by default as the plan finds room", None, ge=1, le=10**5
-    )
-    vllm_max_num_batched_tokens: int | None = option(
-        "tokens of one step of vLLM; by default as the plan finds room", None, ge=1, le=10**7
-    )
+    vllm_max_num_seqs: int | None = option("requests at once in vLLM; by default the plan's", None, ge=1, le=10**5)
+    vllm_max_num_batched_tokens: int | None = option("tokens of a vLLM step; by default planned", None, ge=1, le=10**7)
     gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
 
     @property

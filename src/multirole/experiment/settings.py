@@ -31,9 +31,9 @@ def refusing() -> Iterator[None]:
         raise Refused(str(error)) from error
 
 
-def option(help: str, default: Any = ..., *, tiny: Any = ..., released_code: Any = ..., **bounds: Any) -> Any:
-    """A field with its help and bounds. `tiny` and `released_code` replace the default at those scales and in that preset."""
-    presets = {name: value for name, value in (("tiny", tiny), ("released_code", released_code)) if value is not ...}
+def option(help: str, default: Any = ..., *, tiny: Any = ..., released: Any = ..., **bounds: Any) -> Any:
+    """A field with its help and bounds. `tiny` and `released` replace the default at that scale and in that preset."""
+    presets = {name: value for name, value in (("tiny", tiny), ("released", released)) if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
 
@@ -54,9 +54,7 @@ class Settings(BaseModel):
         if error["type"] == "extra_forbidden":
             return unknown_name(name, cls.model_fields)
         problem, given = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
-        annotation = cls.model_fields[name].annotation
-        words = get_args(annotation) if get_origin(annotation) is Literal else ()
-        return f"`{name}` {problem}, got {given!r}." + did_you_mean(given, words)
+        return f"`{name}` {problem}, got {given!r}." + did_you_mean(given, choices(cls.model_fields[name].annotation))
 
     def replace(self, **changes: Any) -> Self:
         """The same settings but for some fields."""
@@ -73,6 +71,11 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     words = {word.lower(): word for word in known}
     nearest = difflib.get_close_matches(str(given).lower(), words, n=1)
     return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The words of a Literal; none for other types."""
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def value(text: str) -> object:
@@ -105,5 +108,6 @@ def parameters(*groups: type[Settings]) -> list[Parameter]:
             kind = get_args(field.annotation)[0] if is_union else field.annotation
             default = None if field.json_schema_extra else field.default
             name_of_kind = kind.__name__ if kind in (int, float, bool) else "str"
-            listed.setdefault(name, Parameter(name, name_of_kind, default, field.description or ""))
+            words = f": {', '.join(choices(kind))}" if choices(kind) else ""
+            listed.setdefault(name, Parameter(name, name_of_kind, default, f"{field.description}{words}"))
     return list(listed.values())
