@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.measures import accuracy, mean_reward, overflow_rate
@@ -70,9 +70,7 @@ class Progress(MultiRoleCallback):
     The time left is that of the iterations done in this session, evaluations included.
     """
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self.started, self.first = time.monotonic(), state.global_step
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:

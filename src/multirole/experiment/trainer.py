@@ -199,15 +199,14 @@ def make_trainer(
     workflow, task = cell.make_workflow(), cell.make_task()
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
-    reward = TaskReward(task, [*train, *validation])
-    diagnostics = RoleDiagnostics(cell.diagnostics)
-    watchers: list[TrainerCallback] = [Divergence(), diagnostics]
-    if cell.row_order != "shuffled" or cell.minibatch_split != "even":
-        watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
-    if cell.process_reward:
-        watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
+    reward, diagnostics = TaskReward(task, [*train, *validation]), RoleDiagnostics(cell.diagnostics)
     skills = SkillWatch(reward)
-    watchers += [skills] * cell.diagnostics + [Recording(recorder, diagnostics, skills)]
+    watchers: list[TrainerCallback] = [
+        *[RowCuts(cell.row_order, cell.minibatch_split)] * ((cell.row_order, cell.minibatch_split) != ("shuffled", "even")),
+        Divergence(), diagnostics,
+        *[ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward))] * (cell.process_reward > 0),
+        *[skills] * cell.diagnostics, Recording(recorder, diagnostics, skills),
+    ]  # fmt: skip
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,
