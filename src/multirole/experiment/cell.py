@@ -114,15 +114,9 @@ class Cell(Settings):
     _digests: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(
-        self,
-        workflow: str | Workflow,
-        policy: str | dict[str, str],
-        task: object = "math",
-        scale: str = "tiny-r",
-        seed: int = 0,
-        preset: str = "paper",
-        **settings: object,
-    ) -> None:
+        self, workflow: str | Workflow, policy: str | dict[str, str], task: object = "math", scale: str = "tiny-r", seed: int = 0,
+        preset: str = "paper", **settings: object,
+    ) -> None:  # fmt: skip
         found = {"workflow": own_object("workflow", workflow, WORKFLOWS), "task": own_object("task", task, TASKS)}
         own = {name: one[0] for name, one in found.items() if one is not None}
         roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
