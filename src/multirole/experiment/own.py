@@ -23,7 +23,7 @@ def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any,
             f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
             + did_you_mean(given, builtin)
         )
-    own = load(given, kind) if isinstance(given, str) else given
+    own: Any = load(given, kind) if isinstance(given, str) else given
     if isinstance(own, type):
         try:
             own = own()
