@@ -83,7 +83,9 @@ def _model_problem(cell: Cell, folder: Path) -> str:
     kind = (config.architectures or [CAUSAL.get(config.model_type)])[0]
     if kind not in (SERVED if engine_of(cell) == "transformers" else CAUSAL.values()):
         served = " and ".join(SERVED)
-        return f"holds a {kind}. The transformers engine serves {served}, and engine='vllm' causal language models."
+        return (
+            f"holds a {kind}. The transformers engine serves {served}; other causal language models need engine='vllm'."
+        )
     highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         return f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."
