@@ -136,7 +136,7 @@ def run_and_measure(parameters: dict) -> None:
 
 
 @pytest.mark.slow
-def test_an_iteration_with_the_real_widths_and_vocabulary_takes_at_most_the_memory_that_was_planned(
+def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_was_planned(
     tmp_path, monkeypatch
 ):
     """Four of Qwen3-0.6B's layers, 151,936 words and rank 64; the anchor has every row differentiated, whatever its reward."""
@@ -165,4 +165,4 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_at_most_the_memo
     monkeypatch.setattr(plan, "this_device", lambda: ("CPU", 10**12))
     planned = plan.plan(Cell(**given)).peaks
     sys.stdout.write(f"peak {peak / plan.GIB:.2f} GiB, planned {planned}\n")
-    assert 0.5 * max(planned.values()) < peak < max(planned.values())
+    assert max(planned.values()) == pytest.approx(peak, rel=0.15)
