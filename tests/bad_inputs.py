@@ -324,7 +324,6 @@ ROWS = {
 MACHINES = {
     "nothing": Case(PAPER, (), "accepted"),
     "no GPU": Case(PAPER | {"model": None}, ("scale='0.6b' needs one", "Use scale='tiny-r'")),
-    "model not here": Case(PAPER | {"model": None}, ("needs Qwen/Qwen3-0.6B", "not in this machine's cache", "pass model=FOLDER")),
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole.experiment.machine.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole.experiment.machine.version": lambda name: "1.0.0+cu130"}),
     "no vLLM": Case(

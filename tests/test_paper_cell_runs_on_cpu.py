@@ -136,9 +136,7 @@ def run_and_measure(parameters: dict) -> None:
 
 
 @pytest.mark.slow
-def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_was_planned(
-    tmp_path, monkeypatch
-):
+def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_was_planned(tmp_path, monkeypatch):
     """Four of Qwen3-0.6B's layers, 151,936 words and rank 64; the anchor has every row differentiated, whatever its reward."""
     tokenizer, config = toy_tokenizer(), config_of(MODELS["0.6b"].shape)
     config.num_hidden_layers, config.eos_token_id, config.layer_types = (
