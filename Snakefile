@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 import yaml
 from multirole.experiment.folders import folder_of
-from multirole.experiment.launch import value
+from multirole.experiment.settings import value
 from multirole.paper import pack
 from multirole.paper.grid import Grid, Study
 

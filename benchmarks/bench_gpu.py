@@ -4,7 +4,7 @@
     python benchmarks/bench_gpu.py doctor iterations --scale 1.7b     some of them
     python benchmarks/bench_gpu.py all --rehearse --out /tmp/gpu      a toy shape on this CPU, to see that everything runs
 
-doctor      the preflight and the doctor at the scale's shape, with its measurements
+doctor      the doctor's checks and measurements at the scale's shape
 iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, beside the plan's
 publish     seconds and bytes of an adapter's way to vLLM at each shape, without vLLM's own part: needs no GPU
 sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (transformers' engine where vLLM is not)
@@ -179,10 +179,10 @@ class Steps:
         return given | lengths | changes
 
     def doctor(self) -> dict[str, object]:
-        found = self.folder / "doctor.json"
         started = time.perf_counter()
-        code = doctor.run(*Cell.from_parameters(self.fields("ip")), found)
-        return {"exit_code": code, "seconds": time.perf_counter() - started, **json.loads(found.read_text())}
+        findings, measured = doctor.examine(*Cell.from_parameters(self.fields("ip")), str(self.folder / "doctor"))
+        checks = {name: finding._asdict() for name, finding in findings.items()}
+        return {"seconds": time.perf_counter() - started, "checks": checks, "measurements": measured}
 
     def iterations(self) -> dict[str, object]:
         report = {}

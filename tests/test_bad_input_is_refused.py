@@ -13,7 +13,7 @@ from trainers import slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import evaluation_parameters
-from multirole.experiment.folders import differ, folder_of, open_folder
+from multirole.experiment.folders import folder_of, open_folder
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Refused
 
@@ -93,17 +93,13 @@ def opened(results_dir: Path) -> AbstractContextManager:
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
     config, held = folder_of(Cell("voting", "sp"), tmp_path) / "config.json", Cell("voting", "sp").to_dict()
     config.parent.mkdir(parents=True)
-    updates = held.pop("updates")  # a run from before this option, with one that is gone since
-    config.write_text(json.dumps(held | {"on_alarm": "log"}))
+    config.write_text(json.dumps(held))
     with opened(tmp_path):
         pass
-    config.write_text(json.dumps(held | {"updates": updates, "learning_rate": 0.004}))
-    with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
-        pass
-    of_evaluation = {"n_rollouts": 1, "cell": held | {"on_alarm": "log"}}
-    assert not differ(of_evaluation, {"n_rollouts": 1, "cell": held})
-    assert differ(of_evaluation, {"n_rollouts": 1, "cell": held | {"learning_rate": 0.004}})
-    assert differ(of_evaluation, {"n_rollouts": 2, "cell": held})
+    for other in (held | {"learning_rate": 0.004}, held | {"on_alarm": "log"}, []):
+        config.write_text(json.dumps(other))
+        with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
+            pass
 
 
 def test_an_unwritable_results_folder_is_refused(tmp_path):
@@ -205,7 +201,7 @@ def test_presets_differ_in_every_documented_option(scale, beyond):
     differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}
     assert differ == beyond | {
         "preset", "code_reward", "malformed_reward", "advantage_group", "lr_clock", "lr_schedule", "minibatch_split",
-        "row_order", "aggregator_fallback", "code_rows",
+        "row_order", "aggregator_fallback",
     }  # fmt: skip
     code = Cell("voting", "sp", "code", preset="released_code")
     assert released.advantage_group == "slot" and code.advantage_group == "role"
@@ -214,8 +210,6 @@ def test_presets_differ_in_every_documented_option(scale, beyond):
 def test_processes_that_do_not_fit_the_batch_are_refused():
     with pytest.raises(ValueError, match="`n_problems` must be a multiple of the 3 processes.*got 16"):
         Launch().check_processes(3, 16)
-    with pytest.raises(ValueError, match="`vllm_tensor_parallel` must divide the 2 processes, got 4"):
-        Launch(vllm_tensor_parallel=4).check_processes(2, 16)
 
 
 def test_adapter_names_that_peft_mixes_up_get_a_prefix():

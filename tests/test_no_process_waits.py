@@ -11,20 +11,23 @@ from multirole.core.policy import adapter_names
 from multirole.core.rows import Row, optimizer_steps, padded
 from multirole.core.types import Turn
 from multirole.experiment.cell import Cell
-from multirole.plan import REPLY, calls
+
+REPLY = 0.25  # mean length, as a part of its cap
 
 
 def idle(cell: Cell, n: int, is_sharded: bool) -> float:
     """The part of an update in which one of `n` processes waits for others, by dealing made-up rows as the trainer deals real ones.
 
-    Replies have log-normal lengths with the assumed mean, and every other episode an advantage. Scoring a row takes a third of
-    training it.
+    Replies have log-normal lengths, later prompts quote what was written before, and every other episode has an advantage.
+    Scoring a row takes a third of training it.
     """
     rng, work = random.Random(0), [0.0, 0.0]  # of the slowest process, and the mean
-    roles, mean, rows = list(cell.make_workflow().roles), REPLY * cell.max_response_tokens, []
+    stages, mean, rows = list(cell.make_workflow().roles.items()), REPLY * cell.max_response_tokens, []
     for episode in range(cell.n_problems * cell.n_episodes):
-        for i, (slots, prompt, _) in enumerate(calls(cell)):
-            role = roles[i % len(roles)]
+        written = 0
+        for i, (role, slots) in enumerate(stages * (cell.rounds if cell.workflow == "eval_opt" else 1)):
+            prompt = min(160 + int(written * mean), cell.max_prompt_tokens)
+            written += slots
             for slot in range(slots):
                 reply = min(cell.max_response_tokens, max(1, round(mean * rng.lognormvariate(-0.32, 0.8))))
                 turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")

@@ -206,6 +206,7 @@ RETIRED = {
 def cell_of(settings: str) -> Cell:
     held = json.loads(settings)
     held = held.get("cell", held)
+    held.pop("code_rows", None)  # which rows of DeepCoder; the embedded tasks have one kind
     assert all(held.pop(name, value) == value for name, value in RETIRED.items())
     return Cell(**held)
 

@@ -3,8 +3,8 @@
 The local ones here: a random-weight Qwen3 of a toy shape with the pinned models' chat format, and rows written by us.
 """
 
-import ctypes
 import json
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +12,6 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-from memory_run import resident
 from toy_qwen3 import config_of, toy_model, toy_tokenizer
 from trainers import table
 from transformers import AutoTokenizer, Qwen3ForCausalLM
@@ -47,7 +46,7 @@ def model_folder(tmp_path_factory) -> Path:
     ("workflow", "policy", "task", "changes"),
     [
         ("voting", "ip", "math", {}),
-        ("eval_opt", "sp", "code", {"preset": "released_code", "code_rows": "deepcoder", "max_prompt_tokens": 4096}),
+        ("eval_opt", "sp", "code", {"preset": "released_code", "max_prompt_tokens": 4096}),
         pytest.param("orch_workers", "ip", "math", {"dtype": "float32", "engine": "vllm"}, marks=pytest.mark.slow),
     ],
 )
@@ -130,11 +129,9 @@ def test_prompts_over_the_cap_are_left_out_of_training_and_counted(model_folder,
 
 
 def run_and_measure(parameters: dict) -> None:
-    """Run a cell and print the peak of this process's memory, with a heap that gives freed blocks back."""
-    for option, value in ((-3, 65536), (-8, 1)):  # M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
-        ctypes.CDLL(None).mallopt(option, value)
+    """Run a cell and print the peak of this process's memory."""
     run_cell(*Cell.from_parameters(parameters))
-    sys.stdout.write(f"\n{resident('VmHWM')}\n")
+    sys.stdout.write(f"\n{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}\n")
     sys.stdout.flush()
 
 
@@ -164,7 +161,6 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_
     assert is_done(folder) and len(table(folder, "ledger")) == 4
     peak = int(log.read_text().splitlines()[-1])
     monkeypatch.setattr(plan, "this_device", lambda: ("CPU", 10**12))
-    monkeypatch.setitem(plan.QUESTION_TOKENS, "math", 500)
     planned = plan.plan(Cell(**given)).peaks
     sys.stdout.write(f"peak {peak / plan.GIB:.2f} GiB, planned {planned}\n")
     assert max(planned.values()) == pytest.approx(peak, rel=0.15)

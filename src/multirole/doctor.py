@@ -54,8 +54,13 @@ FEW = 8
 CERTAIN = -1e-3
 """Tokens of a larger log-prob may have a gradient that rounds to zero."""
 
-Verdict = tuple[bool, str, str]
-"""Whether a check holds, what was measured, and what was expected."""
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    holds: bool
+    measured: str
+    expected: str
 
 
 def digest(tensor: Tensor) -> str:
@@ -78,6 +83,12 @@ def trained_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
     return [local(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
 
 
+def saved_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
+    """All adapters and the optimizer's moments, as far as this process holds them; shares their memory."""
+    states = trainer.optimizer.state.values()
+    return trained_tensors(trainer) + [local(one[key]) for one in states for key in ("exp_avg", "exp_avg_sq")]
+
+
 @torch.no_grad()
 def randomise(trainer: MultiRoleGRPOTrainer) -> None:
     """Give each adapter random weights of its own, the same on every process."""
@@ -88,6 +99,14 @@ def randomise(trainer: MultiRoleGRPOTrainer) -> None:
             inner = math.sqrt(layer.r[name] / 3)  # |A x| for an x of unit variance: A is uniform, as PEFT makes it
             std = NOISE * base.norm().item() / (math.sqrt(len(base)) * layer.scaling[name] * inner)
             weight.copy_(std * torch.randn(weight.shape, generator=generator))
+
+
+def memory_in_use() -> int:
+    """Bytes in use on the GPU, torch's cache included, or else the most that this process has held in RAM."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Trial(MultiRoleCallback):
@@ -108,17 +127,23 @@ class Trial(MultiRoleCallback):
         self.reached = torch.zeros(0)
 
     def run(self) -> None:
-        """Train, save, lose the weights, load them, and put back those of the start."""
+        """Train, lose what was saved, load it, and put back the weights of the start."""
         randomise(self.trainer)
         self.trainer.train()
         now = digests(self.trainer, is_base=True)
         self.changed = sum(now[name] != value for name, value in self.base.items())
-        self.saved = resumed(self.trainer)
+        self.saved = [digest(tensor) for tensor in saved_tensors(self.trainer)]
+        for tensor in saved_tensors(self.trainer):
+            tensor.zero_()
+        checkpoint = str(Path(self.trainer.args.output_dir) / f"checkpoint-{self.trainer.state.global_step}")
+        self.trainer._load_from_checkpoint(checkpoint)
+        self.trainer._load_optimizer_and_scheduler(checkpoint)
+        self.loaded = [digest(tensor) for tensor in saved_tensors(self.trainer)]
         for tensor, values in zip(trained_tensors(self.trainer), self.start, strict=True):
             tensor.copy_(values)
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
-        self.note_memory()
+        self.peak = max(self.peak, memory_in_use())
         if not self.iterations:  # FSDP2 has sharded the model only now
             self.base = digests(trainer, is_base=True)
             self.start = [tensor.cpu().clone() for tensor in trained_tensors(trainer)]
@@ -175,22 +200,13 @@ class Trial(MultiRoleCallback):
             self.moved.append((len(own), len(own & moved), len(moved - own)))
 
     def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
-        self.note_memory()
+        self.peak = max(self.peak, memory_in_use())
         self.handle.remove()
 
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
         self.iterations.append(iteration)
 
-    def note_memory(self) -> None:
-        """Keep the peak of what the GPU holds, torch's cache included, or else of what this process holds in RAM."""
-        if torch.cuda.is_available():
-            free, total = torch.cuda.mem_get_info()
-            used = total - free
-        else:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.peak = max(self.peak, used)
-
-    def judge(self, at: int, fault: Callable[[list[Row]], float], what: str) -> Verdict:
+    def judge(self, at: int, fault: Callable[[list[Row]], float], what: str) -> Finding:
         """Compare the gaps of an iteration with what a fault would make of them, role by role."""
         rows, found = self.iterations[at].rows, []
         gaps = dict(itertools.chain.from_iterable(part.items() for part in gather_objects(self.gaps[at])))
@@ -201,7 +217,7 @@ class Trial(MultiRoleCallback):
                 found.append((gap / max(due, 1e-9), gap, due, role))
         part, gap, due, role = max(found)
         measured = f"log-probs of engine and trainer differ by {gap:.1e} (mean of {role})"
-        return part <= SHARE, measured, f"at most {SHARE * due:.1e}; {what} would make {due:.1e}"
+        return Finding(part <= SHARE, measured, f"at most {SHARE * due:.1e}; {what} would make {due:.1e}")
 
     def distance(self, rows: Iterable[Row], is_base: bool = False) -> float:
         """Mean |log-prob of the trainer - of the engine| of rows, under the weights of the start."""
@@ -211,26 +227,10 @@ class Trial(MultiRoleCallback):
         return sum(gaps) / len(gaps)
 
 
-def resumed(trainer: MultiRoleGRPOTrainer) -> tuple[list[str], list[str]]:
-    """Hashes of the adapters' tensors and the optimizer's moments now, and after they were lost and read from the checkpoint."""
-
-    def held() -> list[Tensor]:
-        states = trainer.optimizer.state.values()
-        return trained_tensors(trainer) + [local(one[key]) for one in states for key in ("exp_avg", "exp_avg_sq")]
-
-    before = [digest(tensor) for tensor in held()]
-    for tensor in held():
-        tensor.zero_()
-    checkpoint = str(Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}")
-    trainer._load_from_checkpoint(checkpoint)
-    trainer._load_optimizer_and_scheduler(checkpoint)
-    return before, [digest(tensor) for tensor in held()]
-
-
 # ---- checks
 
 
-def engine(trial: Trial) -> Verdict:
+def engine(trial: Trial) -> Finding:
     """The engine's log-probs are the trainer's at the first step of every adapter."""
 
     def others(rows: list[Row]) -> float:
@@ -241,57 +241,56 @@ def engine(trial: Trial) -> Verdict:
     return trial.judge(0, others, "another adapter or none")
 
 
-def published_weights(trial: Trial) -> Verdict:
+def published_weights(trial: Trial) -> Finding:
     """The second iteration is sampled from the weights after the first one, and not from those before it."""
     return trial.judge(1, trial.distance, "the weights before the update")
 
 
-def masks(trial: Trial) -> Verdict:
+def masks(trial: Trial) -> Finding:
     """Every turn is trained once, and the loss reaches the outputs that predict its completion and no others."""
     seen = gather_objects((trial.trained, trial.lost, trial.others))
-    trained = Counter(place for places, _, _ in seen for place in places)
     lost, others = sum(one[1] for one in seen), sum(one[2] for one in seen)
-    rows, episodes = trial.iterations[0].rows, trial.iterations[0].episodes
-    sampled = Counter(id(turn) for episode in episodes for turn in episode.turns)
-    sampled.subtract(id(rows[place].turn) for place in trained.elements())
+    first = trial.iterations[0]
+    sampled = Counter(id(turn) for episode in first.episodes for turn in episode.turns)
+    sampled.subtract(id(first.rows[place].turn) for places, _, _ in seen for place in places)
     wrong = sum(times != 0 for times in sampled.values())
     measured = (
         f"{lost} completion tokens have no gradient, {others} other tokens have one; "
         f"{wrong} of {len(sampled)} turns are not trained exactly once"
     )
-    return not (lost or others or wrong), measured, "0, 0 and 0"
+    return Finding(not (lost or others or wrong), measured, "0, 0 and 0")
 
 
-def adapters(trial: Trial) -> Verdict:
+def adapters(trial: Trial) -> Finding:
     """A step on the rows of a role moves the tensors of the role's adapter and no other tensor."""
     held, own, others = (sum(column) for column in zip(*trial.moved, strict=True))
     measured = (
         f"{len(trial.moved)} steps moved {own} of {held} tensors of their own adapters, {others} of other adapters; "
         f"{trial.changed} of the base have changed"
     )
-    return own == held and not others and not trial.changed, measured, "all, 0 and 0"
+    return Finding(own == held and not others and not trial.changed, measured, "all, 0 and 0")
 
 
-def grading(trial: Trial) -> Verdict:
+def grading(trial: Trial) -> Finding:
     """Right and wrong answers of a built-in task are told apart here, in the sandbox where it is code."""
     task = trial.cell.make_task()
     if task.name not in ANSWERS:
-        return True, "no answers to a task of your own are known", "nothing"
+        return Finding(True, "no answers to a task of your own are known", "nothing")
     reference, right, wrong = ANSWERS[task.name]
     problem = Problem("doctor", task.name, "", reference)
     rewards = task.score([problem] * 3, [right, wrong, ""])
     found = [bool(reward.is_correct) for reward in rewards]
-    return found == [True, False, False], f"a right, a wrong and no answer are graded {found}", "[True, False, False]"
+    due = [True, False, False]
+    return Finding(found == due, f"a right, a wrong and no answer are graded {found}", str(due))
 
 
-def checkpoint(trial: Trial) -> Verdict:
+def checkpoint(trial: Trial) -> Finding:
     """A checkpoint gives back every adapter and the optimizer's moments, bit for bit."""
-    before, after = trial.saved
-    differ = sum(a != b for a, b in zip(before, after, strict=True))
-    return differ == 0, f"{differ} of {len(before)} tensors differ after loading", "0"
+    differ = sum(before != after for before, after in zip(trial.saved, trial.loaded, strict=True))
+    return Finding(differ == 0, f"{differ} of {len(trial.saved)} tensors differ after loading", "0")
 
 
-CHECKS: dict[str, Callable[[Trial], Verdict]] = {
+CHECKS: dict[str, Callable[[Trial], Finding]] = {
     check.__name__.replace("_", " "): check
     for check in (engine, published_weights, masks, adapters, grading, checkpoint)
 }
@@ -314,17 +313,8 @@ ANSWERS: dict[str, tuple[object, str, str]] = {
 # ---- the command
 
 
-class Finding(NamedTuple):
-    """The result of one check."""
-
-    check: str
-    holds: bool
-    measured: str
-    expected: str
-
-
-def examine(cell: Cell, launch: Launch, folder: str) -> tuple[list[Finding], dict[str, float]]:
-    """Train two iterations in a folder; every process gets the same findings and measurements."""
+def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
+    """Train two iterations in a folder; every process gets the same findings by check, and measurements."""
     short = {"iterations": ITERATIONS, "save_every": ITERATIONS, "eval_every": ITERATIONS + 1}
     rate = STEP / math.sqrt(shape_of(cell).hidden)
     trial_cell = cell.replace(**short, learning_rate=rate, warmup_iterations=0)
@@ -337,9 +327,9 @@ def examine(cell: Cell, launch: Launch, folder: str) -> tuple[list[Finding], dic
     what = f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
     with closing(trainer.engine), announced(what, is_main):
         trial.run()
-        own = [Finding(name, *check(trial)) for name, check in CHECKS.items()]
-    of_all = zip(*gather_objects(own), strict=True)
-    return [min(findings, key=lambda one: one.holds) for findings in of_all], measurements(trial)
+        of_all = gather_objects([check(trial) for check in CHECKS.values()])
+    findings = [min(of_check, key=lambda one: one.holds) for of_check in zip(*of_all, strict=True)]
+    return dict(zip(CHECKS, findings, strict=True)), measurements(trial)
 
 
 def measurements(trial: Trial) -> dict[str, float]:
@@ -350,43 +340,33 @@ def measurements(trial: Trial) -> dict[str, float]:
     return {
         "rollout_seconds": rollout,
         "update_seconds": update,
-        "sampled_tokens": sampled,
         "sampled_tokens_per_second": sampled / rollout,
         "hours_of_training": trial.cell.iterations * (rollout + update) / 3600,
         "peak_gib": max(gather_objects(trial.peak)) / GIB,
     }
 
 
-def report(cell: Cell, findings: list[Finding], measured: dict[str, float]) -> str:
-    """The findings as a table, and the measurements as sentences."""
-    rows = [(f.check, "pass" if f.holds else "FAIL", f.measured, f.expected) for f in findings]
-    table = tabulate(rows, headers=("check", "result", "measured", "expected"), maxcolwidths=(None, None, 60, 60))
-    where = "GPU memory in use" if torch.cuda.is_available() else "resident memory of a process"
-    return (
-        f"{table}\n\nThe last iteration took {measured['rollout_seconds']:.1f} s of rollout, at "
-        f"{measured['sampled_tokens_per_second']:.0f} sampled tokens/s, and {measured['update_seconds']:.1f} s of update.\n"
-        f"At that rate {cell.iterations} iterations take {measured['hours_of_training']:.2f} hours. Validation is not counted, "
-        f"and replies change in length while they are trained.\nPeak {where}: {measured['peak_gib']:.2f} GiB."
-    )
-
-
-def run(cell: Cell, launch: Launch, json_file: Path | None = None) -> int:
+def run(cell: Cell, launch: Launch) -> int:
     """Print the preflight, the findings and the measurements, from the first of several processes; 1 where a check fails.
 
     ValueError or OSError where the cell cannot run.
     """
-    is_main, found = processes().is_main_process, look(cell, launch)
-    rows = [(line.what, "STOP" if line.stops else "", line.found, line.advice) for line in found]
+    is_main, widths = processes().is_main_process, (None, None, 60, 60)
     if is_main:
-        say(f"{cell.id} at {cell.scale}\n\n{tabulate(rows, maxcolwidths=(None, None, 60, 60), tablefmt='plain')}\n")
+        lines = [(line.what, "STOP" if line.advice else "", line.found, line.advice) for line in look(cell, launch)]
+        say(f"{cell.id} at {cell.scale}\n\n{tabulate(lines, maxcolwidths=widths, tablefmt='plain')}\n")
     preflight(cell, launch)
     with tempfile.TemporaryDirectory() as own:
         findings, measured = examine(cell, launch, gather_objects(own)[0])
         processes().wait_for_everyone()
     if is_main:
-        say(f"\n{report(cell, findings, measured)}")
-    if is_main and json_file:
-        lines, checks = [line._asdict() for line in found], [finding._asdict() for finding in findings]
-        text = json.dumps({"preflight": lines, "checks": checks, "measurements": measured}, indent=2)
-        json_file.write_text(f"{text}\n")
-    return 0 if all(finding.holds for finding in findings) else 1
+        rows = [(name, "pass" if holds else "FAIL", *rest) for name, (holds, *rest) in findings.items()]
+        table = tabulate(rows, headers=("check", "result", "measured", "expected"), maxcolwidths=widths)
+        where = "GPU memory in use" if torch.cuda.is_available() else "resident memory of a process"
+        say(
+            f"\n{table}\n\nThe last iteration took {measured['rollout_seconds']:.1f} s of rollout, at "
+            f"{measured['sampled_tokens_per_second']:.0f} sampled tokens/s, and {measured['update_seconds']:.1f} s of update.\n"
+            f"At that rate {cell.iterations} iterations take {measured['hours_of_training']:.2f} hours. Validation is not "
+            f"counted, and replies change in length while they are trained.\nPeak {where}: {measured['peak_gib']:.2f} GiB."
+        )
+    return 0 if all(finding.holds for finding in findings.values()) else 1

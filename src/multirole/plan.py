@@ -2,54 +2,43 @@
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
 
-Memory is the sum of the tensors that each piece of code keeps alive at its peak. On a CPU the sums agree with the measured
-resident size within 15 % (`tests/test_plan.py`); no number was measured on a GPU. Not covered: what an allocator keeps beside
-live tensors (glibc's default up to half as much again; MALLOC_MMAP_THRESHOLD_=65536 makes it return freed blocks), float32 on
-a GPU (its attention has no fused kernel), the buffers of several processes' communication, and the host memory of GPU runs.
+Memory is the sum of the tensors that each piece of code keeps alive at its peak; on a CPU, whose memory binds with large models
+only, what is sampled with is counted by an upper bound. Not covered: what an allocator keeps beside live tensors, float32 on a GPU
+(its attention has no fused kernel), the buffers of several processes' communication, and the host memory of GPU runs.
 """
 
-import argparse
-import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import psutil
+from tabulate import tabulate
 
 from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
-from multirole.experiment.folders import folder_of
-from multirole.experiment.launch import ONE_PROCESS, Launch, read_command
-from multirole.experiment.machine import engine_of, has_cuda, look, stopping
+from multirole.experiment.folders import KEPT, folder_of
+from multirole.experiment.launch import ONE_PROCESS, Launch
+from multirole.experiment.machine import GIB, engine_of, has_cuda, look, stopping
 from multirole.experiment.models import shape_of
 from multirole.experiment.presets import Shape, is_tiny
-from multirole.experiment.settings import refusing
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
-CPU_PROCESS = round(0.65 * GIB)
-"""Measured on x86-64 Linux: 0.59 to 0.64 GiB are resident beside the counted tensors (interpreter, torch, transformers, TRL)."""
-GPU_PROCESS = round(0.75 * GIB)
-"""Not measured: CUDA context, cuBLAS workspaces and communication buffers of one process."""
+PROCESS = round(0.75 * GIB)
+"""Of one process beside the counted tensors: on a CPU 0.59 to 0.64 GiB were measured; on a GPU (context, workspaces) nothing was."""
 VLLM_GRAPHS = GIB
 """Not measured: vLLM's CUDA graphs and sampling buffers, which stay when it sleeps."""
-HEAD_TOKENS, HEAD_COLUMNS, HEAD_COPIES = 4096, 32768, 7.25
-"""TRL's fused LM head works on tiles of so many tokens and columns; its backward holds so many in float32 on a CPU: logits,
-scaled, log p, p, gradient, two terms, one mask."""
-MAX_ROWS, PREFILL_TOKENS, SHORTEST_POOL, SHARED_ROWS, SHARED_TOKENS = 384, 4096, 64, 4, 16
-"""TransformersEngine's, whose module imports torch: rows at once, tokens of a step, and what shares a KV pool or a prompt."""
+HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
+"""TRL's fused LM head works on tiles of so many tokens and columns."""
+ENGINE_ROWS = 384
+"""Requests that the transformers engine runs at once."""
 MOST_ROWS, STEPS, STEP_SHARE = 512, (16384, 8192, 4096, 2048), 0.05
 """vLLM captures CUDA graphs up to so many rows. Of its steps' sizes in tokens, the largest whose work space takes so much of its
 memory (not measured)."""
+SHORTEST = 0.25
+"""Assumed length of a request in the shortest stage, prompt and reply, as a part of the reply's cap."""
 CHECKPOINTING_ABOVE = 0.8
 """Layers are computed again in backward where keeping them would take more than this part of a device."""
-QUESTION_TOKENS = {"math": 160, "code": 640}
-"""Assumed mean tokens of a first prompt with its template."""
-REPLY = 0.25
-"""Assumed mean reply, as a part of its cap."""
 
 
 class Part(NamedTuple):
@@ -81,31 +70,32 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Bytes that one device must have in each phase."""
+        """Bytes that one device must have in each phase; of a CPU's rollout at most."""
         return {phase: self.n_sharing * sum(getattr(p, phase) for p in self.parts) for phase in ("rollout", "update")}
+
+    @property
+    def need(self) -> tuple[int, str]:
+        """Bytes that it cannot do with less than, and in which phase."""
+        return max((size, phase) for phase, size in self.peaks.items() if self.kind == "GPU" or phase == "update")
 
     @property
     def fits(self) -> bool:
         """Whether the device holds the cell, and vLLM's cache at least one sequence of full length."""
-        return max(self.peaks.values()) <= self.size and (self.cache is None or self.cache >= 1)
-
-    def table(self) -> "pd.DataFrame":
-        """Memory of one process by part, in GiB."""
-        import pandas as pd
-
-        found = pd.DataFrame(self.parts).set_index("name").rename_axis("GiB per process")[["rollout", "update"]]
-        found.loc["total"] = found.sum()
-        return (found / GIB).round(3)
+        return self.need[0] <= self.size and (self.cache is None or self.cache >= 1)
 
     def verdict(self) -> str:
         """Whether it fits, and if not, which parts are the largest and what to change."""
-        need, phase = max((size, phase) for phase, size in self.peaks.items())
-        room = "" if self.cache is None else f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length"
+        need, phase = self.need
         found = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
-        found += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB{room}."
+        found += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB"
+        if self.kind == "CPU":
+            found += f", its rollout phase at most {self.peaks['rollout'] / GIB:.2f} GiB"
+        found += (
+            "." if self.cache is None else f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
+        )
         if need > self.size:
-            sizes = sorted(((getattr(part, phase), part) for part in self.parts), reverse=True)[:4]
-            parts = [f"{part.name}, {size / GIB:.2f} GiB ({part.remedy})" for size, part in sizes if size]
+            largest = sorted(self.parts, key=lambda part: -getattr(part, phase))[:4]
+            parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
             found += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
@@ -127,11 +117,10 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     merges = cell.dtype == "float32" and shards == 1
     gradients = (n_parts(cell) + (not merges)) * own // len(names)  # by part, and what is accumulated
-    process = GPU_PROCESS if on_gpu else CPU_PROCESS
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
-        Part("process", process, process, "fixed" if on_gpu else "lower n_processes"),
+        Part("process", PROCESS, PROCESS, "fixed" if on_gpu else "lower n_processes"),
         Part(f"frozen base, {cell.dtype}", base, base, split),
         Part("adapters, float32", own, own, rank),
         Part("AdamW moments, float32", 2 * own, 2 * own, rank),
@@ -143,11 +132,14 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         ),
     ]  # fmt: skip
     cache = None
-    if uses_vllm(cell, gpu_bytes):
-        part, cache = vllm_engine(cell, launch, s, size if on_gpu else None)
+    if on_gpu and uses_vllm(cell, gpu_bytes):
+        part, cache = vllm_engine(cell, launch, s, size)
         parts.append(part)
-    else:
-        parts += transformers_engine(cell, s, n)
+    else:  # float32 weights with each adapter merged, and every row at its full length
+        weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
+        rows = min(most_asked(cell) // n, ENGINE_ROWS)
+        parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
+        parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths))
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
 
@@ -162,6 +154,11 @@ def n_parts(cell: Cell) -> int:
     return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
 
 
+def most_asked(cell: Cell) -> int:
+    """Requests of an iteration's largest stage."""
+    return cell.n_problems * cell.n_episodes * max(cell.make_workflow().roles.values())
+
+
 def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
     """Bytes of a micro-batch of padded `tokens`, forward and backward, at the worst moment.
 
@@ -170,8 +167,8 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
     (7r); under bfloat16 autocast the norms keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA casts its own copy of its
     input. Both keep reciprocal norms and the attention's log-sum-exp. In backward the MLP of one layer holds in float32 the
     product's gradient from base and adapter and their sum (2I + h), in bfloat16 the product in both types (6I bytes) and
-    the stream with its gradient (10h). The fused head holds tiles of the logits, the last hidden state, its copy and
-    gradient; on a GPU it works in place on one full tile, on a CPU pages of columns past the vocabulary are never touched.
+    the stream with its gradient (10h). The fused head holds the last hidden state, its copy and gradient, and a tile of the
+    logits, in place on a GPU and as eight float32 tensors on a CPU.
     """
     h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_rank
     b, kept = BYTES[cell.dtype], 4 * (2 + 2 * s.heads + s.kv_heads)
@@ -181,55 +178,11 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
     else:
         kept += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
         passing = 6 * inter + 10 * h
-    width, copies = (HEAD_COLUMNS, b) if on_gpu else (min(s.vocab, HEAD_COLUMNS), b + 4 * HEAD_COPIES)
-    head = round(min(tokens, HEAD_TOKENS) * width * copies) + tokens * h * (8 + b)
+    tile = min(tokens, HEAD_TOKENS) * (HEAD_COLUMNS * b if on_gpu else min(s.vocab, HEAD_COLUMNS) * 8 * 4)
+    head = tile + tokens * h * (8 + b)
     if recomputes:  # every layer's input, and one layer at a time
         return tokens * s.layers * h * b + max(head, tokens * (kept - h * b + passing))
     return tokens * s.layers * kept + max(head, tokens * passing)
-
-
-def calls(cell: Cell) -> list[tuple[int, int, int]]:
-    """The calls of an episode in order, as (slots, expected prompt tokens, rows of an iteration with the same prompt).
-
-    The first role sees the question, later ones also everything that was written before.
-    """
-    question = 64 if is_tiny(cell.scale) else QUESTION_TOKENS.get(cell.task_label, max(QUESTION_TOKENS.values()))
-    workflow, written, found = cell.make_workflow(), 0, []
-    for _ in range(cell.rounds if workflow.name == "eval_opt" else 1):
-        for slots in workflow.roles.values():
-            prompt = min(question + int(written * REPLY * cell.max_response_tokens), cell.max_prompt_tokens)
-            found.append((slots, prompt, 1 if written else cell.n_episodes * slots))
-            written += slots
-    return found
-
-
-def transformers_engine(cell: Cell, s: Shape, n_processes: int) -> list[Part]:
-    """TransformersEngine's parts, float32; asleep it keeps nothing to speak of.
-
-    Weights: embedding, head, and the merged layers of the base and of each adapter. KV pools: none is freed before the
-    rollout ends; a row has room for a whole reply, a prompt that enough rows share is stored once, and calls of similar
-    prompt length and sharing use one pool. A step: prefill holds, per token of distinct prompts, cos and sin, q, k and v, and
-    the larger of attention (q and k rotated, four products of their size and three of the stream's) and the MLP (gate and
-    up of two layers, 4I, and five tensors of the stream's size); decoding holds six tensors of vocabulary size per row.
-    """
-    weights = 4 * (2 * s.vocab * s.hidden + (1 + len(adapter_names(cell.policy))) * s.layers * s.linear)
-    qk, qkv = ((s.heads + n * s.kv_heads) * s.head_dim for n in (1, 2))
-    widest = 2 * s.head_dim + qkv + max(5 * qk + 3 * s.hidden, qk + 4 * s.intermediate + 5 * s.hidden)
-    pools: dict[tuple[int, int], int] = {}
-    step = 0
-    for slots, prompt, sharing in calls(cell):
-        rows = min(cell.n_problems * cell.n_episodes // n_processes * slots, MAX_ROWS)
-        is_shared, distinct = sharing >= SHARED_ROWS and prompt >= SHARED_TOKENS, -(-rows // sharing)
-        kind = ((prompt - 1) // SHORTEST_POOL).bit_length(), sharing.bit_length() if is_shared else 0
-        tokens = rows * cell.max_response_tokens + (distinct if is_shared else rows) * prompt
-        pools[kind] = max(pools.get(kind, 0), tokens)
-        step = max(step, 4 * min(max(PREFILL_TOKENS, prompt), distinct * prompt) * widest, 4 * rows * 6 * s.vocab)
-    caches = sum(pools.values()) * 4 * s.kv_elements
-    fewer = "lower max_prompt_tokens, max_response_tokens, n_problems or n_episodes"
-    return [
-        Part("transformers engine, merged weights", weights, 0, "use fewer adapters"),
-        Part("transformers engine, KV cache and one step", caches + step, 0, fewer),
-    ]
 
 
 # ---- vLLM
@@ -240,18 +193,15 @@ def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
     return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
 
 
-def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int | None) -> tuple[Part, float]:
+def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
     """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
 
     It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch with its CUDA graphs.
-    On a CPU it never sleeps.
     """
     length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[cell.dtype]
-    row = b * s.kv_elements * length / launch.vllm_tensor_parallel
+    row = b * s.kv_elements * length
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
-    held = b * (s.parameters + slots) // launch.vllm_tensor_parallel
-    if gpu_bytes is None:
-        return Part("vLLM", held + GIB, held + GIB, "write engine='transformers'"), GIB / row
+    held = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
@@ -266,16 +216,14 @@ def vllm_work(s: Shape, rows: int, tokens: int) -> int:
 def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
     """The tokens of vLLM's steps, and how many requests run at once.
 
-    These are as many as a stage asks for, as the cache holds of the shortest stage's expected length (of longer ones vLLM admits
-    fewer by itself), and as have a CUDA graph. More would only take work space from the cache.
+    These are as many as a stage asks for, as the cache holds of the shortest stage (of longer ones vLLM admits fewer by itself),
+    and as have a CUDA graph. More would only take work space from the cache.
     """
-    s, n_engines = shape_of(cell), max(1, launch.n_processes // launch.vllm_tensor_parallel)
+    s = shape_of(cell)
     step = next((n for n in STEPS if vllm_work(s, 0, n) <= STEP_SHARE * launch.vllm_memory * gpu_bytes), STEPS[-1])
     largest = launch.replace(vllm_max_num_seqs=MOST_ROWS, vllm_max_num_batched_tokens=step)
     room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
-    shortest = min(prompt for _, prompt, _ in calls(cell)) + REPLY * cell.max_response_tokens
-    asked = cell.n_problems * cell.n_episodes * max(slots for slots, _, _ in calls(cell)) // n_engines
-    rows = min(asked, MOST_ROWS, int(room / shortest))
+    rows = min(most_asked(cell) // launch.n_processes, MOST_ROWS, int(room / (SHORTEST * cell.max_response_tokens)))
     return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
 
@@ -291,7 +239,7 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
         return launch
     kept = launch.replace(gradient_checkpointing=False)
     found = plan(cell, kept, gpu_bytes)
-    return kept if found.fits and max(found.peaks.values()) <= CHECKPOINTING_ABOVE * found.size else launch
+    return kept if found.fits and found.need[0] <= CHECKPOINTING_ABOVE * found.size else launch
 
 
 # ---- disk and this machine
@@ -302,32 +250,17 @@ def disk_need(cell: Cell) -> int:
 
     A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
     """
-    from multirole.experiment.folders import KEPT
-
     n_evaluated = -(-cell.iterations // cell.eval_every)
     return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4
 
 
 def this_device() -> tuple[str, int]:
-    """ "GPU" and the bytes of the first visible one, or "CPU" and the bytes of RAM, or what a control group grants of it."""
+    """ "GPU" and the bytes of the first visible one, or "CPU" and the bytes of RAM."""
     if has_cuda():
         import torch
 
         return "GPU", torch.cuda.get_device_properties(0).total_memory
-    return "CPU", min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits()])
-
-
-def group_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Memory limits of this process's control groups and their parents, version 1 or 2, in bytes."""
-    files = []
-    for line in own.read_text().splitlines() if own.is_file() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-            folder = top / path.lstrip("/")
-            files += [level / name for level in (folder, *folder.parents) if level.is_relative_to(top)]
-    texts = [file.read_text().strip() for file in files if file.is_file()]
-    return [int(text) for text in texts if text != "max"]
+    return "CPU", psutil.virtual_memory().total
 
 
 def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
@@ -360,27 +293,17 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
-# ---- the command
-
-
-def main(argv: list[str]) -> int:
-    """Print what a cell needs. The exit code is 0 if it fits, 1 if not, 2 for a mistake in the command."""
-    parser = argparse.ArgumentParser(prog="multirole plan", description=main.__doc__)
-    parser.add_argument("--devices", type=int, help="processes of the cell, each with its GPU")
-    parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
-    arguments, given = read_command(parser, argv)
-    size = None if arguments.memory_gib is None else round(arguments.memory_gib * GIB)
-    with refusing():
-        cell, launch = Cell.from_parameters(given)
-        launch = settled(cell, launch.replace(n_processes=arguments.devices or launch.n_processes), size)
-        found = plan(cell, launch, size)
+def report(found: Plan, launch: Launch) -> str:
+    """The parts of one process as a table, then what was decided, and whether it fits."""
+    cell, phases = found.cell, ("rollout", "update")
+    sums = ("total", *(sum(getattr(part, phase) for part in found.parts) for phase in phases))
+    rows = [(name, rollout / GIB, update / GIB) for name, rollout, update, *_ in [*found.parts, sums]]
     disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
-    lines = [found.table().to_string(), disk]
+    lines = [tabulate(rows, headers=("GiB per process", *phases), floatfmt=".3f"), disk]
     if launch.vllm_max_num_seqs and found.cache is not None:
-        rows, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
-        lines.append(f"vLLM runs {rows} requests at once. A step has {step} tokens.")
+        rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
+        lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
         lines.append(f"Layers' activations are {layers}.")
-    sys.stdout.write("\n".join([*lines, found.verdict()]) + "\n")
-    return 0 if found.fits else 1
+    return "\n".join([*lines, found.verdict()])

@@ -20,7 +20,7 @@ from multirole.experiment.launch import Launch
 from multirole.experiment.own import own_object
 from multirole.experiment.presets import LENGTHS, ROUNDS, TASKS, TINY_LENGTHS, is_tiny
 from multirole.experiment.settings import Parameter, Settings, option, parameters, refusing, unknown_name
-from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers, Voting
+from multirole.workflows import WORKFLOWS
 
 LONGEST_ID = 60
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
@@ -41,18 +41,12 @@ class Cell(Settings):
         task: "math", "code" (the embedded tasks of the same kind at a tiny scale), "path/to/file.py:name", or a task object.
     """
 
-    workflow: Any = option(
-        "single, eval_opt, voting, orch_workers, or one of your own as examples/debate.py:Debate", "voting"
-    )
+    workflow: Any = option("single, eval_opt, voting, orch_workers, or your own as examples/debate.py:Debate", "voting")
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
-    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option(
-        "tiny-r, embedded in the package, or on a GPU node 0.6b, 1.7b, 4b", "tiny-r"
-    )
+    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option("embedded in the package, or Qwen3 on GPUs", "tiny-r")
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
-    preset: Literal["paper", "released_code"] = option(
-        "paper, or released_code where the authors' code differs", "paper"
-    )
+    preset: Literal["paper", "released_code"] = option("where the authors' code differs", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
     iterations: int = option("batches of rollouts", 500, tiny=60, ge=1, le=10**6)
@@ -66,13 +60,9 @@ class Cell(Settings):
     n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1, le=10**7)
     n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1, le=10**7)
     max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=TINY_LENGTHS["math"][0], ge=1, le=10**7)
-    max_response_tokens: int = option(
-        "cap of one turn's completion", 5120, tiny=TINY_LENGTHS["math"][1], ge=1, le=10**7
-    )
+    max_response_tokens: int = option("cap of a turn's completion", 5120, tiny=TINY_LENGTHS["math"][1], ge=1, le=10**7)
     temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01, le=100)
-    renderer: Literal["chat_template", "released_code"] = option(
-        "chat_template or released_code", "chat_template", released_code="released_code"
-    )
+    renderer: Literal["chat_template", "released_code"] = option("prompts", "chat_template", released="released_code")
     eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
     save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1, le=10**6)
 
@@ -81,20 +71,13 @@ class Cell(Settings):
     n_voters: int = option("generators of Voting", 3, ge=1, le=100)
     n_workers: int = option("strategies, and so workers, of Orch-Workers at most", 3, ge=1, le=100)
     aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
-        "what a selection without a box is, candidate_1 or first_digit", "candidate_1", released_code="first_digit"
+        "what a selection without a box is", "candidate_1", released="first_digit"
     )
 
     # rewards, and what becomes of them
-    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released_code=0.0, ge=-1, le=1)
-    code_reward: Literal["fraction", "all_pass"] = option(
-        "of hidden tests, fraction or all_pass", "fraction", released_code="all_pass"
-    )
-    code_rows: Literal["deepcoder", "reconstruction"] = option(
-        "deepcoder, or a reconstruction of the authors' filter", "deepcoder", released_code="reconstruction"
-    )
-    advantage_group: Literal["episode", "role", "slot"] = option(
-        "what is compared within a problem, episode, role or slot", "episode", released_code="role"
-    )
+    malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released=0.0, ge=-1, le=1)
+    code_reward: Literal["fraction", "all_pass"] = option("of hidden tests", "fraction", released="all_pass")
+    advantage_group: Literal["episode", "role", "slot"] = option("compared in a problem", "episode", released="role")
     process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0, le=10**6)
     allow_unsafe_code: bool = option("train on code without a sandbox; only in a virtual machine", False)
 
@@ -102,41 +85,25 @@ class Cell(Settings):
     lora_rank: int = option("of every linear layer", 64, tiny=16, ge=1, le=512)
     lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1, le=10**6)
     warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0, le=10**6)
-    lr_schedule: Literal["cosine", "constant"] = option(
-        "after warm-up, cosine or constant", "cosine", released_code="constant"
-    )
-    lr_clock: Literal["iteration", "update_call"] = option(
-        "ticks once per iteration, or per adapter and iteration (update_call)", "iteration", released_code="update_call"
-    )
+    lr_schedule: Literal["cosine", "constant"] = option("after warm-up", "cosine", released="constant")
+    lr_clock: Literal["iteration", "update_call"] = option("ticks once per", "iteration", released="update_call")
     weight_decay: float = option("of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
     max_grad_norm: float = option("of one optimizer step", 1.0, ge=1e-6, le=1e30)
-    updates: Literal["per_batch", "one", "tokens"] = option(
-        "an adapter's steps, one per_batch of episodes, one per iteration, or one per step_tokens", "per_batch"
-    )
+    updates: Literal["per_batch", "one", "tokens"] = option("an adapter's steps per iteration", "per_batch")
     step_tokens: int | None = option("completion tokens of a step, where updates is tokens", None, ge=1, le=10**9)
-    minibatch_split: Literal["even", "sequential"] = option(
-        "even, or sequential with a partial last mini-batch", "even", released_code="sequential"
-    )
-    row_order: Literal["shuffled", "mountain"] = option(
-        "shuffled, or a mountain of short, long, short", "shuffled", released_code="mountain"
-    )
+    minibatch_split: Literal["even", "sequential"] = option("of an adapter's rows", "even", released="sequential")
+    row_order: Literal["shuffled", "mountain"] = option("of an iteration's rows", "shuffled", released="mountain")
 
     # the clipped objective
     clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
     clip_high: float = option("the upper side", 0.28, ge=0, le=10**6)
-    dual_clip: float = option(
-        "largest ratio where the advantage is negative (the released code's)", 3.0, ge=1, le=10**6
-    )
-    old_logprobs: Literal["sampled", "recomputed"] = option(
-        "of the ratio, as sampled by the engine or recomputed by the trainer", "recomputed", tiny="sampled"
-    )
+    dual_clip: float = option("largest ratio where the advantage is negative (released code)", 3.0, ge=1, le=10**6)
+    old_logprobs: Literal["sampled", "recomputed"] = option("of the ratio", "recomputed", tiny="sampled")
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
     # engine and precision
-    engine: Literal["auto", "transformers", "vllm"] = option("auto is vllm on a GPU, else transformers", "auto")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "of the frozen base, float32 or bfloat16; adapters are float32", "bfloat16", tiny="float32"
-    )
+    engine: Literal["auto", "transformers", "vllm"] = option("auto takes vllm on a GPU", "auto")
+    dtype: Literal["float32", "bfloat16"] = option("of the base, adapters are float32", "bfloat16", tiny="float32")
     micro_batch_tokens: int = option("padded tokens of one forward pass", 40960, tiny=1024, ge=1, le=10**9)
 
     _workflow: Workflow | None = PrivateAttr(None)  # one's own
@@ -144,18 +111,12 @@ class Cell(Settings):
     _digests: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(
-        self,
-        workflow: str | Workflow,
-        policy: str | dict[str, str],
-        task: object = "math",
-        scale: str = "tiny-r",
-        seed: int = 0,
-        preset: str = "paper",
-        **settings: object,
-    ) -> None:
+        self, workflow: str | Workflow, policy: str | dict[str, str], task: object = "math", scale: str = "tiny-r", seed: int = 0,
+        preset: str = "paper", **settings: object,
+    ) -> None:  # fmt: skip
         found = {"workflow": own_object("workflow", workflow, WORKFLOWS), "task": own_object("task", task, TASKS)}
         own = {name: one[0] for name, one in found.items() if one is not None}
-        roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), Voting)()).roles)
+        roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
         given = {name: value for name, value in settings.items() if value is not None}
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
@@ -173,7 +134,7 @@ class Cell(Settings):
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
         ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock == "update_call" else 1)
-        if self.warmup_iterations > ticks and "warmup_iterations" in self._options():  # the preset's may exceed a trial
+        if self.warmup_iterations > ticks and "warmup_iterations" in self.changed():  # the preset's may exceed a trial
             yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
             yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
@@ -208,13 +169,10 @@ class Cell(Settings):
         """The workflow that this cell runs (paper Table 7, "workflow caps")."""
         if self._workflow is not None:
             return self._workflow
-        if self.workflow == "voting":
-            return Voting(self.n_voters, self.aggregator_fallback)
-        if self.workflow == "eval_opt":
-            return EvalOpt(self.rounds)
-        if self.workflow == "orch_workers":
-            return OrchWorkers(self.n_workers)
-        return WORKFLOWS[self.workflow]()
+        sizes: dict[str, tuple] = {
+            "voting": (self.n_voters, self.aggregator_fallback), "eval_opt": (self.rounds,), "orch_workers": (self.n_workers,)
+        }  # fmt: skip
+        return WORKFLOWS[self.workflow](*sizes.get(self.workflow, ()))
 
     def make_task(self) -> Any:
         """The task that this cell trains on; a tiny scale has the embedded task of the same kind."""
@@ -227,14 +185,13 @@ class Cell(Settings):
             return self._task
         if self.task == "math":
             return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
-        return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_rows, self.code_reward)
+        return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
 
     @property
     def anchors(self) -> dict[str, float]:
         """role -> weight of its KL penalty."""
-        if isinstance(self.kl_anchor, dict):
-            return dict.fromkeys(self.policy, 0.0) | self.kl_anchor
-        return dict.fromkeys(self.policy, self.kl_anchor)
+        by_role = self.kl_anchor if isinstance(self.kl_anchor, dict) else dict.fromkeys(self.policy, self.kl_anchor)
+        return dict.fromkeys(self.policy, 0.0) | by_role
 
     # ---- names and records
 
@@ -252,25 +209,19 @@ class Cell(Settings):
 
     def changed(self) -> dict[str, object]:
         """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""
-        held = self.to_dict()
+        held, usual = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
-        return {name: held[name] for name in self._options()} | policy | self._digests
-
-    def _options(self) -> dict[str, object]:
-        """The settings besides the coordinates that differ from the preset's."""
-        usual = preset_values(self.workflow, self.task, self.scale, self.preset)
-        return {name: value for name, value in self if name in usual and value != usual[name]}
+        return {name: held[name] for name, value in self if value != usual.get(name, value)} | policy | self._digests
 
     def to_dict(self) -> dict[str, object]:
         """Every field as plain JSON data, and the digest of own code; of own paths the name (provenance.json has checksums)."""
-        values: dict[str, object] = dict(self) | {"workflow": self.workflow_name, "task": self.task_label}
-        for name in ("model", "data"):
-            values[name] = values[name] and Path(str(values[name])).name
-        return values | self._digests
+        paths = {name: path and Path(path).name for name, path in (("model", self.model), ("data", self.data))}
+        return dict(self) | {"workflow": self.workflow_name, "task": self.task_label} | paths | self._digests
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """The cell of another workflow and policy with the same options but role maps; all else takes that workflow's preset."""
-        options = {name: value for name, value in self._options().items() if not isinstance(value, dict)}
+        changed = self.changed().keys() - {*COORDINATES}
+        options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
     def parameters(self) -> dict[str, object]:
@@ -326,17 +277,15 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     values: dict[str, Any] = {}
     for name, field in Cell.model_fields.items():
         if name not in COORDINATES:
-            special = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            special: Any = field.json_schema_extra
             values[name] = special.get("tiny", field.default) if is_tiny(scale) else field.default
             if preset == "released_code" and not (is_tiny(scale) and name == "renderer"):
-                values[name] = special.get("released_code", values[name])
+                values[name] = special.get("released", values[name])
     is_own = not isinstance(task, str) or task not in TASKS
     kind = "math" if is_own else task
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
-    values["rounds"] = ROUNDS[kind]
-    values["max_prompt_tokens"], values["max_response_tokens"] = (
-        TINY_LENGTHS[kind] if is_tiny(scale) else LENGTHS[like, kind]
-    )
+    lengths = TINY_LENGTHS[kind] if is_tiny(scale) else LENGTHS[like, kind]
+    values["rounds"], (values["max_prompt_tokens"], values["max_response_tokens"]) = ROUNDS[kind], lengths
     if is_own:
         values |= {"n_train": None, "n_validation": None}  # all rows
     if preset == "released_code" and (workflow, task) == ("voting", "math"):

@@ -3,6 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,12 @@ def _model_problem(cell: Cell, folder: Path) -> str:
                 pass
     except (ValueError, OSError, SafetensorError) as error:
         return f"is incomplete or damaged ({str(error).splitlines()[0]})."
-    built = config.architectures or [CAUSAL.get(config.model_type)]
-    if config.model_type not in CAUSAL or not set(built) & set(CAUSAL.values()):
-        return f"holds a {config.model_type!r} model of architecture {built}, which is not a causal language model."
-    if engine_of(cell) == "transformers" and CAUSAL[config.model_type] not in SERVED:
-        kind, served = CAUSAL[config.model_type], " and ".join(SERVED)
-        return f"holds a {kind}, and the transformers engine serves {served}. Use engine='vllm'."
+    kind = (config.architectures or [CAUSAL.get(config.model_type)])[0]
+    if kind not in (SERVED if engine_of(cell) == "transformers" else CAUSAL.values()):
+        served = " and ".join(SERVED)
+        return (
+            f"holds a {kind}. The transformers engine serves {served}; other causal language models need engine='vllm'."
+        )
     highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         return f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."
@@ -118,21 +119,17 @@ def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
 # ---- workflow and reward
 
 
-class _Trial:
+class _OneReply:
     """An engine and a tokenizer that answer every request with one reply."""
 
     def __init__(self, reply: str) -> None:
-        self.reply, self.keys = reply, list[int]()
-
-    def add(self, key: int, request: object) -> None:
-        self.keys.append(key)
+        self.keys: list[int] = []
+        self.add = lambda key, request: self.keys.append(key)
+        self.decode = lambda token_ids, skip_special_tokens: reply
 
     def step(self) -> list[tuple[int, Completion]]:
         keys, self.keys = self.keys, []
         return [(key, Completion([0], [0.0], "stop")) for key in keys]
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        return self.reply
 
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:
@@ -142,16 +139,15 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
     """
     called: set[str] = set()
     for reply in REPLIES:
-        said: Any = _Trial(reply)
+        said: Any = _OneReply(reply)
         rollout = Rollout(workflow, said, said, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
         rollout.patience = DRY_SECONDS
         try:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
         except RuntimeError as error:
             where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
-            raise ValueError(
-                f"Tried without a model, where every reply was {reply!r}: {error}\n{where}".rstrip()
-            ) from error
+            tried = f"Tried without a model, where every reply was {reply!r}: {error}\n{where}"
+            raise ValueError(tried.rstrip()) from error
         called |= {turn.role for turn in episode.turns}
     if not called:
         raise ValueError(
@@ -172,23 +168,19 @@ def try_reward(task: Task, problems: list[Problem]) -> None:
 # ---- rows
 
 
-def first_prompts(
-    workflow: Workflow, problems: Sequence[Problem], encode: Callable[[list[Message]], list[int]]
-) -> list[int]:
-    """Tokens of the longest prompt of each problem's first stage, found without any model call."""
+def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Callable[[list[Message]], int]) -> list[int]:
+    """Tokens (`length`) of the longest prompt of each problem's first stage, found without any model call."""
 
     async def measure(problem: Problem) -> int:
-        stage: list[int] = []
+        stage = [0]
 
         async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
-            stage.append(len(encode(messages)))
+            stage.append(length(messages))
             raise PromptOverflow
 
-        try:
+        with suppress(PromptOverflow):
             await workflow.run(problem, call)
-        except PromptOverflow:
-            pass
-        return max(stage, default=0)
+        return max(stage)
 
     async def measure_all() -> list[int]:
         return [await measure(problem) for problem in problems]
@@ -214,7 +206,8 @@ def load_problems(
     if isinstance(task, Task):
         for problems in (train, validation):
             try_reward(task, problems[: len(REPLIES)])
-    lengths = first_prompts(workflow, [*train, *validation], lambda chat: RENDERERS[cell.renderer](tokenizer, chat))
+    render = RENDERERS[cell.renderer]
+    lengths = first_prompts(workflow, [*train, *validation], lambda messages: len(render(tokenizer, messages)))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {
         "train": len(kept),

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from multirole.core.policy import adapter_names
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import folder_of, is_done, step_of
 from multirole.experiment.launch import Launch
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
 """What is evaluated of each kind of adapters where nothing else is asked for."""
-OPTIONS = ("adapters", "checkpoints", "n_rollouts")
-"""The parameters beside those of a cell."""
 
 
 class Evaluation(Settings):
@@ -32,9 +29,7 @@ class Evaluation(Settings):
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
-    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
-        "own, base, transfer (the single-agent adapter on the solver role) or transfer_all", "own"
-    )
+    adapters: Literal["own", "base", "transfer", "transfer_all"] = option("transfer is the single agent's", "own")
     checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
     n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any
@@ -59,12 +54,13 @@ class Evaluation(Settings):
     @refusing()
     def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
-        own = {name: given[name] for name in OPTIONS if name in given}
-        rest = {name: value for name, value in given.items() if name not in own}
-        cell, launch = Cell.from_parameters(rest, others=OPTIONS)
-        for name in ("n_processes", "vllm_tensor_parallel"):
-            if (given_size := dict(launch)[name]) > 1:
-                raise ValueError(f"`{name}` must be 1 for an evaluation, which plays on one GPU, got {given_size}.")
+        names = [name for name in cls.model_fields if name != "cell"]
+        own = {name: given[name] for name in names if name in given}
+        cell, launch = Cell.from_parameters({k: v for k, v in given.items() if k not in own}, others=names)
+        if launch.n_processes > 1:
+            raise ValueError(
+                f"`n_processes` must be 1 for an evaluation, which plays on one GPU, got {launch.n_processes}."
+            )
         return cls(cell, **own), launch.replace(sharding="none")
 
     @property
@@ -91,11 +87,10 @@ class Evaluation(Settings):
 
     def policy(self) -> dict[str, str | None]:
         """role -> adapter of the source, None for the base model, which step 0 is for all."""
-        if self.adapters in ("own", "base"):
-            return dict(self.cell.policy)
-        (adapter,) = adapter_names(self.cell.policy)  # as the single-agent run calls it, too
-        solver = solver_of(self.cell)
-        return {r: adapter if r == solver or self.adapters == "transfer_all" else None for r in self.cell.policy}
+        policy: dict[str, str | None] = dict(self.cell.policy)
+        if self.adapters == "transfer":  # the single-agent run calls its adapter as "sp" does
+            policy |= {role: None for role in policy if role != solver_of(self.cell)}
+        return policy
 
 
 def evaluation_parameters() -> list[Parameter]:

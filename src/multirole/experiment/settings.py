@@ -1,5 +1,6 @@
 """Validated groups of settings on pydantic: an option's value per preset, its bounds and its help are one line."""
 
+import ast
 import difflib
 import json
 import re
@@ -30,9 +31,9 @@ def refusing() -> Iterator[None]:
         raise Refused(str(error)) from error
 
 
-def option(help: str, default: Any = ..., *, tiny: Any = ..., released_code: Any = ..., **bounds: Any) -> Any:
-    """A field with its help and bounds. `tiny` and `released_code` replace the default at those scales and in that preset."""
-    presets = {name: value for name, value in (("tiny", tiny), ("released_code", released_code)) if value is not ...}
+def option(help: str, default: Any = ..., *, tiny: Any = ..., released: Any = ..., **bounds: Any) -> Any:
+    """A field with its help and bounds. `tiny` and `released` replace the default at that scale and in that preset."""
+    presets = {name: value for name, value in (("tiny", tiny), ("released", released)) if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
 
@@ -42,20 +43,18 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **given: Any) -> None:
-        fields = type(self).model_fields
         try:
             super().__init__(**given)
         except ValidationError as error:
             found = {str(one["loc"][0]): one for one in error.errors()}  # a union reports each of its members
-            raise ValueError(
-                "\n".join(
-                    unknown_name(name, fields)
-                    if one["type"] == "extra_forbidden"
-                    else f"`{name}` {re.sub('^[A-Z][a-z]+ should', 'must', one['msg'])}, got {one['input']!r}."
-                    + did_you_mean(one["input"], choices(fields[name].annotation))
-                    for name, one in found.items()
-                )
-            ) from None
+            raise ValueError("\n".join(self._sentence(name, one) for name, one in found.items())) from None
+
+    @classmethod
+    def _sentence(cls, name: str, error: Any) -> str:
+        if error["type"] == "extra_forbidden":
+            return unknown_name(name, cls.model_fields)
+        problem, given = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
+        return f"`{name}` {problem}, got {given!r}." + did_you_mean(given, choices(cls.model_fields[name].annotation))
 
     def replace(self, **changes: Any) -> Self:
         """The same settings but for some fields."""
@@ -77,6 +76,14 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 def choices(annotation: Any) -> tuple[str, ...]:
     """The words of a Literal; none for other types."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def value(text: str) -> object:
+    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class Parameter(NamedTuple):
@@ -101,5 +108,6 @@ def parameters(*groups: type[Settings]) -> list[Parameter]:
             kind = get_args(field.annotation)[0] if is_union else field.annotation
             default = None if field.json_schema_extra else field.default
             name_of_kind = kind.__name__ if kind in (int, float, bool) else "str"
-            listed.setdefault(name, Parameter(name, name_of_kind, default, field.description or ""))
+            words = f": {', '.join(choices(kind))}" if choices(kind) else ""
+            listed.setdefault(name, Parameter(name, name_of_kind, default, f"{field.description}{words}"))
     return list(listed.values())

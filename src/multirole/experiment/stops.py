@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 import psutil
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl
 
 from multirole.core.distributed import gather_objects
 
@@ -57,9 +57,7 @@ class Stop(TrainerCallback):
             for worker in psutil.Process(self.launcher.pid).children():
                 worker.send_signal(signal.SIGUSR1)
         elif self.is_training:
-            logger.warning(
-                "%s: the run stops after this iteration, with a checkpoint. A second signal ends it at once.", name
-            )
+            logger.warning("%s: the run stops after this iteration, saved. A second signal ends it at once.", name)
         else:
             self.end()
 
@@ -69,16 +67,16 @@ class Stop(TrainerCallback):
             logger.warning(STOPPED)
             raise Stopped(RESUMABLE)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_begin(self, *_: object, **__: object) -> None:
         """From now on there is something to save."""
         self.is_training = True
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **_: object) -> None:
         """Processes are told at different times, and all must stop after the same iteration."""
         if any(gather_objects(self.is_asked)):
             self.is_asked = control.should_save = control.should_training_stop = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         """Everything is saved."""
         self.is_training = False
 
@@ -100,14 +98,14 @@ def _handled(handlers: dict) -> Iterator[None]:
     """Handle signals this way for a while, but not those that nohup or a shell's `&` ignores. Threads handle none."""
     is_main = threading.current_thread() is threading.main_thread()
     former = {signum: signal.getsignal(signum) for signum in handlers if is_main}
-    heard = [signum for signum in former if signum not in TERMINAL or former[signum] is not signal.SIG_IGN]
-    for signum in heard:
+    former = {signum: now for signum, now in former.items() if signum not in TERMINAL or now is not signal.SIG_IGN}
+    for signum in former:
         signal.signal(signum, handlers[signum])
     try:
         yield
     finally:
-        for signum in heard:
-            signal.signal(signum, former[signum])
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
 
 
 @contextmanager

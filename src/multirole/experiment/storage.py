@@ -70,12 +70,21 @@ def writing(path: Path) -> Iterator[Path]:
     with reporting(path):
         try:
             yield aside
-            for one in [*sorted(aside.rglob("*")), aside]:
-                sync(one)
-            move(aside, path)
+            publish(aside, path)
         except BaseException:
             remove(aside)
             raise
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Give what was written aside its name, for good."""
+    for one in [*sorted(aside.rglob("*")), aside]:
+        sync(one)
+    if path.is_dir():  # of a damaged one
+        remove(path)
+    os.replace(aside, path)
+    for folder in {path.parent, aside.parent}:
+        sync(folder)
 
 
 @contextmanager
@@ -91,13 +100,6 @@ def reporting(path: Path) -> Iterator[None]:
             f"{path} could not be written ({error}; {free} MB free), so the run stops. Free some space, or make the disk writable, "
             "and start the same command again: it continues from the newest checkpoint."
         ) from error
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename, for good: both folders' names are synced."""
-    os.replace(source, target)
-    for folder in {target.parent, source.parent}:
-        sync(folder)
 
 
 def remove(path: Path) -> None:
