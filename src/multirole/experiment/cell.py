@@ -56,7 +56,7 @@ class Cell(Settings):
 
     # model, rows and lengths
     model: str | None = option("a local folder with a model and its tokenizer, in place of the pinned one", None)
-    data: str | None = option("a local file of rows, or a folder with the pinned files, in place of the download", None)
+    data: str | None = option("a local file of rows, in place of the download", None)
     n_train: int | None = option("the first so many training problems", None, tiny=4096, ge=1, le=10**7)
     n_validation: int | None = option("the first so many validation problems", None, tiny=256, ge=1, le=10**7)
     max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=TINY_LENGTHS["math"][0], ge=1, le=10**7)

@@ -123,13 +123,17 @@ class _OneReply:
     """An engine and a tokenizer that answer every request with one reply."""
 
     def __init__(self, reply: str) -> None:
-        self.keys: list[int] = []
-        self.add = lambda key, request: self.keys.append(key)
-        self.decode = lambda token_ids, skip_special_tokens: reply
+        self.reply, self.keys = reply, list[int]()
+
+    def add(self, key: int, request: object) -> None:
+        self.keys.append(key)
 
     def step(self) -> list[tuple[int, Completion]]:
         keys, self.keys = self.keys, []
         return [(key, Completion([0], [0.0], "stop")) for key in keys]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return self.reply
 
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:

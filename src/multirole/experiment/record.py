@@ -43,7 +43,7 @@ from multirole.experiment.folders import complete, outcome_of, prune, staging, s
 from multirole.experiment.machine import installed
 from multirole.experiment.models import locate
 from multirole.experiment.presets import MODELS
-from multirole.experiment.storage import remove, sums_of, write_table, write_text, writing
+from multirole.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
 
 N_INSPECTED = 32
 RECORD = "record"
@@ -72,25 +72,28 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
 
 
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
-    """Source revision, versions, device, seed, model, rows and command.
+    """Source revision, lock file, versions, device, seed, model, rows and command.
 
     `problems` are the run's counts of problems used and left out.
     """
+    here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
+    lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
     pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parent), *args]
+        command = ["git", "-C", str(here), *args]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "git_sha": git("rev-parse", "HEAD")
-        or os.environ.get("GIT_SHA"),  # an image has no .git but this build argument
+        # an image has no .git but this build argument
+        "git_sha": git("rev-parse", "HEAD") or os.environ.get("GIT_SHA"),
         "git_dirty": None if status is None else bool(status),
+        "lock_sha256": sha256(lock) if lock.exists() else None,
         "versions": installed(*PACKAGES) | {"python": platform.python_version()},
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,

@@ -83,20 +83,37 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
     n_episodes = cell.n_problems * cell.n_episodes
     return MultiRoleGRPOConfig(
         **{name: value for name, value in cell if name in SAME_NAME},
-        role_beta=cell.anchors, epsilon=cell.clip_low, epsilon_high=cell.clip_high, delta=cell.dual_clip,
-        # episodes and their iterations
-        max_steps=cell.iterations, generation_batch_size=n_episodes, num_generations=cell.n_episodes,
-        per_device_train_batch_size=n_episodes // processes().num_processes, max_completion_length=cell.max_response_tokens,
-        lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup", warmup_steps=cell.warmup_iterations,
-        eval_strategy="steps", eval_steps=cell.eval_every, save_strategy="steps", save_steps=cell.save_every,
-        # what is written
-        output_dir=output_dir, logging_steps=1, report_to=launch.report_to.split(","), run_name=cell.id, disable_tqdm=True,
-        # devices
-        engine=engine_of(cell), vllm_gpu_memory_utilization=launch.vllm_memory, **launch.vllm_sizes(),
-        gradient_checkpointing=launch.recomputes(cell.scale), gradient_checkpointing_kwargs={"use_reentrant": False},
-        bf16=cell.dtype == "bfloat16", use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False,
-        fsdp=launch.is_sharded, fsdp_config=fsdp if launch.is_sharded else None,
-    )  # fmt: skip
+        output_dir=output_dir,
+        max_steps=cell.iterations,
+        generation_batch_size=n_episodes,
+        per_device_train_batch_size=n_episodes // processes().num_processes,
+        num_generations=cell.n_episodes,
+        max_completion_length=cell.max_response_tokens,
+        role_beta=cell.anchors,
+        epsilon=cell.clip_low,
+        epsilon_high=cell.clip_high,
+        delta=cell.dual_clip,
+        lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
+        warmup_steps=cell.warmup_iterations,
+        engine=engine_of(cell),
+        vllm_gpu_memory_utilization=launch.vllm_memory,
+        **launch.vllm_sizes(),
+        eval_strategy="steps",
+        eval_steps=cell.eval_every,
+        save_strategy="steps",
+        save_steps=cell.save_every,
+        logging_steps=1,
+        report_to=launch.report_to.split(","),
+        run_name=cell.id,
+        gradient_checkpointing=launch.recomputes(cell.scale),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        bf16=cell.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
+        fsdp=launch.is_sharded,
+        fsdp_config=fsdp if launch.is_sharded else None,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
 
 
 class TaskReward:
@@ -192,10 +209,17 @@ def make_trainer(
     skills = SkillWatch(reward)
     watchers += [skills, Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(
-        model=peft_model, processing_class=tokenizer, workflow=workflow, reward_funcs=reward,
-        train_dataset=to_dataset(train), eval_dataset=to_dataset(validation), args=training_args(cell, output_dir, launch),
-        callbacks=[*watchers, *callbacks], engine=engine, is_answer=lambda text: task.extract(text) is not None,
-    )  # fmt: skip
+        model=peft_model,
+        workflow=workflow,
+        reward_funcs=reward,
+        args=training_args(cell, output_dir, launch),
+        train_dataset=to_dataset(train),
+        eval_dataset=to_dataset(validation),
+        processing_class=tokenizer,
+        callbacks=[*watchers, *callbacks],
+        engine=engine,
+        is_answer=lambda text: task.extract(text) is not None,
+    )
     trainer.rollout.render = RENDERERS[cell.renderer]
     trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's anyway
     trainer.recorder = recorder
