@@ -60,7 +60,7 @@ WORKFLOWS, NAMES, POLICIES = (
     ("IP", "SP"),
 )
 EVERY_CELL = [f"{name}-{policy}" for name in NAMES for policy in POLICIES]
-HARDER = "four times the episodes, four steps"
+HARDER = "four times the problems, four steps"
 """The single agent with as many steps as a workflow and four times the problems."""
 
 
@@ -154,6 +154,14 @@ def test_sharing_changes_the_roles():
         points("phenomena_elsewhere", "value", digits=0, **one_step, number=f"change, {p}")[0] for p in ("SP", "IP")
     ]
     assert said == [*small, rows("phenomena_elsewhere", **one_step, number="seeds")["value"].item()]
+
+
+def test_tokens_do_not_tell_who_owns_a_shared_adapter():
+    where = {"task": "math", "workflow": "voting", "role": "aggregator"}
+    written = points("role_gradients", "value", digits=0, **where, number="share of tokens")
+    given = points("role_gradients", digits=0, **where, number="share of gradient")
+    assert finding("An aggregator writes N % of its tokens and gives I of its") == [*written, *given]
+    assert (rows("role_gradients", number="cosine")["value"] > -0.005).all()
 
 
 def test_a_vote_of_the_single_agent():

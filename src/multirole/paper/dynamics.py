@@ -9,7 +9,8 @@ import pandas as pd
 
 from multirole.paper.grid import POLICIES, WORKFLOWS
 from multirole.paper.results import Results, Run
-from multirole.paper.write import Row, spread
+from multirole.paper.statistics import t_interval
+from multirole.paper.write import Row, number, spread
 
 FIRST_ITERATIONS = 5
 SMOOTHED = 5  # iterations
@@ -26,6 +27,7 @@ AMPLITUDES = {
     "optimizer steps per iteration": "count",
 }
 """Number -> unit: the four of the paper, then ours."""
+SHARES = {"rows": "row_share", "tokens": "token_mass", "gradient": "grad_share"}
 
 
 def role_series(run: Run) -> dict[str, pd.DataFrame]:
@@ -114,6 +116,24 @@ def extremes(results: Results) -> pd.DataFrame:
             row |= {f"{name}_role": roles[name].max() for name in ("chi2", "chi2_after")}
             rows.append(row | {"grad_norm": ledger["grad_norm"].max(), "entropy": entropy.iloc[0] - entropy.min()})
     return pd.DataFrame(rows)
+
+
+def role_gradients(results: Results) -> Iterator[Row]:
+    """What each role gives to a shared adapter's gradient, and whether two roles agree: medians over a run's iterations."""
+    for task, workflow in product(results.grid.tasks, WORKFLOWS):
+        shares, cosines = {}, {}
+        for seed, run in results.runs_of(workflow, "sp", task).items():
+            roles, table = run.table("roles"), run.table("cosines")
+            roles["row_share"] = roles["rows"] / roles.groupby("iteration")["rows"].transform("sum")
+            shares[seed] = roles.groupby("role", sort=False)[list(SHARES.values())].median()
+            pairs = [" and ".join(sorted(pair)) for pair in zip(table["role"], table["other"], strict=True)]
+            cosines[seed] = table.groupby(pairs)["cosine"].median()
+        where = {"task": task, "workflow": workflow}
+        for role, own in pd.concat(shares).groupby(level=1, sort=False) if shares else ():
+            for name, share in SHARES.items():
+                yield number(f"share of {name}", t_interval(own[share]), "rate", **where, role=role)
+        for pair, own in pd.concat(cosines).groupby(level=1) if cosines else ():
+            yield number("cosine", t_interval(own.dropna()), "similarity", **where, role=pair)
 
 
 def smoothed(curves: pd.DataFrame) -> pd.DataFrame:
