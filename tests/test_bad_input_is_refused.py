@@ -13,7 +13,7 @@ from trainers import slow_but
 
 from multirole.experiment.cell import Cell
 from multirole.experiment.evaluation import evaluation_parameters
-from multirole.experiment.folders import folder_of, open_folder
+from multirole.experiment.folders import differing, folder_of, open_folder
 from multirole.experiment.launch import Launch
 from multirole.experiment.settings import Refused
 
@@ -93,13 +93,18 @@ def opened(results_dir: Path) -> AbstractContextManager:
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
     config, held = folder_of(Cell("voting", "sp"), tmp_path) / "config.json", Cell("voting", "sp").to_dict()
     config.parent.mkdir(parents=True)
-    config.write_text(json.dumps(held))
+    updates = held.pop("updates")  # a run from before this option, with one that is gone since
+    config.write_text(json.dumps(held | {"on_alarm": "log"}))
     with opened(tmp_path):
         pass
-    for other in (held | {"learning_rate": 0.004}, held | {"on_alarm": "log"}, []):
+    for other, named in ((held | {"updates": updates, "learning_rate": 0.004}, "learning_rate"), ([], "config.json")):
         config.write_text(json.dumps(other))
-        with pytest.raises(ValueError, match="another configuration"), opened(tmp_path):
+        with pytest.raises(ValueError, match=rf"another configuration \({named}\)"), opened(tmp_path):
             pass
+    of_evaluation = {"n_rollouts": 1, "cell": held | {"on_alarm": "log"}}
+    assert not differing(of_evaluation, {"n_rollouts": 1, "cell": held})
+    assert differing(of_evaluation, {"n_rollouts": 1, "cell": held | {"learning_rate": 0.004}}) == ["learning_rate"]
+    assert differing(of_evaluation, {"n_rollouts": 2, "cell": held}) == ["n_rollouts"]
 
 
 def test_an_unwritable_results_folder_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
+from inspect import cleandoc
 from pathlib import Path
 
 from multirole import __version__
@@ -18,11 +19,16 @@ from multirole.experiment.settings import Parameter, Refused, did_you_mean, refu
 
 def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
     """A command's parser, with its docstring and its parameters as its help."""
-    lines = [f"  {p.name:<31}{p.help}" + f" ({p.default})" * (p.default is not None) for p in parameters]
+    lines = []
+    for one in parameters:
+        default = "" if one.default is None else f" ({one.default})"
+        lines.append(f"  {one.name:<31}{one.help}{default}")
     return ArgumentParser(
-        prog=f"multirole {command.__name__}", description=command.__doc__, epilog="\n".join(["parameters:", *lines] * bool(lines)),
+        prog=f"multirole {command.__name__}",
+        description=cleandoc(command.__doc__ or ""),
+        epilog="\n".join(["parameters:", *lines]) if lines else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
 
 
 @refusing()

@@ -2,9 +2,10 @@
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
 
-Memory is the sum of the tensors that each piece of code keeps alive at its peak; on a CPU, whose memory binds with large models
-only, what is sampled with is counted by an upper bound. Not covered: what an allocator keeps beside live tensors, float32 on a GPU
-(its attention has no fused kernel), the buffers of several processes' communication, and the host memory of GPU runs.
+Memory is the sum of the tensors that each piece of code keeps alive at its peak; of the transformers engine's KV cache an upper
+bound is told and nothing is refused for it. Not covered: what an allocator keeps beside live tensors, float32 on a GPU (its
+attention has no fused kernel), the buffers of several processes' communication, the host memory of GPU runs, and a container's
+limit on memory that is below the machine's.
 """
 
 import shutil
@@ -41,6 +42,9 @@ CHECKPOINTING_ABOVE = 0.8
 """Layers are computed again in backward where keeping them would take more than this part of a device."""
 
 
+PHASES = ("rollout", "update")
+
+
 class Part(NamedTuple):
     """Bytes of one process while sampling and while training, and what to change to need fewer."""
 
@@ -48,6 +52,8 @@ class Part(NamedTuple):
     rollout: int
     update: int
     remedy: str
+    is_bound: bool = False
+    """Whether it may take less: the longest replies fill it."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,14 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Bytes that one device must have in each phase; of a CPU's rollout at most."""
-        return {phase: self.n_sharing * sum(getattr(p, phase) for p in self.parts) for phase in ("rollout", "update")}
+        """Bytes of one device in each phase, at most."""
+        return {phase: self.n_sharing * sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
 
     @property
     def need(self) -> tuple[int, str]:
-        """Bytes that it cannot do with less than, and in which phase."""
-        return max((size, phase) for phase, size in self.peaks.items() if self.kind == "GPU" or phase == "update")
+        """Bytes that one device must have, and in which phase."""
+        certain = [part for part in self.parts if not part.is_bound]
+        return max((self.n_sharing * sum(getattr(part, phase) for part in certain), phase) for phase in PHASES)
 
     @property
     def fits(self) -> bool:
@@ -88,13 +95,13 @@ class Plan:
         need, phase = self.need
         found = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
         found += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB"
-        if self.kind == "CPU":
-            found += f", its rollout phase at most {self.peaks['rollout'] / GIB:.2f} GiB"
-        found += (
-            "." if self.cache is None else f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
-        )
+        if self.cache is None:
+            found += f", and rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
+        else:
+            found += f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         if need > self.size:
-            largest = sorted(self.parts, key=lambda part: -getattr(part, phase))[:4]
+            certain = [part for part in self.parts if not part.is_bound]
+            largest = sorted(certain, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
@@ -139,7 +146,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
         rows = min(most_asked(cell) // n, ENGINE_ROWS)
         parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
-        parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths))
+        parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
 
@@ -295,11 +302,11 @@ def check_disk(cell: Cell, folder: Path) -> None:
 
 def report(found: Plan, launch: Launch) -> str:
     """The parts of one process as a table, then what was decided, and whether it fits."""
-    cell, phases = found.cell, ("rollout", "update")
-    sums = ("total", *(sum(getattr(part, phase) for part in found.parts) for phase in phases))
-    rows = [(name, rollout / GIB, update / GIB) for name, rollout, update, *_ in [*found.parts, sums]]
+    cell, total = found.cell, [sum(getattr(part, phase) for part in found.parts) for phase in PHASES]
+    rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in found.parts]
+    rows.append(("total", *(size / GIB for size in total)))
     disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
-    lines = [tabulate(rows, headers=("GiB per process", *phases), floatfmt=".3f"), disk]
+    lines = [tabulate(rows, headers=("GiB per process", *PHASES), floatfmt=".3f"), disk]
     if launch.vllm_max_num_seqs and found.cache is not None:
         rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")

@@ -44,9 +44,9 @@ class Cell(Settings):
     workflow: Any = option("single, eval_opt, voting, orch_workers, or your own as examples/debate.py:Debate", "voting")
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, or one of your own as examples/debate.py:task", "math")
-    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option("embedded in the package, or Qwen3 on GPUs", "tiny-r")
+    scale: Literal["tiny-r", "0.6b", "1.7b", "4b"] = option("embedded here, or Qwen3 on a GPU node", "tiny-r")
     seed: int = option("of the adapters, the data order and every sampled token", 0, ge=0, le=2**32 - 1)
-    preset: Literal["paper", "released_code"] = option("where the authors' code differs", "paper")
+    preset: Literal["paper", "released_code"] = option("of all settings below", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
     iterations: int = option("batches of rollouts", 500, tiny=60, ge=1, le=10**6)
@@ -62,7 +62,9 @@ class Cell(Settings):
     max_prompt_tokens: int = option("cap of one turn's prompt", 20480, tiny=TINY_LENGTHS["math"][0], ge=1, le=10**7)
     max_response_tokens: int = option("cap of a turn's completion", 5120, tiny=TINY_LENGTHS["math"][1], ge=1, le=10**7)
     temperature: float = option("of training and validation", 0.7, tiny=1.0, ge=0.01, le=100)
-    renderer: Literal["chat_template", "released_code"] = option("prompts", "chat_template", released="released_code")
+    renderer: Literal["chat_template", "released_code"] = option(
+        "of prompts", "chat_template", released="released_code"
+    )
     eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
     save_every: int = option("iterations between checkpoints", 5, tiny=10, ge=1, le=10**6)
 
@@ -76,8 +78,12 @@ class Cell(Settings):
 
     # rewards, and what becomes of them
     malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released=0.0, ge=-1, le=1)
-    code_reward: Literal["fraction", "all_pass"] = option("of hidden tests", "fraction", released="all_pass")
-    advantage_group: Literal["episode", "role", "slot"] = option("compared in a problem", "episode", released="role")
+    code_reward: Literal["fraction", "all_pass"] = option(
+        "the part of the hidden tests that passed, or 1 if all do", "fraction", released="all_pass"
+    )
+    advantage_group: Literal["episode", "role", "slot"] = option(
+        "what is compared within a problem, episodes or the rows of a role or slot", "episode", released="role"
+    )
     process_reward: float = option("weight of whether the turn itself was right", 0.0, ge=0, le=10**6)
     allow_unsafe_code: bool = option("train on code without a sandbox; only in a virtual machine", False)
 
@@ -86,19 +92,29 @@ class Cell(Settings):
     lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, ge=1, le=10**6)
     warmup_iterations: int = option("ticks of the clock before the peak", 15, tiny=5, ge=0, le=10**6)
     lr_schedule: Literal["cosine", "constant"] = option("after warm-up", "cosine", released="constant")
-    lr_clock: Literal["iteration", "update_call"] = option("ticks once per", "iteration", released="update_call")
+    lr_clock: Literal["iteration", "update_call"] = option(
+        "the schedule ticks once per iteration, or once per adapter and iteration", "iteration", released="update_call"
+    )
     weight_decay: float = option("of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
     max_grad_norm: float = option("of one optimizer step", 1.0, ge=1e-6, le=1e30)
-    updates: Literal["per_batch", "one", "tokens"] = option("an adapter's steps per iteration", "per_batch")
+    updates: Literal["per_batch", "one", "tokens"] = option(
+        "an adapter's optimizer steps, one per batch of episodes, one per iteration, or by step_tokens", "per_batch"
+    )
     step_tokens: int | None = option("completion tokens of a step, where updates is tokens", None, ge=1, le=10**9)
-    minibatch_split: Literal["even", "sequential"] = option("of an adapter's rows", "even", released="sequential")
-    row_order: Literal["shuffled", "mountain"] = option("of an iteration's rows", "shuffled", released="mountain")
+    minibatch_split: Literal["even", "sequential"] = option(
+        "mini-batches of equal size, or full ones and a partial last one", "even", released="sequential"
+    )
+    row_order: Literal["shuffled", "mountain"] = option(
+        "of an iteration's rows, shuffled or short, long, short", "shuffled", released="mountain"
+    )
 
     # the clipped objective
     clip_low: float = option("of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
     clip_high: float = option("the upper side", 0.28, ge=0, le=10**6)
     dual_clip: float = option("largest ratio where the advantage is negative (released code)", 3.0, ge=1, le=10**6)
-    old_logprobs: Literal["sampled", "recomputed"] = option("of the ratio", "recomputed", tiny="sampled")
+    old_logprobs: Literal["sampled", "recomputed"] = option(
+        "of the ratio, from the engine or from the trainer before the update", "recomputed", tiny="sampled"
+    )
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
     # engine and precision
@@ -111,9 +127,15 @@ class Cell(Settings):
     _digests: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(
-        self, workflow: str | Workflow, policy: str | dict[str, str], task: object = "math", scale: str = "tiny-r", seed: int = 0,
-        preset: str = "paper", **settings: object,
-    ) -> None:  # fmt: skip
+        self,
+        workflow: str | Workflow,
+        policy: str | dict[str, str],
+        task: object = "math",
+        scale: str = "tiny-r",
+        seed: int = 0,
+        preset: str = "paper",
+        **settings: object,
+    ) -> None:
         found = {"workflow": own_object("workflow", workflow, WORKFLOWS), "task": own_object("task", task, TASKS)}
         own = {name: one[0] for name, one in found.items() if one is not None}
         roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
@@ -170,8 +192,10 @@ class Cell(Settings):
         if self._workflow is not None:
             return self._workflow
         sizes: dict[str, tuple] = {
-            "voting": (self.n_voters, self.aggregator_fallback), "eval_opt": (self.rounds,), "orch_workers": (self.n_workers,)
-        }  # fmt: skip
+            "eval_opt": (self.rounds,),
+            "voting": (self.n_voters, self.aggregator_fallback),
+            "orch_workers": (self.n_workers,),
+        }
         return WORKFLOWS[self.workflow](*sizes.get(self.workflow, ()))
 
     def make_task(self) -> Any:
@@ -285,7 +309,8 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     kind = "math" if is_own else task
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
     lengths = TINY_LENGTHS[kind] if is_tiny(scale) else LENGTHS[like, kind]
-    values["rounds"], (values["max_prompt_tokens"], values["max_response_tokens"]) = ROUNDS[kind], lengths
+    values["rounds"] = ROUNDS[kind]
+    values["max_prompt_tokens"], values["max_response_tokens"] = lengths
     if is_own:
         values |= {"n_train": None, "n_validation": None}  # all rows
     if preset == "released_code" and (workflow, task) == ("voting", "math"):

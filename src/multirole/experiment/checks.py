@@ -81,11 +81,10 @@ def _model_problem(cell: Cell, folder: Path) -> str:
     except (ValueError, OSError, SafetensorError) as error:
         return f"is incomplete or damaged ({str(error).splitlines()[0]})."
     kind = (config.architectures or [CAUSAL.get(config.model_type)])[0]
-    if kind not in (SERVED if engine_of(cell) == "transformers" else CAUSAL.values()):
-        served = " and ".join(SERVED)
-        return (
-            f"holds a {kind}. The transformers engine serves {served}; other causal language models need engine='vllm'."
-        )
+    if kind not in CAUSAL.values():
+        return f"holds a {kind}, which is not a causal language model."
+    if engine_of(cell) == "transformers" and kind not in SERVED:
+        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='vllm'."
     highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         return f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."

@@ -29,7 +29,9 @@ class Evaluation(Settings):
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
-    adapters: Literal["own", "base", "transfer", "transfer_all"] = option("transfer is the single agent's", "own")
+    adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
+        "the run's own, none, or the single agent's on the solver role or on all roles", "own"
+    )
     checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
     n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -74,14 +75,28 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
     path = folder / "config.json"
     with claim(folder):
         try:
-            is_other = path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(config))
-        except ValueError:
-            is_other = True
-        if is_other:
+            other = differing(json.loads(path.read_text()), json.loads(json.dumps(config))) if path.exists() else []
+        except (ValueError, AttributeError):
+            other = [path.name]
+        if other:
             raise ValueError(
-                f"{folder} holds a run with another configuration. Write another results_dir, or move that folder away."
+                f"{folder} holds a run with another configuration ({', '.join(other)}). Write another results_dir, or move that "
+                "folder away."
             )
         yield
+
+
+def differing(held: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """The options, a cell's included, that two configurations name with different values.
+
+    One that a single of them names is of another version, and at its default: the folder's name has a hash of what is not.
+    """
+    if isinstance(held.get("cell"), dict):  # of an evaluation
+        inner = differing(held["cell"], given["cell"])
+        held, given = held | {"cell": None}, given | {"cell": None}
+    else:
+        inner = []
+    return inner + [name for name in given if name in held and held[name] != given[name]]
 
 
 def write_done(folder: Path) -> None:
@@ -126,6 +141,8 @@ def complete(folder: Path, step: int) -> None:
     staged = staging(folder) / target.name
     adapters = {f"../../{name}": digest for name, digest in sums_of(folder, "adapters/step_*/**/*").items()}
     write_text(staged / MANIFEST, json.dumps(sums_of(staged, "**/*") | adapters, indent=1))
+    if target.exists():  # it was damaged, so the run went on from the one before
+        remove(target)
     publish(staged, target)
     prune(folder)
 

@@ -93,7 +93,7 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
         found = "none is visible, and no NVIDIA driver is found"
         advice = "Run on a node that has one, and start a container with --gpus all."
     else:
-        found = f"none is visible: the driver supports CUDA {supported}, and torch is built for CUDA {built}"
+        found = f"none is visible: the driver supports CUDA {supported}, and torch is built for {f'CUDA {built}' if built else 'no CUDA'}"
         advice = (
             "torch must be that of requirements-cuda.lock, and the driver of the 580 series or newer. Where both are, start the "
             "container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."

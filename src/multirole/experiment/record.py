@@ -55,20 +55,34 @@ def outcome_row(step: int, episode: Episode) -> dict[str, object]:
     """What became of one episode of an evaluation."""
     assert episode.reward is not None and episode.answer is not None
     return {
-        "step": step, "problem": episode.problem.id, "correct": episode.reward.is_correct, "reward": episode.reward.value,
-        "reason": episode.reward.reason, "turns": len(episode.turns), "answer": episode.answer.text,
-    }  # fmt: skip
+        "step": step,
+        "problem": episode.problem.id,
+        "correct": episode.reward.is_correct,
+        "reward": episode.reward.value,
+        "reason": episode.reward.reason,
+        "turns": len(episode.turns),
+        "answer": episode.answer.text,
+    }
 
 
 def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     """One turn of an evaluation as a row."""
     assert episode.reward is not None
     return {
-        "step": step, "problem": episode.problem.id, "question": episode.problem.question,
-        "correct": episode.reward.is_correct, "reason": episode.reward.reason,
-        "role": turn.role, "slot": turn.slot, "round": turn.round, "outcome": turn.outcome, "finish_reason": turn.finish_reason,
-        "prompt_tokens": len(turn.prompt_ids), "completion_tokens": len(turn.completion_ids), "text": turn.text,
-    }  # fmt: skip
+        "step": step,
+        "problem": episode.problem.id,
+        "question": episode.problem.question,
+        "correct": episode.reward.is_correct,
+        "reason": episode.reward.reason,
+        "role": turn.role,
+        "slot": turn.slot,
+        "round": turn.round,
+        "outcome": turn.outcome,
+        "finish_reason": turn.finish_reason,
+        "prompt_tokens": len(turn.prompt_ids),
+        "completion_tokens": len(turn.completion_ids),
+        "text": turn.text,
+    }
 
 
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
@@ -209,16 +223,21 @@ class Recording(MultiRoleCallback):
         tables, turns = self.recorder.tables, [turn for episode in episodes for turn in episode.turns]
         tables["metrics"].append(
             {
-                "iteration": number, "reward": mean_reward(episodes), "accuracy": accuracy(episodes),
-                "episodes": len(episodes), "turns": len(turns),
+                "iteration": number,
+                "reward": mean_reward(episodes),
+                "accuracy": accuracy(episodes),
+                "episodes": len(episodes),
+                "turns": len(turns),
                 "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
                 "completion_tokens": sum(len(turn.completion_ids) for turn in turns),
                 "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / len(groups),
                 "optimizer_steps": len(watched.ledger),
-                "rollout_seconds": iteration.seconds["rollout"], "update_seconds": iteration.seconds["update"],
-                "grading_seconds": self.grading_seconds, "cpu_seconds": time.process_time() - self.cpu,
+                "rollout_seconds": iteration.seconds["rollout"],
+                "update_seconds": iteration.seconds["update"],
+                "grading_seconds": self.grading_seconds,
+                "cpu_seconds": time.process_time() - self.cpu,
             }
-        )  # fmt: skip
+        )
         self.cpu = time.process_time()
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):
             tables[name] += [{"iteration": number, **row} for row in rows]

@@ -153,7 +153,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
                 load_adapters(trainer.peft_model, at)
                 sums |= sums_of(at.parent, f"{at.name}/**/*.safetensors")
-            trainer.state.global_step = step  # another version of the weights
+            trainer.state.global_step = step  # of other weights, which `play` publishes for it
             episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)

@@ -79,11 +79,12 @@ def choices(annotation: Any) -> tuple[str, ...]:
 
 
 def value(text: str) -> object:
-    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text."""
+    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text, as of "0,30"."""
     try:
-        return ast.literal_eval(text)
+        found = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+    return text if isinstance(found, tuple) else found
 
 
 class Parameter(NamedTuple):

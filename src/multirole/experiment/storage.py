@@ -80,8 +80,6 @@ def publish(aside: Path, path: Path) -> None:
     """Give what was written aside its name, for good."""
     for one in [*sorted(aside.rglob("*")), aside]:
         sync(one)
-    if path.is_dir():  # of a damaged one
-        remove(path)
     os.replace(aside, path)
     for folder in {path.parent, aside.parent}:
         sync(folder)

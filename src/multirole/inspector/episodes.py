@@ -8,8 +8,8 @@ import pandas as pd
 
 from multirole.inspector.reader import number
 
-TURN_BYTES = 12_000
-"""What one turn takes on the page; the middle of a longer one is left out."""
+TURN_BYTES, EPISODE_BYTES = 12_000, 120_000
+"""What one turn takes on the page, and all turns of an episode; the middle of longer ones is left out."""
 MAX_STEPS = 12
 """Checkpoints on a page, besides the named ones; where there are more, every k-th."""
 MAX_TRAINING = 20_000
@@ -18,8 +18,8 @@ QUESTION, PIECE = 8_000, 80
 """Characters: of a question at most, and of the pieces of a text whose tokens were not recorded."""
 
 
-def describe_turn(row: dict) -> dict:
-    """One turn for the page: its text in `pieces`, which are its tokens where these were recorded.
+def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
+    """One turn for the page, in at most `room` bytes: its text in `pieces`, which are its tokens where these were recorded.
 
     `ratios` are log p(policy) - log p(base) of each token in nats. Where the middle is left out, `gap` is how many pieces come
     before it, and how many characters it has. `text` is there where the tokens' texts do not add up to it (a character may span
@@ -30,9 +30,9 @@ def describe_turn(row: dict) -> dict:
     pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
     # bytes with what stands around each piece; `<` is written as six characters
     ends = list(itertools.accumulate(len(piece.encode()) + 5 * piece.count("<") + 10 for piece in pieces))
-    is_whole = not ends or ends[-1] <= TURN_BYTES
-    head = len(pieces) if is_whole else bisect.bisect(ends, TURN_BYTES / 2)
-    tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - TURN_BYTES / 2)
+    is_whole = not ends or ends[-1] <= room
+    head = len(pieces) if is_whole else bisect.bisect(ends, room / 2)
+    tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - room / 2)
     kept = [*range(head), *range(tail, len(pieces))]
     turn = {
         "role": row["role"], "slot": row["slot"], "round": row["round"], "outcome": row["outcome"],
@@ -56,9 +56,10 @@ def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[i
     for (step, problem), rows in turns[turns["step"].isin(steps)].groupby(["step", "problem"], sort=False):
         first = rows.iloc[0]
         held = found.setdefault(problem, {"problem": problem, "question": first["question"][:QUESTION], "steps": {}})
+        room = min(TURN_BYTES, EPISODE_BYTES // len(rows))
         held["steps"][str(step)] = {
             "correct": bool(first["correct"]), "reason": first["reason"],
-            "reward": scored.get((step, problem), {}).get("reward"), "turns": list(map(describe_turn, rows.to_dict("records"))),
+            "reward": scored.get((step, problem), {}).get("reward"), "turns": [describe_turn(row, room) for row in rows.to_dict("records")],
         }  # fmt: skip
     for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome and no turn
         if step in steps and problem in found:

@@ -85,7 +85,8 @@ def dynamics(results: Results) -> Iterator[Row]:
 def largest(run: Run, name: str) -> float:
     """A metric's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one."""
     roles = role_series(run)
-    return max(series[name].max() for series in ([roles[POOLED]] if POOLED in roles else roles.values()))
+    read = [roles[POOLED]] if POOLED in roles else roles.values()
+    return pd.concat([series[name] for series in read]).max()
 
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:
@@ -122,17 +123,19 @@ def role_gradients(results: Results) -> Iterator[Row]:
     """What each role gives to a shared adapter's gradient, and whether two roles agree: medians over a run's iterations."""
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         shares, cosines = {}, {}
-        for seed, run in results.runs_of(workflow, "sp", task).items():
+        if not (runs := results.runs_of(workflow, "sp", task)):
+            continue
+        for seed, run in runs.items():
             roles, table = run.table("roles"), run.table("cosines")
             roles["row_share"] = roles["rows"] / roles.groupby("iteration")["rows"].transform("sum")
             shares[seed] = roles.groupby("role", sort=False)[list(SHARES.values())].median()
             pairs = [" and ".join(sorted(pair)) for pair in zip(table["role"], table["other"], strict=True)]
             cosines[seed] = table.groupby(pairs)["cosine"].median()
         where = {"task": task, "workflow": workflow}
-        for role, own in pd.concat(shares).groupby(level=1, sort=False) if shares else ():
+        for role, own in pd.concat(shares).groupby(level=1, sort=False):
             for name, share in SHARES.items():
                 yield number(f"share of {name}", t_interval(own[share]), "rate", **where, role=role)
-        for pair, own in pd.concat(cosines).groupby(level=1) if cosines else ():
+        for pair, own in pd.concat(cosines).groupby(level=1):
             yield number("cosine", t_interval(own.dropna()), "similarity", **where, role=pair)
 
 

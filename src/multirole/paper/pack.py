@@ -204,13 +204,15 @@ def _write(path: Path, table: pa.Table) -> None:
 def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
     columns = {}
     for name in table.column_names:
-        column = table[name].combine_chunks()
+        if name in left_out:
+            continue
+        column = table[name]
         if _is_logprobs(name, column):
-            column = _with_values(column, _thousandths(column.values))
+            column = _with_values(column.combine_chunks(), _thousandths)
         elif column.type == pa.float64() and name != "lr":  # learning rates are compared with their schedule
             column = column.cast(pa.float32())
-            column = column if name == "reward" else _rounded(column)
-        columns |= {} if name in left_out else {name: column}
+            column = column if name == "reward" else _rounded(column.combine_chunks())
+        columns[name] = column
     for name, (source, of) in DERIVED.items():
         if {name, source} <= set(columns):
             values, derived = columns[name], of(columns[source])
@@ -221,24 +223,26 @@ def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
 
 
 def _as_recorded(table: pa.Table) -> pa.Table:
-    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    columns = {name: table[name] for name in table.column_names}
     for name, (source, of) in DERIVED.items():
         if {name, source} <= set(columns):
             columns[name] = pc.coalesce(columns[name], of(columns[source]))
     for name, column in columns.items():
         if _is_logprobs(name, column):
-            columns[name] = _with_values(column, pc.divide(column.values.cast(pa.float32()), 1000))
+            columns[name] = _with_values(
+                column.combine_chunks(), lambda values: pc.divide(values.cast(pa.float32()), 1000)
+            )
         elif column.type == pa.float32():
             columns[name] = column.cast(pa.float64())
     return pa.table(columns)
 
 
-def _is_logprobs(name: str, column: pa.Array) -> bool:
+def _is_logprobs(name: str, column: pa.ChunkedArray) -> bool:
     return name.endswith("logprobs") and pa.types.is_list(column.type)
 
 
-def _with_values(lists: pa.ListArray, values: pa.Array) -> pa.ListArray:
-    return pa.ListArray.from_arrays(lists.offsets, values, mask=lists.is_null())
+def _with_values(lists: pa.ListArray, of: Callable[[pa.Array], pa.Array]) -> pa.ListArray:
+    return pa.ListArray.from_arrays(lists.offsets, of(lists.values), mask=lists.is_null())
 
 
 def _thousandths(logprobs: pa.Array) -> pa.Array:

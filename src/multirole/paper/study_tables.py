@@ -166,6 +166,8 @@ def arms(results: Results, study: Study) -> dict[tuple[int, int, float], list[Ru
     """(steps per iteration, rows per step, multiple of the grid's rate) -> the single agent's runs; the grid's are one arm."""
     found: dict[tuple[int, int, float], list[Run]] = {}
     for twin in twins(results, study, "factorial"):
+        if len(twin.changed) < len(study.variants[twin.variant].seeds or study.seeds):
+            continue  # an arm is read when all its runs are there
         usual, own = twin.usual[0].cell, twin.changed[0].cell
         steps, rows = map(int, ARM.match(twin.variant).groups())
         found[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed

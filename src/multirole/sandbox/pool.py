@@ -129,7 +129,7 @@ class Pool:
             job.left.remove(test)
         if job.left and frame.reason not in ("timeout", "error"):
             raise SandboxError(f"A manager {frame.reason}: {worker.last_words()}")
-        job.end(frame.reason)  # what is left: the program's text cannot be compiled
+        job.end(frame.reason)  # what is left, where the text cannot be compiled or the program's time is up
 
     def _blame(self, job: Job, error: SandboxError) -> None:
         """End a program that made two workers fail, or raise if a known program cannot be run either."""

@@ -15,9 +15,9 @@ and 84/2 is 42 here; the text after the last `</think>` counts, not after the fi
 `\boxed {5}` with a space is a box.
 
 Conventions, beside those of math-verify:
-  * A percent sign and a degree sign at the end are left out: 50% is 50. So is a word in \text{} behind an answer whose
-    reference is a plain number: 5\text{ cm} is 5, but 5 cm without \text{} is not.
-  * 1,000 and 1{,}000 and "1 000" are thousands; any other number with a space in it is unparsable.
+  * A percent sign and a degree sign at the end are left out: 50% is 50. So is a unit in \text{} behind an answer whose
+    reference is a plain number: 5\text{ cm} is 5, but 5 cm without \text{} is not, nor is 5 a reference of 5\text{ cm}.
+  * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; any other number with a space in it is unparsable.
   * Decimals are exact: 0.33 is not 1/3, 3.14 is not pi.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
@@ -56,8 +56,8 @@ _SPELLING = (  # of whole texts: (pattern, replacement), in this order
 )
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,|\{,\}| )\d{3}(?:\1\d{3})*(?:\.\d+)?", re.ASCII)
 _SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
-_UNIT = re.compile(r"(?<=\d)\\(?:text|mathrm)\{[A-Za-z]{2}[A-Za-z/]*\}(?:\^\{?[23]\}?)?$")
-_RATIONAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+|\d+/0*[1-9]\d*)", re.ASCII)
+_UNIT = re.compile(r"(?<=\d)\\(?:text|mathrm)\{(?![ied]\})[A-Za-z][A-Za-z/]*\}(?:\^\{?[23]\}?)?$")
+_RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
 
 
 def closing_brace(text: str, start: int) -> int | None:
@@ -127,6 +127,8 @@ def decide(answer: str, reference: str) -> str | tuple[str, str]:
         return "correct"
     if _SPACED.match(ours):  # math-verify would take it for a product
         return "unparsable"
+    if _SPACED.match(gold):
+        return "wrong"
     if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold):
         return "correct" if Fraction(ours) == Fraction(gold) else "wrong"
     return ours, gold

@@ -29,8 +29,8 @@ class Limits:
     """Limits of one program; `test_seconds` are CPU seconds, with a wall-clock backstop of `wall_factor` as much.
 
     A program whose tests hang costs a bounded budget: `full_timeouts` tests may use up all of `test_seconds`; after
-    that every further test has a twentieth of it (tests that end quickly still pass), and all tests together have
-    `problem_seconds` of wall-clock time. With the defaults 20 hanging tests cost 12 s instead of 60 s.
+    that every further test has a twentieth of it (tests that end quickly still pass), and all tests together, which run one
+    after another, have `problem_seconds` of wall-clock time. With the defaults 20 hanging tests cost 12 s instead of 60 s.
     """
 
     test_seconds: float = 3.0

@@ -18,8 +18,8 @@ STARRED = "string re datetime collections heapq bisect copy math random statisti
 PRELOADED = (
     STARRED + " sys abc array calendar cmath codecs collections.abc contextlib ctypes dataclasses decimal difflib "
     "encodings.ascii encodings.cp1252 encodings.hex_codec encodings.idna encodings.latin_1 encodings.rot_13 "
-    "encodings.unicode_escape encodings.utf_16 encodings.utf_32 encodings.utf_8_sig enum fractions graphlib inspect "
-    "locale numbers operator os pprint queue reprlib shutil stat struct textwrap threading time tokenize traceback types "
+    "encodings.unicode_escape encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 "
+    "encodings.utf_8_sig enum fractions graphlib hashlib inspect locale numbers operator os pprint queue reprlib shutil stat struct textwrap threading time tokenize traceback types "
     "unicodedata warnings weakref zlib _strptime"
 )
 NEVER = {"antigravity", "ensurepip", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo", "venv"}
