@@ -28,7 +28,17 @@ from multirole.paper.write import STYLE, Plate, write_figure
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
 SVG = "{http://www.w3.org/2000/svg}"
-NAMES = ["figure_2", "figure_3", "figure_4_math", "figure_4_code", "figure_5", "figure_6", "roles_math", "roles_code"]
+NAMES = [
+    "figure_2",
+    "figure_3",
+    "figure_4_math",
+    "figure_4_code",
+    "figure_5",
+    "figure_6",
+    "role_gradients",
+    "roles_math",
+    "roles_code",
+]
 
 
 @pytest.fixture(scope="module")

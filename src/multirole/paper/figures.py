@@ -67,7 +67,7 @@ CLIFFS = {
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
     """Draw them all; Figure 4, the judging roles and the regimes once per task."""
-    of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6)]
+    of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6, figure_of_gradients)]
     by_task = product((figure_4, figure_of_roles, figure_of_regimes), results.grid.tasks)
     return [*of_grid, *(plate for draw, task in by_task if (plate := draw(results, task)))]
 
@@ -209,6 +209,31 @@ def figure_6(results: Results) -> Plate:
         measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
     figure.align_ylabels()
     return plate(results, "figure_6", figure)
+
+
+def figure_of_gradients(results: Results) -> Plate:
+    """Each role's share of a shared adapter's rows, tokens and gradient, a panel per task and workflow."""
+    figure = Figure(figsize=(6.8, 1.9 * len(results.grid.tasks) + 0.4), layout="constrained")
+    grid = figure.subplots(len(results.grid.tasks), len(WORKFLOWS), sharey=True, squeeze=False)
+    shares, seen = pd.DataFrame(dynamics.role_gradients(results)), dict.fromkeys(ROLE_COLOURS, False)
+    names = [f"share of {name}" for name in dynamics.SHARES]
+    for axes, (task, workflow) in zip(grid.flat, product(results.grid.tasks, WORKFLOWS), strict=True):
+        axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES[task]}")
+        axes.set_xticks(range(len(names)), dynamics.SHARES)
+        axes.axhline(0, color="0.35", lw=0.8)
+        if shares.empty:
+            continue
+        found = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
+        roles = list(dict.fromkeys(found["role"]))
+        for i, role in enumerate(roles):
+            seen[role] = True
+            own = found[found["role"] == role].set_index("number").loc[names]
+            at, width = np.arange(len(names)) + (i - (len(roles) - 1) / 2) * 0.8 / len(roles), 0.72 / len(roles)
+            errors = [own["value"] - own["low"], own["high"] - own["value"]]
+            axes.bar(at, own["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2})
+    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
+    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role, is_drawn in seen.items() if is_drawn])
+    return plate(results, "role_gradients", figure)
 
 
 def figure_of_roles(results: Results, task: str) -> Plate:
