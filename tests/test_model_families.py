@@ -86,5 +86,5 @@ def test_shapes_are_read_from_the_folder(model, config, is_tied, tmp_path):
 
 def test_a_gemma_is_not_served_wrongly(tmp_path):
     folder = saved(tmp_path / "toy-gemma", GemmaForCausalLM, GemmaConfig)
-    with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*need engine='vllm'"):
+    with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*Use engine='vllm'"):
         run_cell(cell_of(folder, engine="transformers"), tmp_path / "runs")

@@ -59,10 +59,11 @@ def load(spec: str, kind: str) -> Any:
     module_name = f"{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
     if module_name not in sys.modules:
         module_spec = importlib.util.spec_from_file_location(module_name, file)
-        assert module_spec is not None and module_spec.loader is not None
+        assert module_spec is not None
         sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
         try:
-            module_spec.loader.exec_module(module)
+            code = compile(file.read_bytes(), file, "exec", dont_inherit=True)
+            exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ beside the user's file)
         except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
             where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
