@@ -138,8 +138,8 @@ def test_sharing_costs_stability():
     mean, low, high = judged("ip_falls_back", "stress", "fails")  # decidedly the other way
     assert finding("every run of a workflow falls\\]\\(\\S+\\) at some point, I farther") == [-mean, -high, -low]
     mean, low, high = judged("ip_falls_back", "stress, one step", "fails")
-    n = rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique()
-    assert finding("; I when every adapter takes one step \\(N of 10 seeds\\)") == [-mean, -high, -low, n]
+    assert rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique() == 10
+    assert finding("; I when every adapter takes one step") == [-mean, -high, -low]
 
 
 def test_sharing_changes_the_roles():
