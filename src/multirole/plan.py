@@ -80,10 +80,14 @@ class Plan:
         return {phase: self.n_sharing * sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
 
     @property
+    def certain(self) -> list[Part]:
+        """The parts that are no mere bounds."""
+        return [part for part in self.parts if not part.is_bound]
+
+    @property
     def need(self) -> tuple[int, str]:
         """Bytes that one device must have, and in which phase."""
-        certain = [part for part in self.parts if not part.is_bound]
-        return max((self.n_sharing * sum(getattr(part, phase) for part in certain), phase) for phase in PHASES)
+        return max((self.n_sharing * sum(getattr(part, phase) for part in self.certain), phase) for phase in PHASES)
 
     @property
     def fits(self) -> bool:
@@ -100,8 +104,7 @@ class Plan:
         else:
             found += f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         if need > self.size:
-            certain = [part for part in self.parts if not part.is_bound]
-            largest = sorted(certain, key=lambda part: -getattr(part, phase))[:4]
+            largest = sorted(self.certain, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from multirole.core.rows import Row, even_micro_batches, micro_batches, padded
+
+T = TypeVar("T")
 
 
 def processes() -> PartialState:
@@ -38,6 +41,12 @@ def gather_objects(item: object) -> list:
     items: list = [None] * dist.get_world_size()
     dist.all_gather_object(items, item)
     return items
+
+
+def own_share(items: list[T]) -> list[T]:
+    """This process's part of a list that all of them have; the parts, in the order of the ranks, are the whole."""
+    n, rank, size = len(items), processes().process_index, processes().num_processes
+    return items[n * rank // size : n * (rank + 1) // size]
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -35,7 +35,16 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import all_reduce, gather_objects, keep_float32, local, local_metrics, processes, shard
+from multirole.core.distributed import (
+    all_reduce,
+    gather_objects,
+    keep_float32,
+    local,
+    local_metrics,
+    own_share,
+    processes,
+    shard,
+)
 from multirole.core.engine import Engine, Sampling
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
@@ -242,10 +251,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if self._published != self.state.global_step:  # once per version of the weights
             self.engine.publish(self.peft_model, self.state.global_step)
             self._published = self.state.global_step
-        n, rank, size = len(attempts), self.accelerator.process_index, self.accelerator.num_processes
-        own = attempts[n * rank // size : n * (rank + 1) // size]
         self.rollout.policy = policy or self.policy
-        episodes = self.rollout.run(own, iteration, self.sampling)
+        episodes = self.rollout.run(own_share(attempts), iteration, self.sampling)
         played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer) for e in episodes]))
         return [Episode(*attempt, *result) for attempt, result in zip(attempts, played, strict=True)]
 

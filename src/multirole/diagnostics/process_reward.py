@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from multirole.core.advantages import group_advantages
-from multirole.core.distributed import gather_objects, processes
+from multirole.core.distributed import gather_objects, own_share
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -23,8 +23,7 @@ class ProcessReward(MultiRoleCallback):
         self.weight, self.judge = weight, judge
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
-        rank, size, n = processes().process_index, processes().num_processes, len(episodes)
-        own = episodes[n * rank // size : n * (rank + 1) // size]
+        own = own_share(episodes)
         self.judge(own)
         judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in own])
         for episode, is_right in zip(episodes, [flags for part in judged for flags in part], strict=True):

@@ -96,8 +96,10 @@ def numbers_of(results: Results, about: dict, policy: str, changed: dict[str, ob
         runs = results.runs_of(workflow, policy, task, **changed)
         cell = {"single": ("single", "sp"), "sp": (workflow, "sp"), "base": (workflow, policy)}[minus]
         others = results.runs_of(*cell, task, **changed)
-        for seed in (seed for seed in runs if seed in others):
-            run, other = runs[seed], others[seed]
+        for seed, run in runs.items():
+            if seed not in others:
+                continue
+            other = others[seed]
             if "effect" in about:
                 before = MEASURES["base" if minus == "base" else about["effect"]]
                 value = MEASURES[about["effect"]](run) - before(other)

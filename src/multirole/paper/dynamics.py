@@ -127,8 +127,9 @@ def role_gradients(results: Results) -> Iterator[Row]:
             continue
         for seed, run in runs.items():
             roles, table = run.table("roles"), run.table("cosines")
-            roles["row_share"] = roles["rows"] / roles.groupby("iteration")["rows"].transform("sum")
-            shares[seed] = roles.groupby("role", sort=False)[list(SHARES.values())].median()
+            row_share = roles["rows"] / roles.groupby("iteration")["rows"].transform("sum")
+            by_role = roles.assign(row_share=row_share).groupby("role", sort=False)
+            shares[seed] = by_role[list(SHARES.values())].median()
             pairs = [" and ".join(sorted(pair)) for pair in zip(table["role"], table["other"], strict=True)]
             cosines[seed] = table.groupby(pairs)["cosine"].median()
         where = {"task": task, "workflow": workflow}

@@ -215,24 +215,23 @@ def figure_of_gradients(results: Results) -> Plate:
     """Each role's share of a shared adapter's rows, tokens and gradient, a panel per task and workflow."""
     figure = Figure(figsize=(6.8, 1.9 * len(results.grid.tasks) + 0.4), layout="constrained")
     grid = figure.subplots(len(results.grid.tasks), len(WORKFLOWS), sharey=True, squeeze=False)
-    shares, seen = pd.DataFrame(dynamics.role_gradients(results)), dict.fromkeys(ROLE_COLOURS, False)
+    columns = ["task", "workflow", "role", "number", "value", "low", "high"]
+    shares = pd.DataFrame(dynamics.role_gradients(results), columns=columns)
     names = [f"share of {name}" for name in dynamics.SHARES]
     for axes, (task, workflow) in zip(grid.flat, product(results.grid.tasks, WORKFLOWS), strict=True):
         axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES[task]}")
         axes.set_xticks(range(len(names)), dynamics.SHARES)
         axes.axhline(0, color="0.35", lw=0.8)
-        if shares.empty:
-            continue
         found = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
         roles = list(dict.fromkeys(found["role"]))
         for i, role in enumerate(roles):
-            seen[role] = True
             own = found[found["role"] == role].set_index("number").loc[names]
             at, width = np.arange(len(names)) + (i - (len(roles) - 1) / 2) * 0.8 / len(roles), 0.72 / len(roles)
             errors = [own["value"] - own["low"], own["high"] - own["value"]]
             axes.bar(at, own["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2})
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
-    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role, is_drawn in seen.items() if is_drawn])
+    drawn = [role for role in ROLE_COLOURS if role in set(shares["role"])]
+    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in drawn])
     return plate(results, "role_gradients", figure)
 
 

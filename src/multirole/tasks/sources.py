@@ -123,10 +123,10 @@ def file_of_rows(data: str | Path) -> Path:
     """Return the path of a file of rows. Raises DataError where it does not exist or is of another kind."""
     path = Path(data).expanduser()
     if path.suffix not in SUFFIXES or not path.is_file():
-        missing = f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
-        raise DataError(
-            f"Rows must be a file ({', '.join(SUFFIXES)}), got {str(path)!r}{missing * (not path.exists())}."
-        )
+        message = f"Rows must be a file ({', '.join(SUFFIXES)}), got {str(path)!r}"
+        if not path.exists():
+            message += f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
+        raise DataError(f"{message}.")
     return path
 
 
