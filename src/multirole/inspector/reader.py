@@ -60,6 +60,7 @@ PANELS = (
     Panel("bare_stamp_rate", "turns with a bare verdict", "fraction", "rate", "signatures"),
     Panel("unique_openers", "distinct 3-word openers", "count", group="signatures"),
     Panel("jaccard", "3-gram overlap of slots", "Jaccard", "rate", "signatures"),
+    Panel("chi2_raw", "chi2, raw log-probabilities", "", "divergence", "more"),
     Panel("clip_fraction", "clipped tokens", "fraction", group="more"),
     Panel("kl", "KL, k1 estimate", "nats per token", "divergence", "more"),
     Panel("k3_kl", "KL, k3 estimate", "nats per token", "divergence", "more"),
