@@ -8,7 +8,8 @@ import asyncio
 import re
 from pathlib import Path
 
-from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Task, assistant, user
+from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, assistant, user
+from multirole_study import Task
 
 HERE = Path(__file__).parent
 
@@ -51,7 +52,7 @@ if __name__ == "__main__":
         gradient_checkpointing=False, report_to="none", micro_batch_tokens=2048,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(HERE / "../src/multirole/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
+        str(HERE / "../src/multirole_study/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
