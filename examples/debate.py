@@ -8,7 +8,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, assistant, user
+from multirole import Answer, Duty, Edge, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Structure, assistant, user
 from multirole_study import Task
 
 HERE = Path(__file__).parent
@@ -19,6 +19,16 @@ class Debate:
 
     name = "debate"
     roles = {"debater": 2, "judge": 1}  # noqa: RUF012  (role -> slots in one stage)
+    # optional: what is measured of each role, and the diagram in the inspector
+    structure = Structure(
+        duties={"debater": Duty("solves"), "judge": Duty("selects", "debater")},
+        edges=(
+            Edge("question", "debater"),
+            Edge("debater", "debater", "each other's answer", is_loop=True),
+            Edge("debater", "judge", "both last answers"),
+            Edge("judge", "answer", "the one it picks"),
+        ),
+    )
 
     async def run(self, problem, call):
         ask, again = user(problem.question), user("Use the review and compute it again.")

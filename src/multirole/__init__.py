@@ -14,7 +14,19 @@ if TYPE_CHECKING:  # the same names once more: type checkers read no strings
     from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
     from multirole.core.rows import Row
     from multirole.core.trainer import MultiRoleGRPOTrainer
-    from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow, assistant, user
+    from multirole.core.types import (
+        Answer,
+        Duty,
+        Edge,
+        Episode,
+        Problem,
+        Reward,
+        Structure,
+        Turn,
+        Workflow,
+        assistant,
+        user,
+    )
     from multirole.diagnostics.role_diagnostics import RoleDiagnostics
     from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
@@ -23,7 +35,19 @@ _HOME = {
     "multirole.core.hooks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
     "multirole.core.rows": ("Row",),
     "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
-    "multirole.core.types": ("Answer", "Episode", "Problem", "Reward", "Turn", "Workflow", "assistant", "user"),
+    "multirole.core.types": (
+        "Answer",
+        "Duty",
+        "Edge",
+        "Episode",
+        "Problem",
+        "Reward",
+        "Structure",
+        "Turn",
+        "Workflow",
+        "assistant",
+        "user",
+    ),
     "multirole.diagnostics.role_diagnostics": ("RoleDiagnostics",),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }

@@ -1,5 +1,7 @@
 """The names and colours of workflows, policies, tasks and roles: the same in every table, every figure and the inspector."""
 
+from multirole.workflows import WORKFLOWS
+
 WORKFLOW_NAMES = {
     "eval_opt": "Eval-Opt",
     "voting": "Voting",
@@ -9,14 +11,10 @@ WORKFLOW_NAMES = {
 POLICY_NAMES = {"ip": "IP", "sp": "SP"}
 TASK_NAMES = {"math": "Math", "code": "Code"}
 
-ROLE_COLOURS = {
-    "generator": "#0173b2",
-    "aggregator": "#de8f05",
-    "evaluator": "#029e73",
-    "orchestrator": "#d55e00",
-    "worker": "#cc78bc",
-    "synthesizer": "#ca9161",
-}
+ROLES = tuple(dict.fromkeys(role for workflow in WORKFLOWS.values() for role in workflow().roles))
+"""The roles of the built-in workflows, in their order."""
+PALETTE = ("#0173b2", "#029e73", "#de8f05", "#d55e00", "#cc78bc", "#ca9161")
+ROLE_COLOURS = dict(zip(ROLES, PALETTE, strict=True))
 SPARE_COLOURS = ("#56b4e9", "#949494", "#fbafe4", "#ece133")
 """For the roles of a user's own workflow, in their order."""
 POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
@@ -31,8 +29,8 @@ SETUP_STYLES = ("--", "-")
 
 def colours_of(roles: list[str]) -> dict[str, str]:
     """Map every role to its colour; roles of a user's own workflow take the spare ones in turn."""
-    own = [role for role in roles if role not in ROLE_COLOURS]
-    spare = {role: SPARE_COLOURS[i % len(SPARE_COLOURS)] for i, role in enumerate(own)}
+    others = [role for role in roles if role not in ROLE_COLOURS]
+    spare = {role: SPARE_COLOURS[i % len(SPARE_COLOURS)] for i, role in enumerate(others)}
     return {role: ROLE_COLOURS.get(role) or spare[role] for role in roles}
 
 

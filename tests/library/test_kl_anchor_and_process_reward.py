@@ -7,6 +7,7 @@ from test_matching_switches import plain_logprobs
 from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
 
 from multirole.core.rows import Row
+from multirole.core.types import structure_of
 from multirole.diagnostics.process_reward import ProcessReward, process_advantages
 from multirole.diagnostics.turn_grading import judge
 from multirole.workflows import EvalOpt, Voting
@@ -87,7 +88,7 @@ def judged(workflow: str, answers: dict[tuple[str, int, int], str], outcomes: di
         )
         if turn.role == "evaluator":
             turn.outcome = outcomes[turn.round]
-    judge([episode], cell.make_task())
+    judge([episode], cell.make_task(), structure_of(cell.make_workflow()))
     return {(turn.role, turn.slot, turn.round): turn.is_right for turn in episode.turns}
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from multirole.diagnostics.role_skill import role_skills
+from multirole.workflows import EvalOpt, OrchWorkers, Voting
 from multirole_study.falls import first_fall
 from multirole_study.paper.claims import (
     DECLARED,
@@ -131,7 +132,7 @@ def test_role_skill_by_hand():
         *(turn("c", "generator", slot, 0, "answered", True, True) for slot in range(3)),  # nothing to select
         turn("c", "aggregator", 0, 0, "1", False, True),
     ])  # fmt: skip
-    found = {row["measure"]: row for row in role_skills(voting)}
+    found = {row["measure"]: row for row in role_skills(voting, Voting.structure)}
     assert (found["selects"]["skill"], found["selects"]["trivial"], found["selects"]["cases"]) == (0.5, 0.5, 2)
     assert found["selects"]["valid"] == pytest.approx(2 / 3)
     assert found["solves"]["skill"] == pytest.approx(6 / 9)
@@ -143,7 +144,7 @@ def test_role_skill_by_hand():
         turn("b", "generator", 0, 0, "answered", False, False), turn("b", "evaluator", 0, 0, "correct", None, False),
         turn("c", "generator", 0, 0, "answered", True, True), turn("c", "evaluator", 0, 0, "correct", None, True),
     ])  # fmt: skip
-    found = {row["measure"]: row for row in role_skills(loop)}
+    found = {row["measure"]: row for row in role_skills(loop, EvalOpt.structure)}
     assert (found["judges"]["skill"], found["judges"]["cases"]) == (0.5, 4)  # 1 of 2 right drafts, 1 of 2 wrong ones
     assert (
         found["repairs"]["skill"] == 1.0 and found["repairs"]["cases"] == 1 and math.isnan(found["repairs"]["trivial"])
@@ -154,5 +155,5 @@ def test_role_skill_by_hand():
         *(turn("a", "worker", slot, 0, "answered", slot == 0, True) for slot in range(2)),
         turn("a", "synthesizer", 0, 0, "answered", True, True),
     ])  # fmt: skip
-    found = {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(plan)}
+    found = {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(plan, OrchWorkers.structure)}
     assert found["plans"] == (1.0, 0.5) and found["merges"] == (1.0, 0.5) and found["workflow"] == (1.0, 1.0)

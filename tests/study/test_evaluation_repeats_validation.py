@@ -107,12 +107,14 @@ def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
         turn("a", "generator", 1, "answered", True), turn("a", "evaluator", 1, "unparsed"),
         turn("b", "generator", 0, "answered", True), turn("b", "evaluator", 0, "correct"),
     ]  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"cell": {"workflow": "eval_opt"}}))
     pd.DataFrame(turns).to_parquet(tmp_path / "turns.parquet")
     row = judging(tmp_path).set_index("measure").loc["judges"]
     assert (row["skill"], row["trivial"], row["cases"], row["valid"]) == (0.75, 0.5, 3, pytest.approx(2 / 3))
     votes = [turn("a", "generator", 0, "answered", c, slot) for slot, c in enumerate((True, False, False))]
     votes += [turn("b", "generator", 0, "answered", True, slot) for slot in range(3)]
     votes += [turn("a", "aggregator", 0, "1", correct=True), turn("b", "aggregator", 0, "2", correct=True)]
+    (tmp_path / "config.json").write_text(json.dumps({"cell": {"workflow": "voting"}}))
     pd.DataFrame(votes).to_parquet(tmp_path / "turns.parquet")
     row = judging(tmp_path).set_index("measure").loc["selects"]
     assert (row["cases"], row["skill"], row["trivial"]) == (1, 1.0, pytest.approx(1 / 3))

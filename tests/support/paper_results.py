@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from multirole.core.policy import adapter_names
-from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn, structure_of
 from multirole.diagnostics.role_skill import frame_of, role_skills
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_of
@@ -242,7 +242,9 @@ def make_run(cell: Cell, results_dir: Path) -> Path:
         for e in played:
             for t in e.turns:
                 t.is_right = e.reward.is_correct and t.slot != 1
-        tables.setdefault("skills", []).extend({"step": step} | row for row in role_skills(frame_of(played)))
+        tables.setdefault("skills", []).extend(
+            {"step": step} | row for row in role_skills(frame_of(played), structure_of(cell.make_workflow()))
+        )
     for name, rows in tables.items():
         if rows:
             write_table(folder / f"{name}.parquet", rows)

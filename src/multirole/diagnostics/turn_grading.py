@@ -6,10 +6,10 @@ An answer is graded by the task, a verdict is held against the draft that it jud
 from collections.abc import Container
 from typing import Protocol
 
-from multirole.core.types import Episode, Problem, Reward
+from multirole.core.types import Episode, Problem, Reward, Structure
 
-UNGRADED = ("orchestrator", "evaluator", "aggregator")
-"""Roles whose replies are not answers to the problem: plans, verdicts, selections."""
+UNGRADED = ("plans", "judges", "selects")
+"""Duties whose replies are not answers to the problem."""
 
 
 class Scorer(Protocol):
@@ -28,18 +28,22 @@ def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
         turn.is_right = reward.is_correct
 
 
-def judge(episodes: list[Episode], task: Scorer) -> None:
+def judge(episodes: list[Episode], task: Scorer, structure: Structure) -> None:
     """Set `is_right` of every turn of scored episodes. A plan is neither right nor wrong by itself and stays at None.
 
-    An evaluator judges the draft of its round; an unparsed verdict is wrong on every draft. An aggregator's selection is what the
-    episode was scored by.
+    A role that judges is right about the reply of its slot and round; an unparsed verdict is wrong about every reply. A selection is what the
+    episode was scored by. All other replies are graded as answers.
     """
+    duties = structure.duties
     roles = {turn.role for episode in episodes for turn in episode.turns}
-    grade(episodes, roles - set(UNGRADED), task)
+    grade(episodes, {role for role in roles if role not in duties or duties[role].kind not in UNGRADED}, task)
     for episode in episodes:
-        drafts = {turn.round: turn for turn in episode.turns if turn.role == "generator"}
+        replies = {(turn.role, turn.slot, turn.round): turn for turn in episode.turns}
         for turn in episode.turns:
-            if turn.role == "evaluator" and turn.round in drafts:
-                turn.is_right = turn.outcome == ("correct" if drafts[turn.round].is_right else "incorrect")
-            elif turn.role == "aggregator" and episode.reward is not None:
+            duty = duties.get(turn.role)
+            if duty is None:
+                continue
+            if duty.kind == "judges" and (judged := replies.get((str(duty.of), turn.slot, turn.round))):
+                turn.is_right = turn.outcome == ("correct" if judged.is_right else "incorrect")
+            elif duty.kind == "selects" and episode.reward is not None:
                 turn.is_right = episode.reward.is_correct

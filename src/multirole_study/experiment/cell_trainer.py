@@ -27,7 +27,7 @@ from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward
+from multirole.core.types import Answer, Episode, Problem, Reward, structure_of
 from multirole.core.validation import add_adapters, check_reward
 from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
@@ -205,7 +205,9 @@ def make_trainer(
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:
-        watchers.append(ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward)))
+        watchers.append(
+            ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward, structure_of(workflow)))
+        )
     skills = SkillWatch(reward)
     watchers += [skills, Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from multirole.core.types import structure_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import folder_of, is_done, step_of
@@ -102,10 +103,9 @@ def evaluation_parameters() -> list[Parameter]:
 
 
 def solver_of(cell: Cell) -> str:
-    """The role whose turns are answers to the problem; for a workflow of one's own without it, the one with the most slots."""
-    slots = cell.make_workflow().roles
-    named = "worker" if cell.workflow_name == "orch_workers" else "generator"
-    return named if named in slots else max(slots, key=lambda role: slots[role])
+    """The role whose turns are answers to the problem; the one with the most slots where the workflow does not declare it."""
+    workflow = cell.make_workflow()
+    return structure_of(workflow).solver or max(workflow.roles, key=lambda role: workflow.roles[role])
 
 
 def named_steps(accuracy: "pd.Series") -> dict[str, int]:

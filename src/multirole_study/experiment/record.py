@@ -45,6 +45,7 @@ from multirole_study.experiment.presets import MODELS
 from multirole_study.experiment.run_folder import complete, outcome_of, prune, staging, step_of, write_done
 from multirole_study.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
 from multirole_study.signatures import signatures
+from multirole_study.workflow_record import describe_workflow
 
 N_INSPECTED = 32
 RECORD = "record"
@@ -117,6 +118,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
             "revision": pinned.revision if pinned else None,
             "sha256": sums_of(folder, "*.safetensors"),
         },
+        "workflow": describe_workflow(cell.make_workflow()),
         "dataset": cell.make_task().describe(),
         "problems": problems,
         "sandbox": sandbox.level() if cell.task == "code" else None,

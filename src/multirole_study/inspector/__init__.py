@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from multirole_study.inspector import run_reader
 from multirole_study.inspector.episodes import describe_episodes, training_groups
 from multirole_study.labels import colours_of
 from multirole_study.signatures import HEDGES
+from multirole_study.workflow_record import recorded_structure
 
 FILE = "inspector.html"
 SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
@@ -65,6 +67,7 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "iterations": iterations,
         "facts": run_reader.facts(folder).reset_index().to_dict("records"),
         "roles": describe_roles(config, roles, turns),
+        "edges": [asdict(edge) for edge in recorded_structure(config, run_reader.read_provenance(folder)).edges],
         "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
         "panels": panels,
         "validation": {name: run_reader.numbers(points[name]) for name in points},

@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.role_skill import role_skills
+from multirole_study.inspector import run_reader
 from multirole_study.paper.statistics import t_interval
+from multirole_study.workflow_record import recorded_structure
 
 
 def accuracy(folder: str | Path) -> pd.DataFrame:
@@ -31,8 +33,9 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
 
 
 def judging(folder: str | Path) -> pd.DataFrame:
-    """Step x judging role: what the role adds over its trivial twin (`diagnostics.skills`); empty for a single agent."""
-    turns = pd.read_parquet(Path(folder) / "turns.parquet")
-    rows = [{"step": step} | row for step, part in turns.groupby("step") for row in role_skills(part)]
+    """Step x judging role: what the role adds over its trivial twin (`diagnostics.role_skill`); empty for a single agent."""
+    turns, config = pd.read_parquet(Path(folder) / "turns.parquet"), run_reader.read_config(Path(folder))
+    structure = recorded_structure(config["cell"], run_reader.read_provenance(Path(folder)))
+    rows = [{"step": step} | row for step, part in turns.groupby("step") for row in role_skills(part, structure)]
     table = pd.DataFrame(rows).set_index("step")
     return table[~table["measure"].isin(["workflow", "solves", "other"])]

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
 from multirole_study.labels import (
     POLICY_COLOURS,
     POLICY_NAMES,
@@ -240,7 +241,7 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     figure = Figure(figsize=(6.8, 5.2), layout="constrained")
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = skill_tables.JUDGES[workflow], skill_tables.MEASURES[workflow][0]
+        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, skill_tables.MEASURES[workflow][0]
         for policy in POLICIES:
             runs = results.runs_of(workflow, policy, task)
             lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})

@@ -1,11 +1,12 @@
-"""What training does to the roles: their skill (`diagnostics.skills`), the paper's phenomena, workflows beside trivial twins."""
+"""What training does to the roles: their skill (`diagnostics.role_skill`), the paper's phenomena, workflows beside trivial twins."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import numpy as np
 import pandas as pd
 
+from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
 from multirole_study.paper.claims import DECLARED, REGIMES
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import Row, number
@@ -13,17 +14,7 @@ from multirole_study.paper.results import PLACES, Results, Run
 from multirole_study.paper.statistics import t_interval
 
 MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
-"""workflow -> the measures of `diagnostics.skills` of its roles, that of its judging role first."""
-JUDGES = {"eval_opt": "evaluator", "voting": "aggregator", "orch_workers": "synthesizer"}
-TWINS: dict[str, dict[str, Callable[[Sequence[bool]], bool]]] = {
-    "eval_opt": {"first draft": lambda slots: slots[0]},
-    "voting": {
-        "candidate 1": lambda slots: slots[0],
-        "most candidates right": lambda slots: 2 * sum(slots) > len(slots),
-    },
-    "orch_workers": {"worker 1": lambda slots: slots[0]},
-}
-"""workflow -> name of a twin -> whether it is right, by whether each slot of the solver's first turn is."""
+"""workflow -> the measures of `diagnostics.role_skill` of its roles, that of its judging role first."""
 LINES: dict[str, dict[str, str]] = DECLARED["phenomena"]["lines"]
 """A phenomenon -> what is measured for it."""
 
@@ -57,7 +48,7 @@ def skills(results: Results) -> Iterator[Row]:
 
 def trivial_twins(results: Results) -> Iterator[Row]:
     """Each workflow beside its trivial twins, made of the solver's first turn alone, at the peak and the end of the grid's runs."""
-    twins = [(workflow, *twin) for workflow in WORKFLOWS for twin in TWINS[workflow].items()]
+    twins = [(workflow, *twin) for workflow in WORKFLOWS for twin in WORKFLOW_CLASSES[workflow].structure.twins.items()]
     for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks, POLICIES):
         where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
         for place in PLACES:

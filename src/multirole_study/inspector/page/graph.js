@@ -3,22 +3,17 @@
 const NODE = { least: 112, character: 7.4, height: 30, gap: 10, between: 76, end: 66 };
 const DASHES = ["", "6 3", "2 3", "9 3 2 3"];
 
-// Who reads what in the built-in workflows (from, to, label); of any other workflow only the order of the roles is known.
-const EDGES = {
-  single: [["question", "generator", ""], ["generator", "answer", ""]],
-  voting: [["question", "generator", ""], ["generator", "aggregator", "all candidates"], ["aggregator", "answer", "the candidate it picks"]],
-  eval_opt: [["question", "generator", ""], ["generator", "evaluator", "draft"], ["generator", "answer", "the last draft"]],
-  orch_workers: [["question", "orchestrator", ""], ["orchestrator", "worker", "one strategy each"], ["worker", "synthesizer", "all solutions"],
-    ["synthesizer", "answer", ""]],
-};
-const BACK = { eval_opt: [["evaluator", "generator", "critique, until correct"]] };
-
 function buildGraph() {
-  const roles = Object.fromEntries(data.roles.map((role) => [role.name, role])), order = Object.keys(roles);
-  const known = EDGES[data.config.workflow], isKnown = known && known.flatMap((edge) => edge.slice(0, 2)).every((name) => roles[name] || ["question", "answer"].includes(name));
-  const columns = isKnown ? [...new Set(known.flatMap((edge) => edge.slice(0, 2)))].filter((name) => roles[name]) : order;
-  const path = ["question", ...columns, "answer"], edges = isKnown ? known : path.slice(1).map((name, i) => [path[i], name, ""]);
-  const back = (isKnown && BACK[data.config.workflow]) || [], adapters = [...new Set(order.map((name) => roles[name].adapter))].filter(Boolean);
+  const roles = Object.fromEntries(data.roles.map((role) => [role.name, role]));
+  // Who reads what is declared by the workflow; of one that declares nothing only the order of the roles is known.
+  const isKnown = data.edges.length > 0, order = Object.keys(roles);
+  const known = data.edges.filter((edge) => [edge.source, edge.target].every((name) => roles[name] || ["question", "answer"].includes(name)));
+  const columns = isKnown ? [...new Set(known.flatMap((edge) => [edge.source, edge.target]))].filter((name) => roles[name]) : order;
+  const path = ["question", ...columns, "answer"];
+  const edges = isKnown ? known.filter((edge) => !edge.is_loop).map((edge) => [edge.source, edge.target, edge.label])
+    : path.slice(1).map((name, i) => [path[i], name, ""]);
+  const back = known.filter((edge) => edge.is_loop).map((edge) => [edge.source, edge.target, edge.label]);
+  const adapters = [...new Set(order.map((name) => roles[name].adapter))].filter(Boolean);
   const names = ["question", ...columns, "answer"], most = Math.max(1, ...columns.map((name) => roles[name].slots));
   const nodeWidth = Math.max(NODE.least, ...columns.map((name) => NODE.character * (name.length + 4)));
   const isEnd = (i) => i === 0 || i === names.length - 1;
