@@ -93,9 +93,15 @@ class Call(Protocol):
 
     Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
     role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
+    With `slot=None` the sampling is seeded by role, prompt and occurrence, and slot and round follow from the prompts when the
+    episode ends, so that the order of the calls does not matter. `max_tokens` lowers the cap of one reply. `tools` are OpenAI's
+    descriptions of functions, for chat templates that know them.
     """
 
-    def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
+    def __call__(
+        self, role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
+        tools: list[dict] | None = None,
+    ) -> Awaitable[Turn]: ...  # fmt: skip
 
 
 class Workflow(Protocol):
@@ -166,6 +172,11 @@ class Structure:
 def structure_of(workflow: Any) -> Structure:
     """The attribute `structure` of a workflow, which is optional."""
     return getattr(workflow, "structure", Structure())
+
+
+def waits_outside(workflow: Any) -> bool:
+    """The attribute `waits_outside` of a workflow, which is optional: whether it waits for threads or sockets of its own."""
+    return getattr(workflow, "waits_outside", False)
 
 
 def check_structure(workflow: Any) -> None:
