@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import queue
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -19,6 +21,7 @@ from multirole.core.engine import Sampling
 from multirole.core.rollout import Rollout, WorkflowError
 from multirole.core.types import OVERFLOW, Problem, Turn
 from multirole.endpoint.app import LARGEST_BODY, Endpoint, parse_tool_calls
+from multirole.endpoint.serving import ModelServer
 from multirole.endpoint.session import Session
 from multirole.workflows.prompts import render
 from multirole.workflows.voting import list_candidates, parse_selection
@@ -50,6 +53,17 @@ def test_voting_through_the_endpoint_trains_the_weights_of_voting(make_library_t
         weights.append([p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n])
     start = [p for n, p in build_model(trainer._tokenizer, trainer.policy).named_parameters() if "lora" in n]
     assert not all(map(torch.equal, weights[0], start))
+    assert all(map(torch.equal, *weights))
+
+
+def test_a_resumed_run_ends_as_the_unbroken_one(make_library_trainer):
+    weights = []
+    for resumed in (None, "checkpoint-2"):
+        workflow = from_openai(vote, {"generator": 3, "aggregator": 1}, "voting")
+        options = {"max_steps": 4, "max_completion_length": 12, "n_prompts": 8, "save_steps": 2}
+        trainer = make_library_trainer(workflow, None, long_answers, **options)
+        trainer.train(resume_from_checkpoint=resumed and f"{trainer.args.output_dir}/{resumed}")
+        weights.append([p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n])
     assert all(map(torch.equal, *weights))
 
 
@@ -308,3 +322,22 @@ def test_tools_need_a_chat_template_that_knows_them(tokenizer):
 
     with pytest.raises(WorkflowError, match="does not know `tools`"):
         play(tokenizer, from_openai(uses_tools, ["solver"]))
+
+
+def test_trained_adapters_are_served_by_the_same_api(tokenizer):
+    def reply(key, request):
+        return [7 if request.adapter == "a" else 8, tokenizer.eos_token_id], 2
+
+    policy = {"solver": "a", "judge": "b"}
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    server = ModelServer(engine, tokenizer, policy, Sampling(10, 1.0), 100, ignore=("temperature",))
+    urls: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=server.run, args=("127.0.0.1", 0, urls.put), daemon=True).start()
+    client = OpenAI(base_url=urls.get(timeout=30), api_key="any", max_retries=0)
+    ask = {"messages": ASK["messages"], "temperature": 0.1}
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda role: client.chat.completions.create(model=role, **ask), ["solver", "judge"] * 8))
+    expected = {"solver": tokenizer.decode([7]), "judge": tokenizer.decode([8])}
+    assert all(text.choices[0].message.content == expected[text.model] for text in texts)
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        client.chat.completions.create(model="solver", messages=[{"role": "user", "content": "what? " * 200}])

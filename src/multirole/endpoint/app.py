@@ -65,14 +65,15 @@ class Endpoint:
 
     Args:
         ignore: fields of requests that are left out instead of refused, such as `("temperature", "seed")`.
+        default: the session of all requests, whatever their key; None where each episode has its own.
     """
 
-    def __init__(self, ignore: Collection[str] = ()) -> None:
+    def __init__(self, ignore: Collection[str] = (), default: Session | None = None) -> None:
         if unknown := sorted(set(ignore) - NEUTRAL.keys() - REFUSALS.keys()):
             raise ValueError(
                 f"`ignore` names {unknown}; fields that can be ignored are {sorted({*NEUTRAL, *REFUSALS})}."
             )
-        self.ignore = frozenset(ignore)
+        self.ignore, self.default = frozenset(ignore), default
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._answer, methods=["POST"]),
@@ -93,6 +94,8 @@ class Endpoint:
         del self._sessions[key]
 
     def _session(self, request: Request) -> Session:
+        if self.default is not None:
+            return self.default
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise BadRequest("There is no API key: pass the episode's key as a bearer token.", 401)
