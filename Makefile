@@ -122,7 +122,7 @@ grid-status: $(STAMP)
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
-	$(BIN)/python -m multirole paper "$(FOLDER)" < /dev/null
+	$(BIN)/python -m multirole_study paper "$(FOLDER)" < /dev/null
 	for name in tables figures mechanisms $$(test ! -f "$(FOLDER)/study.json" || echo study); do \
 	  $(BIN)/python -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600 notebooks/$$name.ipynb \
 	    "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null; \

@@ -8,10 +8,10 @@ import os, sys
 from pathlib import Path
 from shlex import quote
 import yaml
-from multirole.experiment.folders import folder_of
-from multirole.experiment.settings import value
-from multirole.paper import pack
-from multirole.paper.grid import Grid, Study
+from multirole_study.experiment.run_folder import folder_of
+from multirole_study.experiment.settings import value
+from multirole_study.paper import pack
+from multirole_study.paper.grid import Grid, Study
 
 configfile: "grid.yaml"
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import bad_inputs
 from bad_inputs import END, ENDS, START, table
 
-from multirole.experiment.storage import write_text
+from multirole_study.experiment.storage import write_text
 
 ROOT = Path(__file__).parents[1]
 

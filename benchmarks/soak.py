@@ -22,9 +22,9 @@ import psutil
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from multirole.experiment.cell import Cell
-from multirole.experiment.run import run_cell
-from multirole.experiment.storage import write_text
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.storage import write_text
 
 BOUND = 100.0  # kB per iteration: 50 MB in 500 iterations, where the paper's runs have 200
 CELL = {

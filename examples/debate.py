@@ -51,7 +51,7 @@ if __name__ == "__main__":
         gradient_checkpointing=False, report_to="none", micro_batch_tokens=2048,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(HERE / "../src/multirole/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
+        str(HERE / "../src/multirole_study/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()

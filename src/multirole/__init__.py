@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # the same names once more: type checkers read no strings
     from multirole.core.rows import Row
     from multirole.core.trainer import MultiRoleGRPOTrainer
     from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow, assistant, user
-    from multirole.diagnostics.metrics import RoleDiagnostics
-    from multirole.tasks import Task
+    from multirole.diagnostics.role_diagnostics import RoleDiagnostics
     from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+    from multirole_study.tasks import Task
 
 _HOME = {
     "multirole.core.config": ("MultiRoleGRPOConfig",),
@@ -25,8 +25,8 @@ _HOME = {
     "multirole.core.rows": ("Row",),
     "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
     "multirole.core.types": ("Answer", "Episode", "Problem", "Reward", "Turn", "Workflow", "assistant", "user"),
-    "multirole.diagnostics.metrics": ("RoleDiagnostics",),
-    "multirole.tasks": ("Task",),
+    "multirole.diagnostics.role_diagnostics": ("RoleDiagnostics",),
+    "multirole_study.tasks": ("Task",),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -17,10 +17,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core import watch
+from multirole.core import event_loop as watch
 from multirole.core.engine import Completion, Engine, Request, Sampling
+from multirole.core.event_loop import EngineSelector, in_thread, position
 from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow
-from multirole.core.watch import EngineSelector, in_thread, position
 
 logger = logging.getLogger(__name__)
 

@@ -46,11 +46,10 @@ from multirole.core.distributed import (
     shard,
 )
 from multirole.core.engine import Engine, Sampling
+from multirole.core.episode_metrics import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 from multirole.core.logprobs import score
-from multirole.core.measures import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import (
     Attempt,
@@ -64,6 +63,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
+from multirole.core.validation import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
