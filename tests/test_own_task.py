@@ -155,7 +155,7 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
     with pytest.raises(RewardError, match="Write a non-empty list"):
         bad = Task("twice", [{"prompt": "a", "tests": "[{"}], rows, hidden_tests())
         bad.score(bad.problems("train"), texts[:1])
-    with pytest.raises(RewardError, match=r"column='cases'.* needs this column, the rows have \['tests'\]"):
+    with pytest.raises(RewardError, match=r"column='cases'.* needs the column 'cases', the rows have \['tests'\]"):
         Task("twice", rows, rows, hidden_tests("cases")).score([first], texts[:1])
 
 
