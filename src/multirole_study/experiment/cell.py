@@ -19,7 +19,15 @@ from multirole.core.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.presets import LENGTHS, ROUNDS, TASKS, TINY_LENGTHS, is_tiny
-from multirole_study.experiment.settings import Parameter, Settings, option, parameters, refusing, unknown_name
+from multirole_study.experiment.settings import (
+    Parameter,
+    Settings,
+    looked_in,
+    option,
+    parameters,
+    refusing,
+    unknown_name,
+)
 from multirole_study.experiment.user_files import own_object
 
 LONGEST_ID = 60
@@ -166,7 +174,7 @@ class Cell(Settings):
             if path is not None and is_tiny(self.scale):
                 yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
-                yield f"`{name}` must be an existing local path, got {path!r}. Leave it out for the pinned download."
+                yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
         if self._task is not None and self.data is not None:
             yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
 
