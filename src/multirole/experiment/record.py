@@ -41,9 +41,8 @@ from multirole.diagnostics.skills import SkillWatch
 from multirole.experiment.cell import Cell
 from multirole.experiment.folders import complete, outcome_of, prune, staging, step_of, write_done
 from multirole.experiment.machine import installed
-from multirole.experiment.models import locate
-from multirole.experiment.presets import MODELS
-from multirole.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
+from multirole.experiment.models import describe
+from multirole.experiment.storage import remove, sha256, write_table, write_text, writing
 
 N_INSPECTED = 32
 RECORD = "record"
@@ -92,7 +91,6 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
     """
     here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
     lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
-    pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
         command = ["git", "-C", str(here), *args]
@@ -111,11 +109,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
-        "model": {
-            "name": pinned.repo if pinned else cell.scale if cell.model is None else folder.name,
-            "revision": pinned.revision if pinned else None,
-            "sha256": sums_of(folder, "*.safetensors"),
-        },
+        "model": describe(cell),
         "dataset": cell.make_task().describe(),
         "problems": problems,
         "sandbox": sandbox.level() if cell.task == "code" else None,

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
 from multirole.diagnostics.judging import grade
+from multirole.experiment.announce import announced, say
 from multirole.experiment.cell import Cell
 from multirole.experiment.checks import load_problems, preflight
 from multirole.experiment.evaluation import Evaluation, solver_of, steps_of
@@ -30,7 +31,7 @@ from multirole.experiment.folders import folder_of, is_done, newest_whole, open_
 from multirole.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole.experiment.models import locate
 from multirole.experiment.presets import is_tiny
-from multirole.experiment.progress import Progress, announced, conclude, interval, introduce, say
+from multirole.experiment.progress import Progress, conclude, interval, introduce
 from multirole.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
 from multirole.experiment.settings import refusing
 from multirole.experiment.stops import Stop, heeding

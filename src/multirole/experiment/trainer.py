@@ -37,7 +37,7 @@ from multirole.experiment.cell import Cell
 from multirole.experiment.checks import check_loaded, load_problems
 from multirole.experiment.launch import ONE_PROCESS, Launch
 from multirole.experiment.machine import engine_of
-from multirole.experiment.models import locate
+from multirole.experiment.models import layer_class, locate
 from multirole.experiment.record import Recorder, Recording
 from multirole.experiment.released_code import RENDERERS, RowCuts
 from multirole.experiment.storage import reporting, writing
@@ -79,7 +79,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
     fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
             "cpu_ram_efficient_loading": False}  # fmt: skip
     if cell.model is None:  # a model of one's own says itself which of its layers are not split
-        fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
+        fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
     n_episodes = cell.n_problems * cell.n_episodes
     return MultiRoleGRPOConfig(
         **{name: value for name, value in cell if name in SAME_NAME},
