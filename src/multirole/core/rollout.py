@@ -17,10 +17,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core import watch
+from multirole.core import event_loop
 from multirole.core.engine import Completion, Engine, Request, Sampling
+from multirole.core.event_loop import EngineSelector, in_thread, position
 from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow
-from multirole.core.watch import EngineSelector, in_thread, position
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Rollout:
 
     def _check_progress(self, thread: int) -> None:
         """Raise `WorkflowError` where for `patience` no episode has called or ended and no call has been answered."""
-        self._clock += watch.POLL
+        self._clock += event_loop.POLL
         if self._clock - self._progress < self.patience:
             return
         episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))
