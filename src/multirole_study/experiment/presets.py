@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 TASKS = ("math", "code")
+PAPER_SCALES = ("0.6b", "1.7b", "4b")
 TINY = "tiny-r"
 """The scale whose models and tasks are embedded in this package."""
 TINY_BASES = {"math": "tiny-r", "code": "tiny-r-code"}
@@ -11,8 +12,8 @@ TINY_LENGTHS = {"math": (6 * 272, 272), "code": (6 * 176, 176)}
 """Its caps of prompt and response in tokens by task: prompts hold six replies, as in Table 7's Eval-Opt."""
 SMOLLM2 = "smollm2"
 """The scale whose model is pretrained on language and runs on a CPU; its tasks are generated."""
-SMOLLM2_ARITHMETIC = "gym:chain_sum?min_terms=3&max_terms=3&min_digits=1&max_digits=1"
-"""Its task of the kind "math"; that of the kind "code" is `tasks.functions`."""
+SMOLLM2_ARITHMETIC = "gym:basic_arithmetic?operators=('+',)&max_terms=2&min_digits=1&max_digits=2&allow_parentheses=False&allow_negation=False"
+"""Its task of the kind "math", sums of two numbers; that of the kind "code" is `tasks.functions`."""
 SMOLLM2_LENGTHS = {"math": (768, 64), "code": (1024, 96)}
 """Its caps of prompt and response in tokens by task."""
 

@@ -41,6 +41,11 @@ WORDS = [
     "silver",
 ]
 LETTERS = "aegilnorst"
+QUESTION = """Complete this Python function, so that it returns {sentence}.
+
+```python
+def f({signature}):
+```"""
 
 Arguments = tuple
 Function = Callable[..., object]
@@ -257,7 +262,7 @@ def tests_of(spec: Spec) -> list[dict]:
 
 def to_problem(spec: Spec) -> Problem:
     """The problem of a function."""
-    question = f"Write a Python function f({spec.signature}) that returns {spec.sentence}."
+    question = QUESTION.format(sentence=spec.sentence, signature=spec.signature)
     return Problem(question_id(NAME, question), NAME, question, json.dumps(tests_of(spec)))
 
 

@@ -15,6 +15,7 @@ import ast
 import dataclasses
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ SEEDS, SEED_RANGE = 100, 10**7
 """Seeds that a task can have, and how many of the generator's seeds each split of one of them has."""
 PATIENCE = 2000
 """Problems in a row that may be known already, or belong to the other split, before the kind is taken to have no more."""
+SET_ORDERED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
+"""Kinds that draw from Python's sets, whose order differs between processes unless PYTHONHASHSEED is set."""
 MAX_CHARACTERS = 1000
 MODULE = Path(__file__).with_name("gym_score.py")
 LIMITS = Limits(
@@ -208,6 +211,11 @@ def _config_of(kind: str, spec: str) -> Any:
             raise ValueError(
                 f"`task` {spec!r} needs the package pycosat: pip install pycosat (it needs a C compiler)."
             ) from error
+    if kind in SET_ORDERED and not os.environ.get("PYTHONHASHSEED", "random").isdecimal():
+        raise ValueError(
+            f"`task` {spec!r} draws other problems in each process, unless the environment has PYTHONHASHSEED=0 when Python starts, as "
+            "the Makefile sets it."
+        )
     return kinds[kind][1]
 
 
