@@ -182,6 +182,20 @@ def paper(argv: list[str]) -> int:
     return 0
 
 
+def questions(argv: list[str]) -> int:
+    """Answer the declared questions of the study at scale smollm2 from packed results, a column for each folder."""
+    parser = _parser(questions)
+    parser.add_argument(
+        "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
+    )
+    options = parser.parse_args(argv)
+    from multirole_study.paper.questions import table
+
+    with refusing():
+        sys.stdout.write(table(options.folders))
+    return 0
+
+
 def fetch(argv: list[str]) -> int:
     """Download the base model of a scale, where it is not on this machine yet, and say where it is."""
     from multirole_study.experiment.cell import Cell
@@ -204,7 +218,9 @@ def fetch(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (train, evaluate, plan, doctor, inspect, pack, paper, fetch)}
+COMMANDS = {
+    command.__name__: command for command in (train, evaluate, plan, doctor, inspect, pack, paper, questions, fetch)
+}
 
 
 def main() -> int:

@@ -68,7 +68,7 @@ class Cell(Settings):
     preset: Literal["paper", "released_code"] = option("of all settings below", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
-    iterations: int = option("batches of rollouts", 500, tiny=60, smollm2=40, ge=1, le=10**6)
+    iterations: int = option("batches of rollouts", 500, tiny=60, smollm2=30, ge=1, le=10**6)
     n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, ge=1, le=10**5)
     n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
     learning_rate: float = option("peak", 2e-5, tiny=2e-3, smollm2=2e-4, ge=0, le=10)
