@@ -14,6 +14,7 @@ from multirole_study.experiment import base_models, smollm2
 from multirole_study.experiment.base_models import describe, locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS
+from multirole_study.experiment.record import token_texts
 
 CELL = Cell("single", "sp", scale="smollm2")
 CONTENT = b"weights"
@@ -158,6 +159,25 @@ def test_config_names_and_shape_agree():
 
 
 needs_base = pytest.mark.skipif(not smollm2.cache_folder().is_dir(), reason="make smollm2 was not run here")
+
+
+def decode_bytes(ids, skip_special_tokens):
+    return bytes(ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a√b", ["a", "", "", "√", "b"]),
+        ("é", ["", "é"]),
+        ("🙂🙂", ["", "", "", "🙂"] * 2),
+        (b"a\xe2", ["a", "\ufffd"]),  # cut off
+        (b"\xff\xff\xff\xffa", ["", "", "", "\ufffd" * 4, "a"]),  # no text at all
+    ],
+)
+def test_a_character_of_several_tokens_is_shown_at_its_last_one(text, expected):
+    ids = list(text.encode() if isinstance(text, str) else text)
+    assert token_texts(decode_bytes, ids) == expected
 
 
 @needs_base

