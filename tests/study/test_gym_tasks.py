@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,3 +127,12 @@ def test_scoring_stops_where_the_package_does_not_work(monkeypatch):
     task = parse(SMALL)
     with pytest.raises(gym.SandboxError, match="broken"):
         task.score(task.problems("train", 1), ["\\boxed{1}"])
+
+
+@pytest.mark.parametrize("task", ["math", "code", "gym:letter_counting"])
+def test_the_doctor_knows_answers_to_the_tasks_of_smollm2(task):
+    from multirole_study.doctor import grading
+
+    trial = SimpleNamespace(cell=Cell("single", "sp", task, "smollm2"))
+    finding = grading(trial)
+    assert finding.holds and "[True, False, False]" in finding.measured
