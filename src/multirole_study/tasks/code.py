@@ -85,11 +85,15 @@ class Code(Published):
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score by hidden tests; `is_correct` is "all passed", and the reason is that of the first failed test."""
-        verdicts = grade([extract_program(text) for text in texts], [p.reference for p in problems], self.reward)
-        return [
-            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
-            for v in verdicts
-        ]
+        return score_programs(texts, [problem.reference for problem in problems], self.reward)
+
+
+def score_programs(texts: Sequence[str], tests: Sequence[str], rule: Rule) -> list[Reward]:
+    """Run the program in each text on its tests (JSON text); `is_correct` is "all passed"."""
+    return [
+        Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
+        for v in grade([extract_program(text) for text in texts], tests, rule)
+    ]
 
 
 def grade(
