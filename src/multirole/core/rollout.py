@@ -20,6 +20,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
+from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector, in_thread, position
 from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
-Renderer = Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]
-"""Chat messages -> the ids of the prompt."""
 PATIENCE = 600.0
 """Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
 
@@ -73,19 +72,6 @@ def place_turns(turns: Sequence[tuple[Turn, int]], n_slots: int) -> None:
         turn.round, turn.slot = divmod(i, n_slots)
 
 
-def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
-    """The prompt's ids by the tokenizer's own template; Qwen3's thinking is off unless `enable_thinking` is among `options`."""
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use the "
-            "tokenizer of an instruction-tuned model, or save a template as chat_template.jinja in its folder."
-        )
-    options = {"enable_thinking": False} | options
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-    )
-
-
 def reply_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     """What a reply says: its text after the reasoning, if it reasoned all the same (exactly one `</think>`)."""
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -97,7 +83,7 @@ def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int
     """The tokens of an episode's answer: those of the last turn that says it, or else of its text."""
     text = episode.answer.text if episode.answer else ""
     said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
-    return tokenizer(text, add_special_tokens=False)["input_ids"] if said is None else said
+    return control_tokens(tokenizer).encode_text(text) if said is None else said
 
 
 def transcript(episode: Episode) -> str:

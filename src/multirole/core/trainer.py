@@ -34,6 +34,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.trainer_utils import EvalLoopOutput
 
 from multirole.core.advantages import set_advantages
+from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
     all_reduce,
@@ -53,10 +54,8 @@ from multirole.core.logprobs import score
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import (
     Attempt,
-    Renderer,
     Rollout,
     answer_ids,
-    chat_template,
     transcript,
     turn_seed,
     warn_of_silent_roles,
@@ -100,7 +99,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args ([`MultiRoleGRPOConfig`], *optional*):
             Configuration; by default that of TRL with shared policy.
         train_dataset, eval_dataset (`datasets.Dataset`):
-            A "prompt" column (text, or a single user message) and any others. "id" names a problem; without it, its index does.
+            A "prompt" column (text, or messages that end with a user's) and any others. "id" names a problem; without it, its index does.
             "task" names the prompt templates of the built-in workflows.
         processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
             As in TRL. Callbacks that are [`MultiRoleCallback`] take part in the iteration.
@@ -201,13 +200,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 "`generation_batch_size` so that they can."
             )
         self.problems = to_problems(train_dataset)
+        render_chat = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
+        if render is None:
+            check_chats(render_chat, self._tokenizer, workflow, self.problems)
         base = self.peft_model.get_base_model()
         is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
-            args.turn_seeds,
+            render or render_chat, args.max_turns, args.turn_seeds,
         )  # fmt: skip
 
     @property

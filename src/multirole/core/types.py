@@ -30,14 +30,21 @@ RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 class Problem:
     """One row of a dataset.
 
-    `question` is the dataset's "prompt". `reference` is what the reward compares with (for a dataset, its other columns);
-    no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
+    `question` is the dataset's "prompt", or the text of the last user message where the prompt is a conversation; `history` then holds
+    the messages in front of it: system messages and earlier turns. `reference` is what the reward compares with (for a dataset, its
+    other columns); no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
     """
 
     id: str
     task: str
     question: str
     reference: Any
+    history: list[Message] = field(default_factory=list, hash=False)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole prompt as a conversation that ends with the question."""
+        return [*self.history, user(self.question)]
 
 
 @dataclass(frozen=True)
@@ -165,11 +172,14 @@ class Structure:
         duties: role -> what it does. A role without a duty has its format and length measured, and no skill.
         twins: name of a trivial workflow -> whether it is right, given whether each slot of the solver's first turn is.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
+        chats: the chat roles of the messages of its calls, behind the problem's own history. They are tried on the tokenizer's chat
+            template before anything is played.
     """
 
     duties: Mapping[str, Duty] = field(default_factory=dict)
     twins: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
+    chats: tuple[tuple[str, ...], ...] = ()
 
     @property
     def solver(self) -> str | None:

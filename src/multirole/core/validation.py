@@ -13,13 +13,14 @@ from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.types import LARGEST_REWARD, REWARD_ARGUMENTS, Episode, Problem, check_columns
+from multirole.core.types import LARGEST_REWARD, REWARD_ARGUMENTS, Episode, Message, Problem, check_columns, user
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 INDEX = "_index"
 """Column that carries a row's place in the dataset through TRL's data loader."""
 
@@ -94,6 +95,7 @@ def check_dataset(name: str, dataset: "Dataset", reward_funcs: Iterable[Any] = (
     check_columns(f"`{name}`", dataset.column_names)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
+    check_prompts(name, dataset)
     for function in reward_funcs:
         check_signature(function, name, dataset)
 
@@ -107,27 +109,57 @@ def to_problems(dataset: "Dataset") -> list[Problem]:
             f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
             "unique, or leave the column out."
         )
-    return [
-        Problem(
-            str(row.get("id", i)),
-            str(row.get("task", "")),
-            question_of(row["prompt"]),
-            {name: row[name] for name in others},
+    problems = []
+    for i, row in enumerate(dataset):
+        *history, question = conversation_of(row["prompt"])
+        reference = {name: row[name] for name in others}
+        problems.append(
+            Problem(str(row.get("id", i)), str(row.get("task", "")), question["content"], reference, history)
         )
-        for i, row in enumerate(dataset)
-    ]
+    return problems
 
 
-def question_of(prompt: str | list[dict[str, str]]) -> str:
-    """The text of a prompt: a string, or a conversation of a single user message."""
+def check_prompts(name: str, dataset: "Dataset") -> None:
+    """Refuse a prompt that is neither text nor a conversation of texts that ends with a user message (ValueError)."""
+    for row, prompt in enumerate(dataset["prompt"]):
+        if not isinstance(prompt, str):
+            try:
+                conversation_of(prompt)
+            except ValueError as error:
+                raise ValueError(f"Row {row} of `{name}`: {error}") from error
+
+
+def conversation_of(prompt: str | list[dict[str, Any]]) -> list[Message]:
+    """A prompt as messages, of which the last is the question: a user message. ValueError where it is none."""
     if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1 and prompt[0]["role"] == "user" and isinstance(prompt[0]["content"], str):
-        return prompt[0]["content"]
-    raise ValueError(
-        f'A "prompt" must be text or a single user message, got {prompt!r}. System messages and history belong in the workflow, '
-        "which writes every role's messages itself."
-    )
+        return [user(prompt)]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f'a "prompt" must be text or a list of messages, got {prompt!r}.')
+    messages = [_message_of(message) for message in prompt]
+    if messages[-1]["role"] != "user":
+        raise ValueError(
+            f"a conversation must end with a user message, which the roles answer, and this one ends with {prompt[-1]!r}. Move a reply "
+            "that is to be learnt into another column."
+        )
+    return messages
+
+
+def _message_of(message: Any) -> Message:
+    """One message of a dataset with its text, and without the empty fields that Arrow adds."""
+    if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
+        raise ValueError(
+            f'a message must be a dictionary with "content" and a "role" among {", ".join(CHAT_ROLES)}, got {message!r}.'
+        )
+    present = {key: value for key, value in message.items() if value is not None}
+    content = present.get("content", "" if "tool_calls" in present else None)
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    try:
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+    except (TypeError, KeyError):
+        texts = []
+    if not texts or len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the content of a message must be text, got {message!r}. Roles are sent no images or audio.")
+    return present | {"content": "".join(texts)}
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:
