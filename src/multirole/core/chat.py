@@ -123,17 +123,17 @@ class ControlTokens:
             return self._second.encode(text, add_special_tokens=False).ids
         return self._second(text, add_special_tokens=False)["input_ids"]
 
-    def _id_in_second(self, token: str) -> int:
+    def _id_in_second(self, token: str) -> int | None:
         if isinstance(self._second, Tokenizer):
             return self._second.token_to_id(token)
         return self._second.convert_tokens_to_ids(token)
 
     @cached_property
-    def _kept_mark_id(self) -> int:
+    def _kept_mark_id(self) -> int | None:
         return self._id_in_second(KEPT_MARK)
 
     @cached_property
-    def _true_ids(self) -> dict[int, int]:
+    def _true_ids(self) -> dict[int | None, int]:
         """Id in the second tokenizer -> id in the first, of the added tokens."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {self._id_in_second(self._names.get(token.content, token.content)): i for i, token in added}

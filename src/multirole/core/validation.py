@@ -13,14 +13,20 @@ from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.types import LARGEST_REWARD, REWARD_ARGUMENTS, Episode, Message, Problem, check_columns, user
+from multirole.core.types import (
+    LARGEST_REWARD,
+    REWARD_ARGUMENTS,
+    Episode,
+    Problem,
+    check_columns,
+    conversation_of,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
-CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 INDEX = "_index"
 """Column that carries a row's place in the dataset through TRL's data loader."""
 
@@ -127,39 +133,6 @@ def check_prompts(name: str, dataset: "Dataset") -> None:
                 conversation_of(prompt)
             except ValueError as error:
                 raise ValueError(f"Row {row} of `{name}`: {error}") from error
-
-
-def conversation_of(prompt: str | list[dict[str, Any]]) -> list[Message]:
-    """A prompt as messages, of which the last is the question: a user message. ValueError where it is none."""
-    if isinstance(prompt, str):
-        return [user(prompt)]
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError(f'a "prompt" must be text or a list of messages, got {prompt!r}.')
-    messages = [_message_of(message) for message in prompt]
-    if messages[-1]["role"] != "user":
-        raise ValueError(
-            f"a conversation must end with a user message, which the roles answer, and this one ends with {prompt[-1]!r}. Move a reply "
-            "that is to be learnt into another column."
-        )
-    return messages
-
-
-def _message_of(message: Any) -> Message:
-    """One message of a dataset with its text, and without the empty fields that Arrow adds."""
-    if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
-        raise ValueError(
-            f'a message must be a dictionary with "content" and a "role" among {", ".join(CHAT_ROLES)}, got {message!r}.'
-        )
-    present = {key: value for key, value in message.items() if value is not None}
-    content = present.get("content", "" if "tool_calls" in present else None)
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    try:
-        texts = [part["text"] for part in parts if part["type"] == "text"]
-    except (TypeError, KeyError):
-        texts = []
-    if not texts or len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"the content of a message must be text, got {message!r}. Roles are sent no images or audio.")
-    return present | {"content": "".join(texts)}
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:

@@ -140,10 +140,10 @@ class TaskReward:
 
 
 def to_dataset(problems: list[Problem]) -> Dataset:
-    """What the trainer sees of problems: no reference answers."""
-    return Dataset.from_dict(
-        {"prompt": [p.question for p in problems], "id": [p.id for p in problems], "task": [p.task for p in problems]}
-    )
+    """What the trainer sees of problems: no reference answers. Prompts are messages where any problem has a history."""
+    are_chats = any(p.history for p in problems)
+    prompts = [p.messages if are_chats else p.question for p in problems]
+    return Dataset.from_dict({"prompt": prompts, "id": [p.id for p in problems], "task": [p.task for p in problems]})
 
 
 class Divergence(MultiRoleCallback):
