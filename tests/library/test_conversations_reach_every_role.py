@@ -8,7 +8,7 @@ from datasets import Dataset
 from scripted_engine import ScriptedEngine
 from trainers import build_model
 
-from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, from_openai
 from multirole.core.policy import parse_policy
 from multirole.core.types import Answer, Problem, assistant, conversation_of, user
 from multirole.core.validation import check_dataset, to_problems
@@ -73,6 +73,21 @@ def test_every_role_is_sent_the_history(train, workflow):
     )
     assert {turn.role for episode in trainer._episodes for turn in episode.turns} == set(trainer.workflow.roles)
     assert sent and all(prompt.startswith(start) and "And doubled?" in prompt for prompt in sent)
+
+
+def test_an_openai_agent_gets_the_messages(train):
+    given = []
+
+    async def agent(question, client):
+        given.append(question)
+        messages = question if isinstance(question, list) else [user(question)]
+        return (await client.chat.completions.create(model="solver", messages=messages)).choices[0].message.content
+
+    _, sent = train(from_openai(agent, ["solver"]), [TALK] * 4)
+    assert given == [TALK] * 4 and all("Answer in one word." in prompt for prompt in sent)
+    given.clear()
+    train(from_openai(agent, ["solver"]), ["q"] * 4)
+    assert given == ["q"] * 4
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS.values(), ids=WORKFLOWS)
