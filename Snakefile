@@ -8,10 +8,10 @@ import os, sys
 from pathlib import Path
 from shlex import quote
 import yaml
-from multirole.experiment.folders import folder_of
-from multirole.experiment.settings import value
-from multirole.paper import pack
-from multirole.paper.grid import Grid, Study
+from multirole_study.experiment.run_folder import folder_of
+from multirole_study.experiment.settings import value
+from multirole_study.paper import pack
+from multirole_study.paper.grid import Grid, Study
 
 configfile: "grid.yaml"
 
@@ -61,8 +61,8 @@ localrules: paper, trained, evaluated
 rule paper:  # packs, then the commands of `make paper`, which starts no runs
     input: TRAINED, EVALUATED
     shell:
-        "{sys.executable:q} -m multirole pack {FOLDER:q}\n"
-        "{sys.executable:q} -m multirole paper {FOLDER:q}\n"
+        "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
+        "{sys.executable:q} -m multirole_study paper {FOLDER:q}\n"
         "for name in tables figures mechanisms $(test ! -f {FOLDER:q}/study.json || echo study); do\n"
         "  {PAPERMILL} notebooks/$name.ipynb {FOLDER:q}/$name.ipynb -r results {FOLDER:q} < /dev/null\n"
         "  {sys.executable:q} -m nbconvert --log-level WARN --no-input --to html {FOLDER:q}/$name.ipynb\n"

@@ -12,11 +12,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import bad_inputs
 from bad_inputs import END, ENDS, START, table
 
-from multirole.experiment.storage import write_text
+from multirole_study.experiment.storage import write_text
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,8 +33,8 @@ from multirole.core.rows import collate
 from multirole.core.stock import GRPOTrainer
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole.experiment.cell import Cell
-from multirole.experiment.trainer import load_model, make_trainer, training_args
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import load_model, make_trainer, training_args
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:

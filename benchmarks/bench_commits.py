@@ -93,7 +93,7 @@ def one(checkout: Path, cell: str, problems: str, share: float) -> dict:
 
 def write_problems(path: Path) -> None:
     """The first training problems of the embedded arithmetic, as rows."""
-    from multirole.tasks.tiny_chain import TinyChain
+    from multirole_study.tasks.tiny_chain import TinyChain
 
     problems = TinyChain().problems("train", 64)
     rows = [{"prompt": p.question, "id": p.id, "reference": str(p.reference)} for p in problems]

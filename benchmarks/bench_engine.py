@@ -25,8 +25,8 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForC
 
 from multirole.core.engine import Engine, Request
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole.experiment.cell import Cell
-from multirole.experiment.models import locate
+from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.cell import Cell
 
 EOS, PAD, VOCAB = 1, 0, 510
 Rows = list[tuple[list[int], int]]

@@ -35,25 +35,25 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl import GRPOTrainer
 
-from multirole import doctor, plan
 from multirole.core.engine import Request
-from multirole.core.inputs import add_adapters
 from multirole.core.policy import adapter_names
 from multirole.core.rows import Row, collate
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+from multirole.core.validation import add_adapters
 from multirole.engines import vllm_engine
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole.experiment.cell import Cell
-from multirole.experiment.launch import Launch
-from multirole.experiment.machine import engine_of, installed
-from multirole.experiment.models import locate
-from multirole.experiment.presets import MODELS, Shape
-from multirole.experiment.run import run_cell
-from multirole.experiment.storage import write_text
-from multirole.experiment.trainer import make_trainer
+from multirole_study import doctor, plan
+from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import make_trainer
+from multirole_study.experiment.hardware import engine_of, installed
+from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.presets import MODELS, Shape
+from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.storage import write_text
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from toy_qwen3 import adapter_of, config_of, toy_tokenizer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -276,7 +276,9 @@ class Steps:
             hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
             cell = {"workflow": "voting", "policy": "ip", "iterations": 3, "n_validation": 16, "results_dir": folder}
             words = [word for name, value in cell.items() for word in ("-p", name, str(value))]
-            subprocess.run([sys.executable, "-m", "multirole", "train", *words], env=os.environ | hidden, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "multirole_study", "train", *words], env=os.environ | hidden, check=True
+            )
             frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
         one, other = frames.values()
         columns = [name for name in one if not name.endswith("seconds")]

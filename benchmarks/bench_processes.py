@@ -25,7 +25,7 @@ def seconds(workflow: str, policy: str, n_processes: int) -> dict[str, float]:
     given = SHORT | {"workflow": workflow, "policy": policy, "n_processes": n_processes}
     with tempfile.TemporaryDirectory() as folder:
         words = [word for name, value in (given | {"results_dir": folder}).items() for word in ("-p", name, str(value))]
-        command = [sys.executable, "-m", "multirole", "train", *words]
+        command = [sys.executable, "-m", "multirole_study", "train", *words]
         subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
         metrics = pd.read_parquet(next(Path(folder).rglob("metrics.parquet"))).iloc[1:]
     return {what: float(metrics[f"{what}_seconds"].mean()) for what in ("rollout", "update")}

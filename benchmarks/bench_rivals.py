@@ -51,7 +51,7 @@ def make(workflow: str, policy: str = "sp"):
     """(cell, its trainer on 256 problems, the inputs of the first iteration)."""
     from bench import inputs, trainer_of
 
-    from multirole.experiment.cell import Cell
+    from multirole_study.experiment.cell import Cell
 
     cell = Cell(workflow, policy, "math", n_train=256, n_validation=8)
     trainer = trainer_of(cell, tempfile.mkdtemp())
@@ -108,7 +108,7 @@ def trl_update(micro: int) -> dict:
     from bench import stock_update
 
     from multirole.core.rows import collate
-    from multirole.experiment.trainer import load_model
+    from multirole_study.experiment.cell_trainer import load_model
 
     cell, _, rows = rows_of_single()
     model, tokenizer = load_model(cell)
@@ -163,7 +163,7 @@ def trl_iteration(micro: int) -> dict:
     """Whole iterations of TRL's own `train`: from the second to the last."""
     from transformers import TrainerCallback
 
-    from multirole.experiment.trainer import load_model
+    from multirole_study.experiment.cell_trainer import load_model
 
     cell, trainer, _ = make("single")
     model, tokenizer = load_model(cell)
@@ -226,8 +226,8 @@ def generate() -> dict:
 def vllm() -> dict:
     """`vllm.LLM.generate` with one LoRA adapter, as its documentation has it."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    from multirole.experiment.cell import Cell
-    from multirole.experiment.models import locate
+    from multirole_study.experiment.base_models import locate
+    from multirole_study.experiment.cell import Cell
 
     trainer, asked = requests_of_voting()
     folder = tempfile.mkdtemp()
@@ -259,8 +259,8 @@ def comlrl() -> dict:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from multirole.experiment.cell import Cell
-    from multirole.experiment.models import locate
+    from multirole_study.experiment.base_models import locate
+    from multirole_study.experiment.cell import Cell
 
     cell = Cell("voting", "ip", n_train=256, n_validation=8)
     path, task = locate(cell), cell.make_task()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from multirole import sandbox
+import multirole_sandbox as sandbox
 
 PROGRAM = '''import sys
 from collections import defaultdict
@@ -62,7 +62,7 @@ SQUARE = "import sys\nn = int(sys.stdin.readline())\nprint(n * n{})\n"
 CPU_SECONDS = """
 import inspect, json, sys
 import psutil
-from multirole import sandbox
+import multirole_sandbox as sandbox
 programs, tests = zip(*json.load(sys.stdin))
 # an older version could run the tests of one program in one process
 alone = {"may_share": False} if "may_share" in inspect.signature(sandbox.grade_batch).parameters else {}

@@ -69,7 +69,7 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
 
     questions = [f"Compute left to right: {i % 17} +{i % 9 + 1} *2 -{i % 7 + 1}" for i in range(max(64, episodes))]
     trainer = MultiRoleGRPOTrainer(
-        model=str(HERE.parents[1] / "src/multirole/models/tiny-r"),
+        model=str(HERE.parents[1] / "src/multirole_study/models/tiny-r"),
         workflow=SideBySide(),
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=MultiRoleGRPOConfig(

@@ -11,11 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from kill_run import sweep
 
-from multirole.experiment.cell import Cell
-from multirole.experiment.storage import write_text
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.storage import write_text
 
 SMALL = {
     "iterations": 3, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8, "save_every": 1, "eval_every": 1,

@@ -22,9 +22,9 @@ import psutil
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from multirole.experiment.cell import Cell
-from multirole.experiment.run import run_cell
-from multirole.experiment.storage import write_text
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.storage import write_text
 
 BOUND = 100.0  # kB per iteration: 50 MB in 500 iterations, where the paper's runs have 200
 CELL = {
@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where to write, without an ending")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("multirole").setLevel(logging.WARNING)
+    for package in ("multirole", "multirole_study"):
+        logging.getLogger(package).setLevel(logging.WARNING)
     watch, cell, began = Watch(), Cell(**CELL | {"iterations": arguments.iterations}), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         run_cell(cell, scratch, callbacks=[watch])

@@ -8,7 +8,8 @@ import asyncio
 import re
 from pathlib import Path
 
-from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Task, assistant, user
+from multirole import Answer, Duty, Edge, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Structure, assistant, user
+from multirole_study import Task
 
 HERE = Path(__file__).parent
 
@@ -18,6 +19,16 @@ class Debate:
 
     name = "debate"
     roles = {"debater": 2, "judge": 1}  # noqa: RUF012  (role -> slots in one stage)
+    # optional: what is measured of each role, and the diagram in the inspector
+    structure = Structure(
+        duties={"debater": Duty("solves"), "judge": Duty("selects", "debater")},
+        edges=(
+            Edge("question", "debater"),
+            Edge("debater", "debater", "each other's answer", is_loop=True),
+            Edge("debater", "judge", "both last answers"),
+            Edge("judge", "answer", "the one it picks"),
+        ),
+    )
 
     async def run(self, problem, call):
         ask, again = user(problem.question), user("Use the review and compute it again.")
@@ -51,7 +62,7 @@ if __name__ == "__main__":
         gradient_checkpointing=False, report_to="none", micro_batch_tokens=2048,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(HERE / "../src/multirole/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
+        str(HERE / "../src/multirole_study/models/tiny-r"), Debate(), correct, args, rows["train"], rows["validation"],
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()

@@ -21,7 +21,7 @@ rows = load_dataset("json", data_files=str(HERE / "data/train.jsonl"), split="tr
 rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
 
 trainer = MultiRoleGRPOTrainer(
-    model=str(HERE / "../src/multirole/models/tiny-r"),
+    model=str(HERE / "../src/multirole_study/models/tiny-r"),
     reward_funcs=correct,
     workflow=Voting(n_voters=3, prompts=str(HERE / "prompts")),
     args=MultiRoleGRPOConfig(

@@ -20,7 +20,7 @@ rows = load_dataset("json", data_files=str(HERE / "data/train.jsonl"), split="tr
 rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
 
 trainer = GRPOTrainer(
-    model=str(HERE / "../src/multirole/models/tiny-r"),
+    model=str(HERE / "../src/multirole_study/models/tiny-r"),
     reward_funcs=correct,
     args=GRPOConfig(
         output_dir="out/grpo",

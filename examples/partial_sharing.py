@@ -12,7 +12,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, OrchWorkers, RoleDiagnostics
-from multirole.tasks.tiny_chain import TinyChain
+from multirole_study.tasks.tiny_chain import TinyChain
 
 HERE = Path(__file__).parent
 POLICIES = {"shared": "sp", "isolated": "ip", "worker apart": "orchestrator=rest,worker=own,synthesizer=rest"}
@@ -27,7 +27,7 @@ def train(policy: str, iterations: int = 5) -> MultiRoleGRPOTrainer:
     rows = load_dataset("json", data_dir=str(HERE / "data"))
     rows = rows.map(lambda row: {"prompt": row["prompt"].removeprefix("Compute left to right: ")})
     trainer = MultiRoleGRPOTrainer(
-        model=str(HERE / "../src/multirole/models/tiny-r"),
+        model=str(HERE / "../src/multirole_study/models/tiny-r"),
         workflow=OrchWorkers(max_workers=3, prompts="tiny_chain"),
         reward_funcs=correct,
         args=MultiRoleGRPOConfig(

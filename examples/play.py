@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multirole import Problem
 
-BASE, TRAINED = str(HERE / "../src/multirole/models/tiny-r"), Path("out/debate")
+BASE, TRAINED = str(HERE / "../src/multirole_study/models/tiny-r"), Path("out/debate")
 ADAPTER = {"debater": "adapter_a", "judge": "adapter_b"}  # role -> folder, as in the policy map of debate.py
 
 tokenizer = AutoTokenizer.from_pretrained(BASE)

@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tokenizer():
     from transformers import AutoTokenizer
 
-    from multirole.experiment.cell import Cell
-    from multirole.experiment.models import locate
+    from multirole_study.experiment.base_models import locate
+    from multirole_study.experiment.cell import Cell
 
     return AutoTokenizer.from_pretrained(locate(Cell("single", "sp")))
 
@@ -74,7 +74,7 @@ def finished(shared) -> Path:
     """The folder of `trainers.SMALL_RUN`, trained to DONE; to be read only."""
     from trainers import SMALL_RUN
 
-    from multirole.experiment.run import run_cell
+    from multirole_study.experiment.run import run_cell
 
     return shared("finished", lambda folder: run_cell(SMALL_RUN, folder))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import processes
 import pytest
 
-from multirole.__main__ import COMMANDS
-from multirole.experiment.machine import driver
+from multirole_study.__main__ import COMMANDS
+from multirole_study.experiment.hardware import driver
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +37,7 @@ def test_the_library_type_checks():
 
 COMMAND_LINES = """
 import contextlib, io, json, os, sys
-from multirole.__main__ import main
+from multirole_study.__main__ import main
 for line in json.loads(sys.stdin.read()):
     sys.argv, said = ["multirole", *line.split()], io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

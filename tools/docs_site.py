@@ -17,8 +17,8 @@ PAGES = {
     "METRICS.md": "metrics.md",
     "results/README.md": "committed.md",
     "docker/README.md": "containers.md",
-    "src/multirole/models/tiny-r/README.md": "tiny-r.md",
-    "src/multirole/models/tiny-r-code/README.md": "tiny-r-code.md",
+    "src/multirole_study/models/tiny-r/README.md": "tiny-r.md",
+    "src/multirole_study/models/tiny-r-code/README.md": "tiny-r-code.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")

@@ -14,9 +14,21 @@ if TYPE_CHECKING:  # the same names once more: type checkers read no strings
     from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
     from multirole.core.rows import Row
     from multirole.core.trainer import MultiRoleGRPOTrainer
-    from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow, assistant, user
-    from multirole.diagnostics.metrics import RoleDiagnostics
-    from multirole.tasks import Task
+    from multirole.core.types import (
+        Answer,
+        Duty,
+        Edge,
+        Episode,
+        Problem,
+        Reward,
+        Structure,
+        Turn,
+        Workflow,
+        assistant,
+        user,
+    )
+    from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+    from multirole.endpoint.workflow import from_openai
     from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 _HOME = {
@@ -24,9 +36,21 @@ _HOME = {
     "multirole.core.hooks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
     "multirole.core.rows": ("Row",),
     "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
-    "multirole.core.types": ("Answer", "Episode", "Problem", "Reward", "Turn", "Workflow", "assistant", "user"),
-    "multirole.diagnostics.metrics": ("RoleDiagnostics",),
-    "multirole.tasks": ("Task",),
+    "multirole.core.types": (
+        "Answer",
+        "Duty",
+        "Edge",
+        "Episode",
+        "Problem",
+        "Reward",
+        "Structure",
+        "Turn",
+        "Workflow",
+        "assistant",
+        "user",
+    ),
+    "multirole.endpoint.workflow": ("from_openai",),
+    "multirole.diagnostics.role_diagnostics": ("RoleDiagnostics",),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -17,9 +17,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from multirole.core.types import Problem, user
-from multirole.tasks.tiny_chain import TinyChain
-from multirole.tasks.tiny_pipe import TinyPipe
 from multirole.workflows.prompts import render
+from multirole_study.tasks.tiny_chain import TinyChain
+from multirole_study.tasks.tiny_pipe import TinyPipe
 from tiny_base.ask import complete, serve
 from tiny_base.dialogues import Lengths, Mix, Pool, Row, Script, make_rows
 from tiny_base.habits import Draft

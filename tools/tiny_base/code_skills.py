@@ -3,8 +3,8 @@
 Besides, each working habit is forced, and a refiner is asked whether it takes over the right line.
 """
 
-from multirole.experiment.presets import TINY_LENGTHS
-from multirole.tasks.tiny_pipe import TinyPipe
+from multirole_study.experiment.presets import TINY_LENGTHS
+from multirole_study.tasks.tiny_pipe import TinyPipe
 from tiny_base import code_habits, skills
 from tiny_base.code_dialogues import CodeCritic
 from tiny_base.code_tokenizer import HEAD

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerFast
 
-from multirole.tasks.tiny_pipe import FOLDS, REST, START, TAUGHT_MOVE
+from multirole_study.tasks.tiny_pipe import FOLDS, REST, START, TAUGHT_MOVE
 from tiny_base.tokenizer import build, prompt_strings
 
 MOVES = tuple(f"{sign}{n}" for sign in "+-" for n in range(1, TAUGHT_MOVE + 1))

@@ -7,7 +7,7 @@ replies with a derivation is high until the comparison is learned and falls to i
 
 from dataclasses import replace
 
-from multirole.tasks.tiny_chain import stream
+from multirole_study.tasks.tiny_chain import stream
 from tiny_base.build import Base, Phase, main
 from tiny_base.dialogues import Lengths, Mix
 from tiny_base.math_dialogues import MathScript

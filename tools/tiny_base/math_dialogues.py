@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from multirole.core.types import Problem
-from multirole.tasks.tiny_chain import stream
+from multirole_study.tasks.tiny_chain import stream
 from tiny_base import math_habits as habits
 from tiny_base.dialogues import READERS, SHORT_RIGHT, Critic, Mix, Review, Script, verdict
 from tiny_base.habits import Draft, Steady

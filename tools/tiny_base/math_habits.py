@@ -8,7 +8,7 @@ import random
 import re
 
 from multirole.core.types import Problem
-from multirole.tasks.tiny_chain import LARGEST, apply, kind_of, parse
+from multirole_study.tasks.tiny_chain import LARGEST, apply, kind_of, parse
 from tiny_base.habits import Draft, confuse
 
 Op = tuple[str, int]

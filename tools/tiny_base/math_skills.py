@@ -1,7 +1,7 @@
 """What the base for tiny_chain, or a trained adapter in every role, can do on validation problems: how `skills` asks it."""
 
-from multirole.experiment.presets import TINY_LENGTHS
-from multirole.tasks.tiny_chain import TinyChain
+from multirole_study.experiment.presets import TINY_LENGTHS
+from multirole_study.tasks.tiny_chain import TinyChain
 from tiny_base import skills
 from tiny_base.math_dialogues import MathCritic
 

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerFast
 
-from multirole.tasks.tiny_chain import PRODUCTS, SUMS
+from multirole_study.tasks.tiny_chain import PRODUCTS, SUMS
 from tiny_base.tokenizer import build, prompt_strings
 
 OPERATIONS = (

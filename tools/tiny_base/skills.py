@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from multirole.core.engine import Engine
 from multirole.core.types import Message, Problem
-from multirole.diagnostics.signatures import turn_signature
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.eval_opt import parse_verdict
 from multirole.workflows.voting import parse_selection
+from multirole_study.signatures import turn_signature
 from tiny_base.ask import Reply, asked, complete
 from tiny_base.dialogues import Critic
 from tiny_base.habits import Draft, Steady

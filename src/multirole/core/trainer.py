@@ -46,14 +46,14 @@ from multirole.core.distributed import (
     shard,
 )
 from multirole.core.engine import Engine, Sampling
+from multirole.core.episode_metrics import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.inputs import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 from multirole.core.logprobs import score
-from multirole.core.measures import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import (
     Attempt,
+    Renderer,
     Rollout,
     answer_ids,
     chat_template,
@@ -64,6 +64,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
+from multirole.core.validation import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
@@ -109,6 +110,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             What generates the replies; by default `args.engine`.
         is_answer (`Callable[[str], bool]`, *optional*):
             Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
+        render (`Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]`, *optional*):
+            Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`.
     """
 
     args: MultiRoleGRPOConfig
@@ -131,6 +134,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         peft_config: PeftConfig | None = None,
         engine: Engine | None = None,
         is_answer: Callable[[str], bool] = bool,
+        render: Renderer | None = None,
     ) -> None:
         processes()  # before anything that would set up torch.distributed its own way, such as vLLM
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
@@ -202,7 +206,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
+            render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
+            args.turn_seeds,
         )  # fmt: skip
 
     @property

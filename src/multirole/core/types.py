@@ -5,10 +5,10 @@ a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, 
 """
 
 import re
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getattr_static, iscoroutinefunction
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Message = dict[str, str]
 """One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
@@ -106,9 +106,15 @@ class Call(Protocol):
 
     Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
     role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
+    With `slot=None` the sampling is seeded by role, prompt and occurrence, and slot and round follow from the prompts when the
+    episode ends, so that the order of the calls does not matter. `max_tokens` lowers the cap of one reply. `tools` are OpenAI's
+    descriptions of functions, for chat templates that know them.
     """
 
-    def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
+    def __call__(
+        self, role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
+        tools: list[dict] | None = None,
+    ) -> Awaitable[Turn]: ...  # fmt: skip
 
 
 class Workflow(Protocol):
@@ -121,6 +127,88 @@ class Workflow(Protocol):
     roles: dict[str, int]
 
     def run(self, problem: Problem, call: Call) -> Awaitable[Answer]: ...
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a role does in its workflow, which says how its skill is measured (`diagnostics.role_skill`).
+
+    Args:
+        kind: "solves" (its replies answer the problem), "judges" (its `outcome` is "correct" or "incorrect", about the reply of
+            role `of` in the same slot and round), "selects" (picks one of the replies of `of`), "merges" (answers from the replies of `of`)
+            or "plans" (the replies of `of` follow its plan).
+        of: the role whose replies it works on, or that works on its own; None for "solves".
+    """
+
+    kind: Literal["solves", "judges", "selects", "merges", "plans"]
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An arrow of a workflow's diagram: `target` reads what `source` wrote.
+
+    `source` and `target` are roles, "question" or "answer". An edge that goes back to an earlier role is a loop.
+    """
+
+    source: str
+    target: str
+    label: str = ""
+    is_loop: bool = False
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a workflow says of itself, in its attribute `structure`, for diagnostics, tables and diagrams. All of it is optional.
+
+    Args:
+        duties: role -> what it does. A role without a duty has its format and length measured, and no skill.
+        twins: name of a trivial workflow -> whether it is right, given whether each slot of the solver's first turn is.
+        edges: the arrows of the diagram; without them only the order of the roles is drawn.
+    """
+
+    duties: Mapping[str, Duty] = field(default_factory=dict)
+    twins: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
+    edges: tuple[Edge, ...] = ()
+
+    @property
+    def solver(self) -> str | None:
+        """The first role whose replies answer the problem."""
+        return next((role for role, duty in self.duties.items() if duty.kind == "solves"), None)
+
+    @property
+    def judge(self) -> str | None:
+        """The first role that judges, selects or merges the solver's replies."""
+        return next((role for role, duty in self.duties.items() if duty.kind in ("judges", "selects", "merges")), None)
+
+
+def structure_of(workflow: Any) -> Structure:
+    """The attribute `structure` of a workflow, which is optional."""
+    return getattr(workflow, "structure", Structure())
+
+
+def waits_outside(workflow: Any) -> bool:
+    """The attribute `waits_outside` of a workflow, which is optional: whether it waits for threads or sockets of its own."""
+    return getattr(workflow, "waits_outside", False)
+
+
+def check_structure(workflow: Any) -> None:
+    """Refuse a structure that names what the workflow does not have (ValueError or TypeError)."""
+    structure, roles = structure_of(workflow), workflow.roles
+    if not isinstance(structure, Structure):
+        raise TypeError(f"`workflow.structure` must be a `multirole.Structure`, got {structure!r}.")
+    named = {role for role, duty in structure.duties.items()} | {
+        duty.of for duty in structure.duties.values() if duty.of
+    }
+    named |= {end for edge in structure.edges for end in (edge.source, edge.target)} - {"question", "answer"}
+    if unknown := sorted(named - set(roles)):
+        raise ValueError(f"`workflow.structure` names the roles {unknown}, but the workflow's roles are {list(roles)}.")
+    for role, duty in structure.duties.items():
+        if (duty.of is None) != (duty.kind == "solves"):
+            raise ValueError(
+                f"`workflow.structure` gives {role!r} the duty {duty!r}. 'solves' takes no other role, and all other duties name in `of` "
+                "the role whose replies they are about."
+            )
 
 
 def check_workflow(workflow: Any) -> None:
@@ -147,6 +235,7 @@ def check_workflow(workflow: Any) -> None:
             raise ValueError(
                 f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
             )
+    check_structure(workflow)
 
 
 def check_columns(source: str, columns: Iterable[str]) -> None:

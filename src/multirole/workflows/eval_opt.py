@@ -6,7 +6,7 @@ contexts hold consecutive assistant messages. The loop stops on a "Correct" verd
 
 import re
 
-from multirole.core.types import Answer, Call, Problem, assistant, user
+from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
 from multirole.workflows.prompts import render
 
 
@@ -20,6 +20,16 @@ class EvalOpt:
     """At most `rounds` drafts and as many verdicts; the answer is the last draft, whatever its verdict."""
 
     name = "eval_opt"
+    structure = Structure(
+        duties={"generator": Duty("solves"), "evaluator": Duty("judges", "generator")},
+        twins={"first draft": lambda slots: slots[0]},
+        edges=(
+            Edge("question", "generator"),
+            Edge("generator", "evaluator", "draft"),
+            Edge("generator", "answer", "the last draft"),
+            Edge("evaluator", "generator", "critique, until correct", is_loop=True),
+        ),
+    )
 
     def __init__(self, rounds: int = 3, prompts: str | None = None) -> None:
         self.roles = {"generator": 1, "evaluator": 1}

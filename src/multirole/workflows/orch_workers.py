@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from multirole.core.types import Answer, Call, Problem, user
+from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
 
@@ -26,6 +26,20 @@ class OrchWorkers:
     """At most `max_workers` strategies, one worker each; every worker solves the whole problem; the synthesizer answers."""
 
     name = "orch_workers"
+    structure = Structure(
+        duties={
+            "orchestrator": Duty("plans", "worker"),
+            "worker": Duty("solves"),
+            "synthesizer": Duty("merges", "worker"),
+        },
+        twins={"worker 1": lambda slots: slots[0]},
+        edges=(
+            Edge("question", "orchestrator"),
+            Edge("orchestrator", "worker", "one strategy each"),
+            Edge("worker", "synthesizer", "all solutions"),
+            Edge("synthesizer", "answer"),
+        ),
+    )
 
     def __init__(self, max_workers: int = 3, prompts: str | None = None) -> None:
         self.roles = {"orchestrator": 1, "worker": max_workers, "synthesizer": 1}

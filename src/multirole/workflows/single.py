@@ -1,6 +1,6 @@
 """Single-agent control: one generator call (paper sec 4, the SA baseline)."""
 
-from multirole.core.types import Answer, Call, Problem, user
+from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
 
@@ -8,6 +8,10 @@ class Single:
     """One generator answers; its text is the answer."""
 
     name = "single"
+    structure = Structure(
+        duties={"generator": Duty("solves")},
+        edges=(Edge("question", "generator"), Edge("generator", "answer")),
+    )
 
     def __init__(self, prompts: str | None = None) -> None:
         self.roles = {"generator": 1}

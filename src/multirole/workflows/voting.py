@@ -7,7 +7,7 @@ The aggregator only selects: its own prose is never graded. A reply without a va
 import asyncio
 import re
 
-from multirole.core.types import Answer, Call, Problem, user
+from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
 
@@ -31,6 +31,18 @@ class Voting:
     """`n_voters` generators answer the same prompt; the aggregator picks one of them. `prompts` is a set of templates."""
 
     name = "voting"
+    structure = Structure(
+        duties={"generator": Duty("solves"), "aggregator": Duty("selects", "generator")},
+        twins={
+            "candidate 1": lambda slots: slots[0],
+            "most candidates right": lambda slots: 2 * sum(slots) > len(slots),
+        },
+        edges=(
+            Edge("question", "generator"),
+            Edge("generator", "aggregator", "all candidates"),
+            Edge("aggregator", "answer", "the candidate it picks"),
+        ),
+    )
 
     def __init__(self, n_voters: int = 3, fallback: str = "candidate_1", prompts: str | None = None) -> None:
         self.roles = {"generator": n_voters, "aggregator": 1}

@@ -1,0 +1,112 @@
+"""The trainer's side of one zygote: start it, hand it units, receive its frames. None of the bytes in them is trusted."""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from multirole_sandbox.inside import wire
+from multirole_sandbox.inside.limits import Limits
+from multirole_sandbox.verdict import SandboxError
+
+_START_SECONDS, _GRACE_SECONDS = 60.0, 30.0
+_HOME = Path(__file__).parent
+_START = "import sys; sys.path.insert(0, {!r}); from inside import zygote; zygote.main({!r})"
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "LC_ALL": "C.UTF-8",
+    "HOME": "/",
+    "LD_BIND_NOW": "1",  # else each test's process looks up the functions of shared libraries again
+    "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space that a program may have
+}
+
+
+class Frame(NamedTuple):
+    """One test's end: its index in the unit (-1: the end of the unit), one of `wire.REASONS`, and its output."""
+
+    test: int
+    reason: str
+    output: bytes
+
+
+class Worker:
+    """A running zygote and its two channels; made once it has locked itself down. It imports the file `module` first."""
+
+    def __init__(self, module: str = "") -> None:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.answers, answers = os.pipe()
+        flags = ["-P"] if module else ["-s", "-S", "-P"]  # not -I: it ignores PYTHONHASHSEED
+        self.process = subprocess.Popen(
+            [sys.executable, *flags, "-c", _START.format(str(_HOME), module)],
+            stdin=theirs,
+            stdout=answers,
+            stderr=self.errors,
+            cwd="/",
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(answers)
+        self.poller = select.poll()
+        self.poller.register(self.answers, select.POLLIN)
+        try:
+            self.level = self._frame(1 << 12, time.monotonic() + _START_SECONDS).output.decode()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, source: bytes, inputs: list[bytes], calls: list[tuple[str, bool]], limits: Limits) -> Iterator[Frame]:
+        """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
+        deadline = time.monotonic() + limits.problem_seconds + _GRACE_SECONDS
+        head = json.dumps([len(source), [len(given) for given in inputs], calls, asdict(limits)]).encode()
+        try:
+            with open(os.memfd_create("unit"), "wb") as body:
+                body.writelines([head, source, *inputs])
+                body.flush()
+                socket.send_fds(self.channel, [wire.PACKET.pack(len(head), limits.problem_seconds)], [body.fileno()])
+        except OSError as error:
+            raise SandboxError(f"A worker accepts no work ({error}): {self.last_words()}") from error
+        index = 0
+        while index >= 0:
+            yield (frame := self._frame(limits.output_bytes, deadline))
+            index = frame.test
+
+    def _frame(self, most: int, deadline: float) -> Frame:
+        mark, test, reason, size = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline))
+        if mark != wire.MARK or size > most or not 0 <= reason < len(wire.REASONS):
+            raise SandboxError("A worker sent bytes that are not a frame.")
+        return Frame(test, wire.REASONS[reason], self._read(size, deadline))
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        read = bytearray()
+        while len(read) < size:
+            if not self.poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+                raise SandboxError(f"A worker does not answer: {self.last_words()}")
+            if not (chunk := os.read(self.answers, size - len(read))):
+                raise SandboxError(f"A worker has ended: {self.last_words()}")
+            read += chunk
+        return bytes(read)
+
+    def last_words(self) -> str:
+        """The end of its error output."""
+        size = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, size - 2000))
+        return self.errors.read().decode(errors="replace").strip() or "it wrote no message"
+
+    def close(self) -> None:
+        """End the process, which ends everything below it."""
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+        os.close(self.answers)
+        self.errors.close()

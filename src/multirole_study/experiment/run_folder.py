@@ -1,0 +1,174 @@
+"""A run's folder: where it is, who is at work in it, whether it is done, and its checkpoints, which are whole or absent.
+
+    LOCK                            held while a process writes here
+    DONE                            sha256 of every file but checkpoints: the run is complete
+    adapters/step_N/                the adapters of each evaluation; they stay when the checkpoint goes
+    checkpoints/staging/            where the trainer writes the next one; nothing reads it
+    checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; checksums.json, written
+                                    last, has the sha256 of each file and of the adapters so far
+
+A checkpoint is staged, hashed, synced and renamed. The newest two stay, so that a damaged one has another behind it.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.storage import damage, publish, remove, sums_of, write_text
+
+logger = logging.getLogger(__name__)
+
+LOCK = "LOCK"
+PATIENCE = 5.0  # seconds: the former process may be saving its last checkpoint
+MANIFEST = "checksums.json"
+KEPT = 2
+
+
+def folder_of(cell: Cell, results_dir: str | Path) -> Path:
+    """The run's folder, `<results_dir>/<scale>/<cell id>/`."""
+    return Path(results_dir) / cell.scale / cell.id
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Make a folder and hold its lock, `flock` on the file `LOCK`; ValueError if it cannot be written to or is in use.
+
+    The system releases the lock when its holder dies. A folder that was new is removed where the run is refused.
+    """
+    lock = FileLock(folder / LOCK, timeout=PATIENCE)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(poll_interval=0.1)
+    except Timeout:
+        raise ValueError(
+            f"{folder} is in use by another process, and two processes cannot write one run. Wait for that process or end it; "
+            "or write another results_dir."
+        ) from None
+    except OSError as error:
+        raise ValueError(f"`results_dir` must be a folder that can be written to: {error}.") from error
+    is_new = [path.name for path in folder.iterdir()] == [LOCK]
+    try:
+        yield
+    except Refused:
+        if is_new:
+            shutil.rmtree(folder)
+        raise
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)  # while it is held, so that nobody else's goes
+        lock.release()
+        for level in (folder, folder.parent):
+            with suppress(OSError):  # it is not empty, or gone
+                level.rmdir()
+
+
+@contextmanager
+def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
+    """Claim a results folder, for one process only; ValueError where that cannot be, or it is another configuration's."""
+    path = folder / "config.json"
+    with claim(folder):
+        try:
+            other = differing(json.loads(path.read_text()), json.loads(json.dumps(config))) if path.exists() else []
+        except (ValueError, AttributeError):
+            other = [path.name]
+        if other:
+            raise ValueError(
+                f"{folder} holds a run with another configuration ({', '.join(other)}). Write another results_dir, or move that "
+                "folder away."
+            )
+        yield
+
+
+def differing(held: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """The options, a cell's included, that two configurations name with different values.
+
+    One that a single of them names is of another version, and at its default: the folder's name has a hash of what is not.
+    """
+    if isinstance(held.get("cell"), dict):  # of an evaluation
+        inner = differing(held["cell"], given["cell"])
+        held, given = held | {"cell": None}, given | {"cell": None}
+    else:
+        inner = []
+    return inner + [name for name in given if name in held and held[name] != given[name]]
+
+
+def write_done(folder: Path) -> None:
+    """Declare a results folder complete: DONE, with the checksum of every table, JSON file and adapter."""
+    sums = sums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")
+    write_text(folder / "DONE", json.dumps(sums, indent=2))
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the run is complete, and all its files are the ones that DONE lists."""
+    return not damage(folder / "DONE")
+
+
+def outcome_of(folder: Path) -> dict[str, object] | None:
+    """How a finished run ended, if not as planned: {"state": "diverged", "iteration": ..., "reason": ...}."""
+    path = folder / "provenance.json"
+    return json.loads(path.read_text()).get("outcome") if path.exists() else None
+
+
+# ---- checkpoints
+
+
+def staging(folder: Path) -> Path:
+    """Where a run's next checkpoint is written."""
+    return folder / "checkpoints" / "staging"
+
+
+def step_of(path: Path) -> int:
+    """The iteration in a name such as checkpoint-12, step_00012 or step_00012.parquet."""
+    return int(path.stem.replace("-", "_").split("_")[1])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """A run's checkpoints, the newest first; whole or not."""
+    named = [path for path in folder.glob("checkpoints/checkpoint-*") if not path.suffix]  # .tmp is being removed
+    return sorted(named, key=step_of, reverse=True)
+
+
+def complete(folder: Path, step: int) -> None:
+    """Give the staged checkpoint its checksums and its name, then remove the oldest."""
+    target = folder / "checkpoints" / f"checkpoint-{step}"
+    staged = staging(folder) / target.name
+    adapters = {f"../../{name}": digest for name, digest in sums_of(folder, "adapters/step_*/**/*").items()}
+    write_text(staged / MANIFEST, json.dumps(sums_of(staged, "**/*") | adapters, indent=1))
+    if target.exists():  # it was damaged, so the run went on from the one before
+        remove(target)
+    publish(staged, target)
+    prune(folder)
+
+
+def prune(folder: Path) -> None:
+    """Keep the newest checkpoints. The end of a run does so too: the last save may have been killed before it did."""
+    for old in checkpoints(folder)[KEPT:]:
+        remove(old)
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint whose every file is as it was written; None where none was ever saved.
+
+    Warns of each newer one. Raises ValueError where there are some and none is whole.
+    """
+    problems: list[str] = []
+    for checkpoint in checkpoints(folder):
+        problem = damage(checkpoint / MANIFEST)
+        if not problem:
+            for one in problems:
+                logger.warning("%s. It is not used: the run continues from %s.", one, checkpoint.name)
+            return checkpoint
+        problems.append(f"{checkpoint}: {problem}")
+    if problems:
+        raise ValueError(
+            f"{folder} holds checkpoints and none of them is whole, so the run cannot continue: {'; '.join(problems)}. "
+            "Nothing was overwritten. Put the files back from a copy, or move that folder away to start afresh."
+        )
+    return None

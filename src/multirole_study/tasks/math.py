@@ -1,0 +1,57 @@
+"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). The answer's last `\\boxed{}` is compared by math-verify.
+
+12,704 training and 1,412 validation problems: the 14,116 English rows with one row in ten, rounded up, for validation,
+which is the paper's test split. One's own rows have the columns `prompt` and `solution` (text or a number).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from multirole.core.types import Problem, Reward
+from multirole_study.tasks.math_answer import extract_boxed, grade_answers
+from multirole_study.tasks.sources import BadRow, Published, Row, Source, question_id, text_of
+
+
+def to_problem(row: Row) -> Problem:
+    """Take `prompt` as the question and `solution` as the reference."""
+    question, solution = text_of(row, "prompt", "no_question"), row.get("solution")
+    if isinstance(solution, (int, float)) and not isinstance(solution, bool):
+        row = row | {"solution": str(solution)}
+    if isinstance(solution, str) and solution.strip().lower() == "nan":  # what pandas makes text of a missing one
+        raise BadRow("no_answer")
+    return Problem(question_id("math", question), "math", question, text_of(row, "solution", "no_answer").strip())
+
+
+SOURCE = Source(
+    repo="open-r1/DAPO-Math-17k-Processed",
+    revision="31dd309567e3da778038cc87d868b6097a3ccf68",
+    files=(
+        ("en/train-00000-of-00001.parquet", "40f672fe8b6dbeee953ae5acc75a38e99144e682450e07c625c87c734ec76285"),
+    ),
+    to_problem=to_problem,
+    n_test=lambda n_rows: math.ceil(0.1 * n_rows),
+    columns=("prompt", "solution"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Math(Published):
+    """The task; `data` replaces the download, `malformed_reward` is for an answer without a box."""
+
+    malformed_reward: float = -0.1
+    name: ClassVar[str] = "math"
+    source: ClassVar[Source] = SOURCE
+
+    def extract(self, text: str) -> str | None:
+        """Return the content of the last `\\boxed{...}`, or None."""
+        return extract_boxed(text)
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Return reward 1 for an equivalent answer, 0 for any other; the reason is the verdict of `grade_answers`."""
+        boxed = zip(map(extract_boxed, texts), problems, strict=True)
+        pairs = [None if answer is None else (answer, problem.reference) for answer, problem in boxed]
+        verdicts = iter(grade_answers([pair for pair in pairs if pair is not None]))
+        graded = ["no_box" if pair is None else next(verdicts) for pair in pairs]
+        values = {"correct": 1.0, "no_box": self.malformed_reward}
+        return [Reward(values.get(verdict, 0.0), verdict, verdict == "correct") for verdict in graded]

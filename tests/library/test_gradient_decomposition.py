@@ -1,0 +1,166 @@
+"""The gradient taken apart: constructed cases with known answers, and parts that sum to what is applied, bit for bit."""
+
+import functools
+import math
+
+import pytest
+import torch
+from trainers import diagnostics_of, make_episodes, rows_of
+
+from multirole.core import trainer as trainer_module
+from multirole.core.episode_metrics import text_metrics
+from multirole.core.hooks import MultiRoleCallback
+from multirole.core.rows import Row
+from multirole.diagnostics.gradient_parts import GradientParts
+from multirole.diagnostics.role_diagnostics import sample_rows
+from multirole_study.experiment.cell import Cell
+
+
+def parts_of(**vectors: list[list[float]]) -> GradientParts:
+    """role=[gradient of slot 0, of slot 1, ...] as one optimizer step."""
+    parts = [(role, slot) for role, slots in vectors.items() for slot in range(len(slots))]
+    found = GradientParts()
+    found.add_step(parts, torch.tensor([vector for slots in vectors.values() for vector in slots]))
+    return found
+
+
+def test_identical_slots_are_coherent():
+    voters = parts_of(generator=[[1.0, 2.0], [1.0, 2.0]]).of_role("generator")
+    assert voters == pytest.approx({"grad_share": 1.0, "coherence": 1.0})
+
+
+def test_opposed_and_orthogonal_slots():
+    assert parts_of(generator=[[3.0, 0.0], [-1.0, 0.0]]).of_role("generator")["coherence"] == pytest.approx(-1.0)
+    three = parts_of(generator=[[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 3.0]]).of_role("generator")
+    assert three["coherence"] == pytest.approx(0.0)
+    assert math.isnan(parts_of(aggregator=[[1.0, 1.0]]).of_role("aggregator")["coherence"])
+
+
+def test_shares_sum_to_one_and_a_role_without_gradient_has_none():
+    found = parts_of(generator=[[2.0, 0.0], [1.0, 1.0]], aggregator=[[0.0, 1.0]], evaluator=[[0.0, 0.0]])
+    shares = {role: found.of_role(role)["grad_share"] for role in ("generator", "aggregator", "evaluator")}
+    # the whole is (3, 2): generator (3, 1) . (3, 2) = 11, aggregator (0, 1) . (3, 2) = 2, of 13
+    assert shares == pytest.approx({"generator": 11 / 13, "aggregator": 2 / 13, "evaluator": 0.0})
+    cosines = {(a, b): cosine for a, b, cosine in found.cosines()}
+    assert cosines["generator", "aggregator"] == pytest.approx(1 / math.sqrt(10))
+    assert math.isnan(cosines["generator", "evaluator"])
+    opposed = parts_of(generator=[[3.0]], aggregator=[[-1.0]])
+    assert opposed.of_role("generator")["grad_share"] == pytest.approx(1.5)
+    assert opposed.of_role("aggregator")["grad_share"] == pytest.approx(-0.5)
+
+
+def test_steps_add_up_and_norms_are_each_steps_own():
+    found = GradientParts()
+    first = found.add_step([("generator", 0), ("generator", 1)], torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    second = found.add_step([("generator", 1)], torch.tensor([[6.0, 8.0]]))
+    assert first == pytest.approx({"generator": 5.0}) and second == pytest.approx({"generator": 10.0})
+    assert found.products[("generator", 1), ("generator", 1)] == pytest.approx(16 + 100)
+
+
+class Parts(MultiRoleCallback):
+    """Keeps what it is told of the last optimizer step's gradient."""
+
+    def on_gradient_parts(self, trainer, adapter, parts, gradients):
+        self.parts, self.matrix = parts, gradients.clone()
+
+
+@pytest.mark.parametrize("policy", ["sp", "ip"])
+def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy, monkeypatch):
+    cell, seen = Cell("voting", policy, max_grad_norm=1e9), Parts()
+    trainer = make_trainer(cell, callbacks=[seen])
+    rows = [row for row in rows_of(trainer, make_episodes(cell)) if row.adapter == trainer.adapters[0]]
+    plain_set, applied = trainer_module.set_gradient, []
+
+    def apply(params, gradient):
+        plain_set(params, gradient)
+        applied.append(torch.cat([p.grad.flatten() for p in params]))
+
+    monkeypatch.setattr(trainer_module, "set_gradient", apply)
+    trainer.optimizer_step(trainer.model, trainer.adapters[0], rows, len(rows), 1e-3)
+    n_parts = 4 if policy == "sp" else 3
+    assert len(seen.parts) == len(seen.matrix) == n_parts and seen.matrix.abs().sum(1).min() > 0
+    assert functools.reduce(torch.add, seen.matrix).equal(applied[0])
+    found = diagnostics_of(trainer).gradients[trainer.adapters[0]]
+    assert sum(found.of_role(role)["grad_share"] for role in {r.turn.role for r in rows}) == pytest.approx(1.0)
+
+
+class Surgery(MultiRoleCallback):
+    """Doubles the first voter's part and takes the aggregator's away."""
+
+    def on_gradient_parts(self, trainer, adapter, parts, gradients):
+        factors = [{("generator", 0): 2.0, ("aggregator", 0): 0.0}.get(part, 1.0) for part in parts]
+        gradients.mul_(torch.tensor(factors)[:, None])
+
+
+def test_a_callback_may_change_the_parts(make_trainer):
+    """What comes after it, and the step itself, have the changed gradient; what was before it has seen the one that the rows ask for."""
+    cell, before = Cell("voting", "sp", max_grad_norm=1e9), Parts()
+    trainer = make_trainer(cell, callbacks=[before, Surgery()])
+    rows = rows_of(trainer, make_episodes(cell))
+    step, _ = trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
+    part = dict(zip(before.parts, before.matrix, strict=True))
+    expected = 2 * part["generator", 0] + part["generator", 1] + part["generator", 2]
+    assert part["aggregator", 0].norm() > 0
+    assert step.grad_norm == pytest.approx(expected.norm().item(), rel=1e-4)
+
+
+def test_duplicate_voters_are_announced_as_coherent(make_trainer):
+    """Slots 1 and 2 say what slot 0 said: their gradients are one direction."""
+    cell = Cell("voting", "ip")
+    trainer, episodes = make_trainer(cell), make_episodes(cell)
+    for episode in episodes:
+        first, *others = [turn for turn in episode.turns if turn.role == "generator"]
+        for turn in others:
+            turn.prompt_ids, turn.completion_ids, turn.logprobs = first.prompt_ids, first.completion_ids, first.logprobs
+    rows = [row for row in rows_of(trainer, episodes) if row.turn.role == "generator"]
+    trainer.optimizer_step(trainer.model, "generator", rows, len(rows), 1e-3)
+    found = diagnostics_of(trainer).gradients["generator"].of_role("generator")
+    assert found["coherence"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_role_without_advantage_has_no_share(make_trainer):
+    cell = Cell("voting", "sp")
+    trainer = make_trainer(cell)
+    rows = rows_of(trainer, make_episodes(cell))
+    for row in rows:
+        row.advantage *= row.turn.role != "aggregator"
+    trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
+    found = diagnostics_of(trainer).gradients["shared"]
+    assert found.of_role("aggregator")["grad_share"] == 0.0
+    assert found.of_role("generator")["grad_share"] == pytest.approx(1.0)
+
+
+def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
+    """Rows whose engine agrees with the trainer to the last digit."""
+    rows = trainer.prepare_rows(make_episodes(cell, n_problems=n_problems))
+    for row in rows:
+        row.turn.logprobs = row.old_logps.tolist()
+    return rows
+
+
+def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
+    """An aggregator takes one step per iteration: during it its chi2 is zero, afterwards it is not."""
+    cell = Cell("voting", "ip", old_logprobs="recomputed")
+    trainer = make_trainer(cell)
+    rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
+    owned = [row for row in rows if row.adapter == "aggregator"]
+    trainer.optimizer_step(trainer.model, "aggregator", owned, len(owned), 3e-2)
+    sample = sample_rows(rows)
+    diagnostics.add_after(sample, trainer.logprobs_of(sample))
+    assert {row.turn.role for row in sample} == {"generator", "aggregator"} and len(sample) < len(rows)
+    assert abs(diagnostics.tokens["aggregator"].summary()["chi2"]) < 1e-5
+    assert diagnostics.chi2_after["aggregator"] > 1e-3 and abs(diagnostics.chi2_after["generator"]) < 1e-5
+
+
+def test_a_second_step_is_measured_with_the_weights_that_the_first_has_moved(make_trainer):
+    cell = Cell("voting", "sp", old_logprobs="recomputed")
+    trainer = make_trainer(cell)
+    rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
+    read = {role: text_metrics([row for row in rows if row.turn.role == role]) for role in trainer.policy}
+    for half, has_moved in ((rows[: len(rows) // 2], False), (rows[len(rows) // 2 :], True)):
+        trainer.optimizer_step(trainer.model, rows[0].adapter, half, len(half), 3e-2)
+        assert all((abs(of.summary()["chi2"]) > 1e-5) == has_moved for of in diagnostics.tokens.values())
+    for role, values in diagnostics.per_role(rows).items():
+        sums = diagnostics.tokens[role].sums
+        assert (sums["tokens"], sums["rows"]) == (read[role]["tokens"], read[role]["rows"])
+        assert values["optimizer_steps"] == 2

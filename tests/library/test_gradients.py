@@ -1,0 +1,136 @@
+"""What the gradient of a mini-batch must equal, whichever way it is computed (1e-6 in fp32)."""
+
+import dataclasses
+
+import pytest
+import torch
+from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
+
+from multirole.core.rows import Row, collate
+from multirole.workflows import Voting
+from multirole_study.experiment.cell import Cell
+
+TOLERANCE = 1e-6
+
+
+def gradient(trainer, adapter, rows, divisor=None):
+    """The gradient that `optimizer_step` applies (clipping off), flat, in the order of the adapter's tensors."""
+    seen = {}
+    keep = trainer.optimizer.step
+    trainer.optimizer.step = lambda: seen.update(
+        {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    )
+    try:
+        trainer.optimizer_step(trainer.model, adapter, rows, divisor or len(rows), 0.0)
+    finally:
+        trainer.optimizer.step = keep
+    assert all(f".{adapter}." in name for name in seen)
+    return torch.cat([grad.flatten() for _, grad in sorted(seen.items())])
+
+
+def make(make_library_trainer, **config):
+    trainer = make_library_trainer(Voting(), **config)
+    return trainer, rows_of(trainer, episodes_of(trainer.workflow.roles))
+
+
+def test_sp_gradient_is_the_sum_of_the_role_gradients(make_library_trainer):
+    trainer, rows = make(make_library_trainer)
+    whole = gradient(trainer, "shared", rows)
+    parts = [
+        gradient(trainer, "shared", [row for row in rows if row.turn.role == role], len(rows))
+        for role in ("generator", "aggregator")
+    ]
+    assert all(part.norm() > 1e-3 for part in parts)
+    torch.testing.assert_close(whole, sum(parts), atol=TOLERANCE, rtol=0)
+
+
+def test_ip_role_gradients_are_the_parts_of_the_sp_gradient(make_library_trainer):
+    """All adapters of the fixture start equal, so the parts may be computed under either policy."""
+    shared, rows = make(make_library_trainer)
+    isolated, _ = make(make_library_trainer, policy="ip")
+    whole = gradient(shared, "shared", rows)
+    parts = []
+    for role in ("generator", "aggregator"):
+        owned = [Row(r.episode, r.turn, role, r.advantage) for r in rows if r.turn.role == role]
+        parts.append(gradient(isolated, role, owned, len(rows)))
+    torch.testing.assert_close(whole, sum(parts), atol=TOLERANCE, rtol=0)
+
+
+def test_row_order_and_micro_batch_size_do_not_change_the_gradient(make_library_trainer):
+    trainer, rows = make(make_library_trainer)
+    whole = gradient(trainer, "shared", rows)
+    torch.testing.assert_close(gradient(trainer, "shared", rows[::-1]), whole, atol=TOLERANCE, rtol=0)
+    for tokens in (1, 64, 500, 100_000):
+        trainer.args.micro_batch_tokens = tokens
+        torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)
+
+
+def test_right_padded_rows_score_like_left_padded_ones(make_library_trainer):
+    """Our log-probs from rows at the left edge equal those of a plain forward with TRL's padding and mask."""
+    trainer, rows = make(make_library_trainer)
+    batch = collate(rows, 0, torch.device("cpu"))
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].size(1)
+    ours, entropy, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = trainer.model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -width - 1 : -1]
+    logps = (logits / trainer.temperature).log_softmax(-1)
+    keep = batch["completion_mask"].bool()
+    plain = logps.gather(2, batch["completion_ids"][..., None])[..., 0]
+    torch.testing.assert_close(ours[keep], plain[keep], atol=2e-6, rtol=0)
+    torch.testing.assert_close(entropy[keep], -(logps.exp() * logps).sum(-1)[keep], atol=1e-5, rtol=0)
+    assert not ours[~keep].any()
+
+
+def test_partial_mini_batch_is_under_weighted_only_in_the_released_code(make_library_trainer):
+    trainer, rows = make(make_library_trainer)
+    torch.testing.assert_close(
+        gradient(trainer, "shared", rows, 2 * len(rows)), gradient(trainer, "shared", rows) / 2, atol=TOLERANCE, rtol=0
+    )
+
+
+def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_library_trainer):
+    """pi_old by the trainer: the same gradient as sampled ones that the engine reported without error."""
+    trainer, _ = make(make_library_trainer, old_logprobs="recomputed")
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
+    recomputed = gradient(trainer, "shared", rows)
+    sampled = []
+    for row in rows:
+        turn = dataclasses.replace(row.turn, logprobs=row.old_logps.tolist())
+        sampled.append(Row(row.episode, turn, row.adapter, row.advantage))
+    torch.testing.assert_close(gradient(trainer, "shared", sampled), recomputed, atol=TOLERANCE, rtol=0)
+    assert recomputed.norm() > 1e-3
+    ignored = [Row(row.episode, row.turn, row.adapter, row.advantage) for row in rows]
+    assert (gradient(trainer, "shared", ignored) - recomputed).norm() > 1e-3
+
+
+def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
+    trainer = make_trainer(Cell("voting", "ip", old_logprobs="recomputed", max_grad_norm=1e9))
+    rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
+    owned = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
+    trainer.optimizer_step(trainer.model, "generator", owned["generator"], 48, 1e-2)  # now the adapters differ
+    rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
+    for row in rows:
+        row.turn.logprobs = row.old_logps.tolist()
+    diagnostics = diagnostics_of(trainer)
+    diagnostics.on_update_begin(trainer, [], {})
+    for name in trainer.adapters:
+        batch = [row for row in rows if row.adapter == name]
+        trainer.optimizer_step(trainer.model, name, batch, len(batch), 0.0)
+        assert diagnostics.tokens[name].summary()["max_logprob_gap"] < 1e-5
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
+def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_type):
+    """On rows of one role, whose micro-batches differ in rows and in tokens."""
+    wide = {"epsilon_high": 5.0} if loss_type == "cispo" else {}  # TRL's advice; its bound is of the ratio itself
+    trainer, rows = make(make_library_trainer, loss_type=loss_type, **wide)
+    rows = [row for row in rows if row.turn.role == "generator"]
+    trainer.args.micro_batch_tokens = 100_000
+    whole = gradient(trainer, "shared", rows)
+    assert whole.norm() > 1e-3
+    for tokens in (1, 64, 500):
+        trainer.args.micro_batch_tokens = tokens
+        assert len(trainer.shard(rows, [0.0])) > 1
+        torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)

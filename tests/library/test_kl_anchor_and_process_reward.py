@@ -1,0 +1,139 @@
+"""What may keep a judging role's skill, against short references written here; at weight zero, the default run to the last bit."""
+
+import pytest
+import torch
+from test_gradients import gradient
+from test_matching_switches import plain_logprobs
+from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
+
+from multirole.core.rows import Row
+from multirole.core.types import structure_of
+from multirole.diagnostics.process_reward import ProcessReward, process_advantages
+from multirole.diagnostics.turn_grading import judge
+from multirole.workflows import EvalOpt, Voting
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run import run_cell
+
+
+def adapters(folder, step: int) -> dict[str, bytes]:
+    found = sorted(folder.glob(f"adapters/step_{step:05d}/*/*.safetensors"))
+    return {path.parent.name: path.read_bytes() for path in found}
+
+
+def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
+    neutral = {"kl_anchor": {"generator": 0.0}, "process_reward": 0.0}
+    one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)
+    assert adapters(one, 4).keys() == {"generator", "aggregator"} and adapters(one, 4) == adapters(other, 4)
+    assert table(one, "ledger").equals(table(other, "ledger")) and table(one, "eval").equals(table(other, "eval"))
+
+
+# ---- KL to the base
+
+
+def applied(make_library_trainer, **options) -> tuple[torch.Tensor, list[Row], object]:
+    """The gradient of one step on all rows, clipping off, after whatever `prepare_rows` does."""
+    trainer = make_library_trainer(Voting(), **options)
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
+    return gradient(trainer, trainer.adapters[0], rows), rows, trainer
+
+
+def k3_gradient(trainer, rows: list[Row], weights: dict[str, float]) -> torch.Tensor:
+    """Of the weighted mean over rows of token means of exp(q - p) - (q - p) - 1, q being the base's log-probs."""
+    total = 0.0
+    for row in rows:
+        with torch.no_grad(), trainer.model.disable_adapter():
+            base = plain_logprobs(trainer.model, row, trainer.args.temperature)
+        trainer.model.set_requires_grad(trainer.adapters, True)
+        gap = base - plain_logprobs(trainer.model, row, trainer.args.temperature)  # (C,)
+        total = total + weights[row.turn.role] * (gap.exp() - gap - 1).mean() / len(rows)
+    named = [p for _, p in sorted(trainer.model.named_parameters()) if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(total, named)])
+
+
+@pytest.mark.parametrize(
+    ("given", "weights"),
+    [
+        ({"beta": 20.0}, {"generator": 20.0, "aggregator": 20.0}),
+        ({"role_beta": {"aggregator": 20.0}}, {"generator": 0.0, "aggregator": 20.0}),
+        ({"beta": 20.0, "role_beta": {"aggregator": 0.0}}, {"generator": 20.0, "aggregator": 0.0}),
+    ],
+)
+def test_the_anchor_adds_the_gradient_of_k3_by_role(make_library_trainer, given, weights):
+    plain, rows, trainer = applied(make_library_trainer)
+    anchored, _, same = applied(make_library_trainer, **given)
+    expected = k3_gradient(trainer, rows, weights)
+    assert expected.norm() > 1e-2 and same.beta == 0.0
+    torch.testing.assert_close(anchored - plain, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_cells_anchor_is_the_librarys(make_trainer):
+    trainer = make_trainer(Cell("voting", "sp", kl_anchor={"aggregator": 20.0}))
+    assert trainer.betas == {"generator": 0.0, "aggregator": 20.0}
+
+
+# ---- process_reward
+
+
+def judged(workflow: str, answers: dict[tuple[str, int, int], str], outcomes: dict[int, str], right: bool) -> dict:
+    """(role, slot, round) -> is_right of one episode on a problem of tiny_chain."""
+    cell = Cell(workflow, "ip")
+    (problem,) = cell.make_task().problems("train", 1)
+    episode = make_episodes(cell, n_problems=1, rounds=2 if workflow == "eval_opt" else 1)[0]
+    episode.problem = problem
+    object.__setattr__(episode.reward, "is_correct", right)
+    for turn in episode.turns:
+        text = answers.get((turn.role, turn.slot, turn.round), "nothing")
+        turn.text = (
+            f"\\boxed{{{problem.reference}}}" if text == "right" else "\\boxed{-99999}" if text == "wrong" else text
+        )
+        if turn.role == "evaluator":
+            turn.outcome = outcomes[turn.round]
+    judge([episode], cell.make_task(), structure_of(cell.make_workflow()))
+    return {(turn.role, turn.slot, turn.round): turn.is_right for turn in episode.turns}
+
+
+def test_every_kind_of_turn_is_judged_by_its_own_work():
+    drafts = {("generator", 0, 0): "wrong", ("generator", 0, 1): "right"}
+    found = judged("eval_opt", drafts, {0: "incorrect", 1: "unparsed"}, True)
+    assert found == {
+        ("generator", 0, 0): False,
+        ("evaluator", 0, 0): True,
+        ("generator", 0, 1): True,
+        ("evaluator", 0, 1): False,
+    }
+    found = judged("eval_opt", drafts, {0: "correct", 1: "correct"}, True)
+    assert (found["evaluator", 0, 0], found["evaluator", 0, 1]) == (False, True)
+    found = judged("voting", {("generator", 1, 0): "right"}, {}, False)
+    assert [found["generator", slot, 0] for slot in range(3)] == [False, True, False]
+    assert found["aggregator", 0, 0] is False
+    found = judged("orch_workers", {("worker", 2, 0): "right", ("synthesizer", 0, 0): "right"}, {}, True)
+    assert found["orchestrator", 0, 0] is None and found["synthesizer", 0, 0] is True
+    assert [found["worker", slot, 0] for slot in range(3)] == [False, False, True]
+
+
+def test_process_advantages_are_added_by_role_and_round(make_library_trainer):
+    """Four drafts of round 0, one of them right: +-; a second round that one episode alone has teaches nothing."""
+    remedy = ProcessReward(0.5, lambda episodes: None)
+    trainer = make_library_trainer(EvalOpt(), policy="ip", num_generations=4, callbacks=[remedy])
+    episodes = episodes_of(trainer.workflow.roles, 4, n_problems=1, rounds=2)
+    for i, episode in enumerate(episodes):
+        episode.turns = episode.turns if i == 0 else episode.turns[:2]
+        for turn in episode.turns:
+            turn.is_right = i == 0 if turn.role == "generator" else None
+    plain = rows_of(trainer, episodes)
+    own = dict(zip([id(row.turn) for row in plain], process_advantages(plain, 4), strict=True))
+    first = [own[id(row.turn)] for row in plain if row.turn.role == "generator" and row.turn.round == 0]
+    assert first == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)  # mean 1/4, std 1/2
+    rows = trainer.prepare_rows(episodes)
+    assert len(rows) == len(plain)
+    for row in rows:
+        assert row.advantage == pytest.approx(row.episode.advantage + 0.5 * own[id(row.turn)], abs=1e-12)
+        if row.turn.round == 1 or row.turn.role == "evaluator":
+            assert own[id(row.turn)] == 0.0
+
+
+def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():
+    cell = Cell("voting", "sp", kl_anchor={"aggregator": 0.1}, process_reward=0.5)
+    assert cell.changed() == {"kl_anchor": {"aggregator": 0.1}, "process_reward": 0.5}
+    assert cell.id not in (Cell("voting", "sp").id, Cell("voting", "sp", process_reward=0.5).id)
+    assert cell.sibling("single", "sp").changed() == {"process_reward": 0.5}

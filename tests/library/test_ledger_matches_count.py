@@ -1,0 +1,105 @@
+"""The ledger of optimizer steps equals an analytic count for every workflow and policy, and learning rates a closed form."""
+
+import math
+from pathlib import Path
+
+import pytest
+from scripted_engine import ScriptedEngine
+from trainers import diagnostics_of, make_episodes
+
+from multirole.core.validation import INDEX
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.record import Recorder
+
+STEPS = {  # optimizer steps per iteration when every role fills its slots once (paper sec 5.1), adapter by adapter
+    ("single", "sp"): {"shared": 1},
+    ("voting", "sp"): {"shared": 4},
+    ("voting", "ip"): {"generator": 3, "aggregator": 1},
+    ("eval_opt", "ip"): {"generator": 1, "evaluator": 1},
+    ("orch_workers", "ip"): {"orchestrator": 1, "worker": 3, "synthesizer": 1},
+    ("orch_workers", "orchestrator=x,worker=y,synthesizer=x"): {"adapter_x": 2, "adapter_y": 3},
+}
+UPDATES = {"per_batch": {}, "one": {}, "tokens": {"step_tokens": 100}}
+
+
+@pytest.mark.parametrize(("workflow", "policy"), STEPS)
+def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
+    for updates, options in UPDATES.items():
+        cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates, **options)
+        trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
+        taken, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
+        ledger, slots = diagnostics_of(trainer).ledger, cell.make_workflow().roles
+        assert len(taken) == len(ledger)
+        for adapter, steps in STEPS[workflow, policy].items():
+            entries = [entry for entry in ledger if entry["adapter"] == adapter]
+            roles = [role for role, name in cell.policy.items() if name == adapter]
+            assert steps == sum(slots[role] for role in roles)
+            n_rows = 8 * steps
+            n_tokens = sum(len(t.completion_ids) for e in episodes for t in e.turns if t.role in roles)
+            expected = {"per_batch": steps, "one": 1, "tokens": min(n_rows, math.ceil(n_tokens / 100))}[updates]
+            assert len(entries) == expected
+            assert sum(entry["rows"] for entry in entries) == n_rows
+            assert sum(entry["tokens"] for entry in entries) == n_tokens
+            assert not any(entry["duplicated_rows"] for entry in entries)
+            if updates == "tokens":  # within a row of each end
+                assert all(abs(entry["tokens"] - n_tokens / expected) <= 20 for entry in entries)
+
+
+def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int) -> list[tuple]:
+    """(adapter, rows, tokens, lr) of every optimizer step of one iteration whose replies all have `reply` tokens.
+
+    `rows` are each role's. The clock ticks per iteration, or per adapter and iteration.
+    """
+    found = []
+    adapters = list(dict.fromkeys(cell.policy.values()))
+    for call, adapter in enumerate(adapters):
+        n = sum(k for role, k in rows.items() if cell.policy[role] == adapter)
+        steps = {
+            "per_batch": math.ceil(n / (cell.n_problems * cell.n_episodes)),
+            "one": 1,
+            "tokens": min(n, math.ceil(n * reply / (cell.step_tokens or 1))),
+        }[cell.updates]
+        tick = iteration if cell.lr_clock == "iteration" else iteration * len(adapters) + call
+        lr = cell.learning_rate * tick / cell.warmup_iterations  # still warming up
+        found += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
+    return found
+
+
+ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then plays 3 rounds; one strategy, one worker
+    "single": {"generator": 1},
+    "voting": {"generator": 3, "aggregator": 1},
+    "eval_opt": {"generator": 3, "evaluator": 3},
+    "orch_workers": {"orchestrator": 1, "worker": 1, "synthesizer": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "policy", "clock", "updates"),
+    [
+        ("single", "sp", "iteration", "per_batch"),
+        ("voting", "ip", "update_call", "per_batch"),
+        ("voting", "sp", "iteration", "one"),
+        ("eval_opt", "sp", "update_call", "tokens"),
+        ("eval_opt", "ip", "iteration", "per_batch"),
+        ("orch_workers", "ip", "update_call", "one"),
+    ],
+)
+def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow, policy, clock, updates):
+    reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
+    options = {"step_tokens": 4 * len(reply)} if updates == "tokens" else {}  # four rows a step
+    cell = Cell(
+        workflow, policy, n_problems=2, n_episodes=4, lr_clock=clock, warmup_iterations=7, updates=updates, **options
+    )
+    recorder = Recorder(Path("unused"))
+    engine = ScriptedEngine(lambda key, r: (reply, 1), tokenizer.eos_token_id)
+    trainer = make_trainer(cell, engine, recorder=recorder)
+    for iteration in range(2):
+        trainer.state.global_step = iteration
+        trainer.training_step(trainer.model, [{"prompt": "", INDEX: i // 4} for i in range(8)])
+        trainer.lr_scheduler.step()  # as HF's loop does
+    for iteration in range(2):
+        ledger = [entry for entry in recorder.tables["ledger"] if entry["iteration"] == iteration + 1]
+        expected = expected_ledger(cell, {role: 8 * n for role, n in ROWS[workflow].items()}, len(reply), iteration)
+        assert [(e["adapter"], e["rows"], e["tokens"], e["lr"]) for e in ledger] == expected
+        assert expected
+    assert engine.versions == [0, None, 1, None]  # published once per iteration, at rest during the updates

@@ -1,0 +1,152 @@
+"""What makes comparisons fair: steps of equal tokens, how the loss is averaged, and learning rates in closed form."""
+
+import math
+
+import pytest
+import torch
+from test_gradients import gradient
+from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
+
+from multirole.core.rows import Row, token_batches
+from multirole.workflows import Voting
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import training_args
+
+
+def rows_with(*tokens: int) -> list[Row]:
+    turns = [episode.turns[0] for episode in episodes_of({"generator": 1}, len(tokens), n_problems=1)]
+    for turn, n in zip(turns, tokens, strict=True):
+        turn.completion_ids = [1] * n
+    return [Row(None, turn, "shared") for turn in turns]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "step_tokens", "sizes"),
+    [
+        ((10, 10, 10, 10), 20, [2, 2]),
+        ((10, 10, 10, 10), 15, [1, 2, 1]),  # 40 tokens make 3 steps; a third is 13.3, nearest ends are 10 and 30
+        ((30, 1, 1, 1, 1), 17, [1, 4]),
+        ((1, 1, 1, 1, 30), 17, [4, 1]),
+        ((50, 1, 1), 10, [1, 1, 1]),  # 6 steps of about 9 tokens, but only 3 rows
+        ((5, 5), 1000, [2]),
+    ],
+)
+def test_rows_are_cut_by_tokens_in_their_order(tokens, step_tokens, sizes):
+    rows = rows_with(*tokens)
+    steps = token_batches(rows, step_tokens)
+    assert [row for step, _ in steps for row in step] == rows
+    assert [len(step) for step, _ in steps] == [divisor for _, divisor in steps] == sizes
+
+
+def plain_logprobs(model, row: Row, temperature: float) -> torch.Tensor:
+    """(C,) from whole logits of one unpadded row."""
+    ids = torch.tensor([row.turn.prompt_ids + row.turn.completion_ids])
+    logits = model.get_base_model()(ids).logits[0, len(row.turn.prompt_ids) - 1 : -1] / temperature  # (C, V)
+    return logits.log_softmax(-1).gather(1, torch.tensor(row.turn.completion_ids)[:, None])[:, 0]
+
+
+def reference_gradient(trainer, rows: list[Row], aggregate) -> torch.Tensor:
+    """The clipped surrogate, token by token and row by row; `aggregate` makes one loss of the rows' token losses."""
+    args, model = trainer.args, trainer.model
+    losses = []
+    for row in rows:
+        ratio = (plain_logprobs(model, row, args.temperature) - torch.tensor(row.turn.logprobs)).exp()
+        clipped = ratio.clamp(1 - args.epsilon, 1 + args.epsilon_high)
+        losses.append(-torch.minimum(ratio * row.advantage, clipped * row.advantage))
+    named = [(name, p) for name, p in sorted(model.named_parameters()) if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(aggregate(losses), [p for _, p in named])])
+
+
+AGGREGATES = {
+    "grpo": lambda losses: torch.stack([loss.mean() for loss in losses]).mean(),
+    "bnpo": lambda losses: torch.cat(losses).mean(),
+    "dapo": lambda losses: torch.cat(losses).mean(),
+    "dr_grpo": lambda losses: torch.cat(losses).sum() / (len(losses) * 96),
+}
+
+
+@pytest.mark.parametrize("kind", AGGREGATES)
+def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_library_trainer, kind):
+    """On rows of several roles and slots."""
+    trainer = make_library_trainer(Voting(), loss_type=kind)
+    rows, found = rows_of(trainer, episodes_of(trainer.workflow.roles)), []
+    for tokens in (1, 100, 100_000):
+        trainer.args.micro_batch_tokens = tokens
+        found.append(gradient(trainer, "shared", rows))
+    assert found[0].norm() > 1e-3
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[0], reference_gradient(trainer, rows, AGGREGATES[kind]), atol=1e-6, rtol=0)
+
+
+def test_the_aggregations_are_three_different_gradients(make_library_trainer):
+    found = []
+    for kind in ("grpo", "dapo", "dr_grpo"):
+        trainer = make_library_trainer(Voting(), loss_type=kind)
+        found.append(gradient(trainer, "shared", rows_of(trainer, episodes_of(trainer.workflow.roles))))
+    cosines = [torch.cosine_similarity(a, b, dim=0).item() for a, b in ((found[0], found[1]), (found[0], found[2]))]
+    assert max(cosines) < 0.99 and found[1].norm() > 2 * found[2].norm()
+
+
+@pytest.mark.parametrize("kind", AGGREGATES)
+def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(make_library_trainer, kind):
+    """It is divided by the full number of rows (`RowCuts`)."""
+    trainer = make_library_trainer(Voting(), loss_type=kind)
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))[:12]
+    whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
+    torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("limit", [1e-2, 1e9])
+def test_the_ledger_has_the_norm_before_and_after_clipping(make_trainer, limit):
+    cell = Cell("voting", "sp", max_grad_norm=limit)
+    trainer, seen = make_trainer(cell), {}
+    rows = rows_of(trainer, make_episodes(cell))
+    trainer.optimizer.step = lambda: seen.update(
+        norm=math.sqrt(sum(p.grad.square().sum().item() for p in trainer.model.parameters() if p.grad is not None))
+    )
+    step, _ = trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
+    (entry,) = diagnostics_of(trainer).ledger
+    assert (entry["grad_norm"], entry["grad_norm_clipped"]) == (step.grad_norm, step.grad_norm_clipped)
+    assert entry["grad_norm_clipped"] == pytest.approx(seen["norm"], rel=1e-5)
+    assert entry["grad_norm_clipped"] == pytest.approx(min(entry["grad_norm"], limit), rel=1e-4)
+    assert entry["grad_norm"] > 1e-2
+
+
+def closed_form(schedule: str, tick: int, warmup: int, horizon: int) -> float:
+    """The schedules in half-angle form: (1 + cos(pi x)) / 2 = cos(pi x / 2) ** 2."""
+    if tick < warmup:
+        return tick / warmup
+    if schedule == "constant":
+        return 1.0
+    return math.cos(math.pi * min((tick - warmup) / (horizon - warmup), 1.0) / 2) ** 2
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize("policy", ["sp", "ip"])
+def test_learning_rates_follow_their_closed_form(make_trainer, schedule, policy):
+    """Over the paper's 500 iterations, every update call: the released code's clock ticks once per adapter."""
+    for clock in ("iteration", "update_call"):
+        cell = Cell(
+            "orch_workers", policy, iterations=500, warmup_iterations=15, learning_rate=2e-5, lr_schedule=schedule,
+            lr_clock=clock,
+        )  # fmt: skip
+        trainer = make_trainer(cell)
+        n_calls = len(trainer.adapters)
+        for iteration in range(500):
+            trainer.state.global_step = iteration
+            for call in range(n_calls):
+                tick = iteration if clock == "iteration" else iteration * n_calls + call
+                expected = 2e-5 * closed_form(schedule, tick, 15, 500)
+                assert trainer.learning_rate_of(call) == pytest.approx(expected, abs=1e-16)
+            trainer.optimizer._opt_called = True  # or the scheduler warns that it was stepped first
+            trainer.lr_scheduler.step()
+
+
+def test_the_released_codes_schedule_is_constant_per_update_call():
+    args = training_args(Cell("voting", "ip", scale="0.6b", preset="released_code"), "unused")
+    assert (args.lr_clock, str(args.lr_scheduler_type.value), args.warmup_steps) == (
+        "update_call",
+        "constant_with_warmup",
+        15,
+    )

@@ -1,0 +1,131 @@
+"""One merged pass gives what the plain path gives part by part, and rows without a gradient are scored but not differentiated."""
+
+import pytest
+import torch
+from trainers import diagnostics_of, make_episodes, rows_of
+
+from multirole.core.gradients import mergeable
+from multirole.core.hooks import MultiRoleCallback
+from multirole.core.rows import Row
+from multirole_study.experiment.cell import Cell
+
+
+class Seen(MultiRoleCallback):
+    """Keeps the parts of each optimizer step's gradient, and counts the passes."""
+
+    def __init__(self) -> None:
+        self.parts, self.passes = [], 0
+
+    def on_micro_batch(self, trainer, rows, batch, logps, entropies):
+        self.passes += 1
+
+    def on_gradient_parts(self, trainer, adapter, parts, gradients):
+        self.parts.append((adapter, parts, gradients.clone()))
+
+
+def silence(rows: list[Row], n: int) -> None:
+    """Take the advantage from every n-th episode's rows, as a group of equal rewards does."""
+    for row in rows:
+        row.advantage *= row.episode.index % n > 0
+
+
+SMALL = {"n_problems": 2, "micro_batch_tokens": 300, "warmup_iterations": 0, "learning_rate": 1e-3}
+CASES = [
+    {"workflow": "single"},
+    {"workflow": "voting", "policy": "sp"},
+    {"workflow": "voting", "policy": "ip"},
+    {"workflow": "eval_opt", "policy": "sp", "kl_anchor": 0.1, "old_logprobs": "recomputed"},
+    {"workflow": "eval_opt", "policy": "ip", "kl_anchor": {"evaluator": 0.5}},
+    {"workflow": "orch_workers", "policy": "sp", "kl_anchor": {"worker": 0.5}, "temperature": 0.7},
+    {"workflow": "orch_workers", "policy": "ip", "dual_clip": 3.0},
+]
+
+
+@pytest.mark.parametrize("fields", CASES, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields):
+    found = []
+    for merges in (True, False):
+        cell, seen = Cell(**{"policy": "sp"} | fields, **SMALL), Seen()
+        trainer = make_trainer(cell, callbacks=[seen])
+        assert trainer.merges  # float32 on one process
+        trainer.merges = merges
+        rows = trainer.prepare_rows(make_episodes(cell))
+        silence(rows, 3)
+        trainer.update(trainer.model, rows)  # several optimizer steps: from the second on, ratios are not 1
+        found.append((seen, diagnostics_of(trainer).per_role(rows)))
+    (one, metrics), (other, plain) = found
+    assert [(adapter, sorted(parts)) for adapter, parts, _ in one.parts] == [
+        (adapter, sorted(parts)) for adapter, parts, _ in other.parts
+    ]
+    for (_, parts, gradients), (_, others, expected) in zip(one.parts[:1], other.parts[:1], strict=True):
+        for part, gradient in zip(parts, gradients, strict=True):
+            assert gradient.norm() > 1e-3
+            torch.testing.assert_close(gradient, expected[others.index(part)], atol=3e-6, rtol=0)
+    for role, values in metrics.items():  # all rows are in the metrics, whether they have a gradient or not
+        for name in ("perplexity", "entropy", "chi2", "kl", "clip_fraction", "grad_norm", "grad_share"):
+            assert values[name] == pytest.approx(plain[role][name], rel=1e-3, abs=1e-4), (role, name)
+
+
+@pytest.mark.parametrize("kl_anchor", [0.0, 0.1])
+def test_rows_without_a_gradient_are_not_differentiated(make_trainer, kl_anchor, monkeypatch):
+    """A KL penalty gives every row a gradient; without one, an advantage of zero leaves none."""
+    cell = Cell("voting", "sp", n_problems=2, kl_anchor=kl_anchor)
+    trainer = make_trainer(cell)
+    rows, differentiated = trainer.prepare_rows(make_episodes(cell)), []
+    silence(rows, 2)
+    plain = trainer.compute_loss
+
+    def watched(model, batch, *args, **kwargs):
+        if torch.is_grad_enabled():
+            differentiated.extend(batch["advantages"].tolist())
+        return plain(model, batch, *args, **kwargs)
+
+    monkeypatch.setattr(trainer, "compute_loss", watched)
+    trainer.update(trainer.model, rows)
+    live = [row for row in rows if row.advantage or kl_anchor]
+    assert len(differentiated) == len(live) and (kl_anchor or len(live) < len(rows))
+
+
+def test_more_roles_take_no_more_passes(make_trainer):
+    """All parts of a step share its micro-batches."""
+    passes = []
+    for parts in (1, 4):
+        cell, seen = Cell("voting", "sp", n_problems=2, micro_batch_tokens=300), Seen()
+        trainer = make_trainer(cell, callbacks=[seen])
+        rows = rows_of(trainer, make_episodes(cell))
+        for i, row in enumerate(rows):
+            row.turn.role, row.turn.slot = ("generator", i % parts) if parts > 1 else ("generator", 0)
+        trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
+        passes.append(seen.passes)
+    assert passes[0] == passes[1] > 1
+
+
+def test_gradient_checkpointing_changes_nothing(make_trainer):
+    """It runs the forward pass again in the backward pass, with other tensor objects. TRL's configuration has it on."""
+    found = []
+    for is_on in (False, True):
+        seen = Seen()
+        trainer = make_trainer(Cell("voting", "sp", n_problems=2), callbacks=[seen])
+        if is_on:
+            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        rows = trainer.prepare_rows(make_episodes(Cell("voting", "sp", n_problems=2)))
+        trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
+        found.append(seen.parts[0][2])
+    assert found[0].norm() > 1e-3
+    torch.testing.assert_close(*found, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("change", ["dropout", "dora", "bfloat16"])
+def test_other_adapters_take_the_plain_path(make_trainer, change):
+    """What cannot be merged in float32 is trained part by part."""
+    trainer = make_trainer(Cell("voting", "sp"))
+    model, params = trainer.peft_model, [p for p in trainer.peft_model.parameters() if p.requires_grad]
+    assert mergeable(model, "shared", params)
+    layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
+    if change == "dropout":
+        layer.lora_dropout["shared"] = torch.nn.Dropout(0.1)
+    elif change == "dora":
+        layer.lora_variant["shared"] = object()
+    else:
+        layer.base_layer.to(torch.bfloat16)
+    assert not mergeable(model, "shared", params)

@@ -1,0 +1,90 @@
+"""`model=FOLDER` with a Llama runs the paper's path from end to end on a CPU; what cannot be served is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_checks import run_all
+from toy_qwen3 import toy_tokenizer
+from trainers import table
+from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from multirole.core.engine import Request
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole_study.experiment.base_models import shape_of
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.run_folder import is_done
+
+ROWS = Path(__file__).parents[1] / "data" / "dapo_rows.jsonl"
+SMALL = {
+    "iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "eval_every": 2, "save_every": 2,
+    "warmup_iterations": 0, "lora_rank": 4, "max_response_tokens": 24, "max_prompt_tokens": 3000, "dtype": "float32",
+    "temperature": 1.0,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+
+
+def saved(folder: Path, model: type, config: type, **fields) -> Path:
+    """A random-weight model of two narrow layers over bytes, with its tokenizer."""
+    tokenizer = toy_tokenizer()
+    torch.manual_seed(0)
+    made = config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, bos_token_id=None, initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **fields,
+    )  # fmt: skip
+    model(made).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def cell_of(folder: Path, **fields) -> Cell:
+    return Cell("voting", "ip", "math", "0.6b", model=str(folder), data=str(ROWS), **SMALL | fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"tie_word_embeddings": False, "rope_parameters": LLAMA3}, id="3.1"),
+        pytest.param({"tie_word_embeddings": True}, id="tied", marks=pytest.mark.slow),
+    ],
+)
+def test_a_llama_is_trained_and_sampled_by_one_policy(fields, tmp_path):
+    folder = saved(tmp_path / "toy-llama", LlamaForCausalLM, LlamaConfig, **fields)
+    run = run_cell(cell_of(folder), tmp_path / "runs")
+    assert is_done(run)
+    roles = table(run, "roles")
+    assert set(roles["role"]) == {"generator", "aggregator"}
+    assert roles[roles["iteration"] == 1]["max_logprob_gap"].max() < 1e-3  # engine against trainer, float32
+    assert len(list(run.glob("adapters/step_00002/*/adapter_model.safetensors"))) == 2
+
+
+def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path):
+    folder = saved(tmp_path / "m", LlamaForCausalLM, LlamaConfig, tie_word_embeddings=False, rope_parameters=LLAMA3)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    engine = TransformersEngine(model.config.eos_token_id)
+    engine.publish(model, 0)
+    prompts = [list(range(3, 3 + n)) for n in (5, 90)]
+    done = run_all(engine, [Request(ids, None, seed, 20, 1.0) for seed, ids in enumerate(prompts)])
+    for ids, completion in zip(prompts, done, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids + completion.token_ids])).logits[0, len(ids) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(("model", "config"), [(LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)])
+def test_shapes_are_read_from_the_folder(model, config, is_tied, tmp_path):
+    """Counted as a Qwen3: a Llama has two norms of a head's width less in each layer."""
+    folder = saved(tmp_path / "m", model, config, tie_word_embeddings=is_tied)
+    shape, real = shape_of(cell_of(folder)), model.from_pretrained(folder).num_parameters()
+    assert shape.is_tied == is_tied and 0 <= shape.parameters - real <= 2 * shape.layers * shape.head_dim
+
+
+def test_a_gemma_is_not_served_wrongly(tmp_path):
+    folder = saved(tmp_path / "toy-gemma", GemmaForCausalLM, GemmaConfig)
+    with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*Use engine='vllm'"):
+        run_cell(cell_of(folder, engine="transformers"), tmp_path / "runs")

@@ -1,0 +1,60 @@
+"""Several processes get near-equal shares of an update: an hour on n devices is n hours of one."""
+
+import random
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+
+from multirole.core.distributed import shard
+from multirole.core.policy import adapter_names
+from multirole.core.rows import Row, optimizer_steps, padded
+from multirole.core.types import Turn
+from multirole_study.experiment.cell import Cell
+
+REPLY = 0.25  # mean length, as a part of its cap
+
+
+def idle(cell: Cell, n: int, is_sharded: bool) -> float:
+    """The part of an update in which one of `n` processes waits for others, by dealing made-up rows as the trainer deals real ones.
+
+    Replies have log-normal lengths, later prompts quote what was written before, and every other episode has an advantage.
+    Scoring a row takes a third of training it.
+    """
+    rng, work = random.Random(0), [0.0, 0.0]  # of the slowest process, and the mean
+    stages, mean, rows = list(cell.make_workflow().roles.items()), REPLY * cell.max_response_tokens, []
+    for episode in range(cell.n_problems * cell.n_episodes):
+        written = 0
+        for i, (role, slots) in enumerate(stages * (cell.rounds if cell.workflow == "eval_opt" else 1)):
+            prompt = min(160 + int(written * mean), cell.max_prompt_tokens)
+            written += slots
+            for slot in range(slots):
+                reply = min(cell.max_response_tokens, max(1, round(mean * rng.lognormvariate(-0.32, 0.8))))
+                turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")
+                rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))
+    rng.shuffle(rows)
+    given = SimpleNamespace(**dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes})
+    for adapter in adapter_names(cell.policy):
+        for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], given):
+            parts, loads = defaultdict(list), [0.0] * n
+            for row in step:
+                part = (row.turn.role, row.turn.slot) if cell.dtype != "float32" or is_sharded else None
+                parts[bool(row.advantage), part].append(row)
+            passes = [[] for _ in range(n)]
+            for (is_trained, _), owned in parts.items():
+                cost = 3.0 if is_trained else 1.0
+                for rank in range(n):
+                    now = loads if rank == n - 1 else list(loads)
+                    own = shard(owned, cell.micro_batch_tokens, rank, now, is_sharded, cost)
+                    passes[rank] += [cost * padded(micro) for micro, _ in own]
+            # FSDP2's processes wait for each other in every pass, others at the end of a step
+            work[0] += sum(map(max, zip(*passes, strict=True))) if is_sharded else max(map(sum, passes))
+            work[1] += sum(cost for own in passes for cost in own) / n
+    return 1 - work[1] / work[0]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("workflow", ["single", "voting", "eval_opt", "orch_workers"])
+def test_no_process_waits_for_a_tenth_of_an_update(workflow, is_sharded):
+    for n_processes in (2, 8):
+        assert 0 <= idle(Cell(workflow, "sp", scale="4b"), n_processes, is_sharded) < 0.1

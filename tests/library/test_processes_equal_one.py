@@ -1,0 +1,152 @@
+"""Two processes, data-parallel or sharded by FSDP2, train what one process trains, and end together where it diverges."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import processes
+import pytest
+from fsdp2_on_cpu import run_sharded
+from safetensors.torch import load_file
+from trainers import table
+
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole_study import __main__ as command_line
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch, spawn
+from multirole_study.experiment.record import TABLES
+from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.run_folder import is_done, outcome_of
+
+FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
+    "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 3, "n_problems": 2, "n_episodes": 5,
+    "n_validation": 3, "n_train": 4, "eval_every": 3, "save_every": 1, "warmup_iterations": 1, "learning_rate": 5e-3,
+    "old_logprobs": "recomputed", "micro_batch_tokens": 512,
+}  # fmt: skip
+
+
+def compare(one: Path, other: Path) -> None:
+    """Every table and every adapter of two runs, to the rounding of float additions in another order."""
+    for kind in [kind for kind in TABLES if (one / f"{kind}.parquet").exists()]:
+        a, b = (table(folder, kind) for folder in (one, other))
+        a, b = (frame.drop(columns=[name for name in frame if name.endswith("seconds")]) for frame in (a, b))
+        pd.testing.assert_frame_equal(a, b, atol=1e-4, rtol=1e-4)
+        if kind == "ledger":
+            assert list(a["rows"]) == list(b["rows"]) and (a["grad_norm"] > 0).sum() >= 4
+    names = sorted(path.relative_to(one) for path in one.glob("adapters/step_00003/*/*.safetensors"))
+    assert len(names) == 2
+    for name in names:
+        mine, theirs = load_file(one / name), load_file(other / name)
+        assert mine.keys() == theirs.keys()
+        assert max((mine[key] - theirs[key]).abs().max().item() for key in mine) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("alone"))
+
+
+def torchrun(command: list[str]) -> None:
+    """Do in forked processes what a launcher's command asks for."""
+    _, _, launcher, _, n_processes, patience, *rest = command
+    assert launcher == "torch.distributed.run" and rest[:3] == ["-m", "multirole_study", "train"]
+    assert patience == "--shutdown-timeout=900"  # an iteration takes longer than torchrun's 30 s after a signal
+    log = Path(rest[-1]).with_name("log")
+    codes = processes.run_together(int(n_processes.rpartition("=")[2]), log, command_line.train, rest[3:])
+    assert set(codes) == {0}, Path(f"{log}.0").read_text()[-3000:]
+
+
+def test_two_processes(alone, tmp_path):
+    spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2), torchrun)
+    other = tmp_path / "tiny-r" / alone.name
+    assert is_done(other) and json.loads((other / "provenance.json").read_text())["processes"] == 2
+    compare(alone, other)
+
+
+@pytest.mark.slow
+def test_two_processes_continue_a_nearly_finished_run(alone, tmp_path):
+    launch = Launch(results_dir=str(tmp_path), n_processes=2)
+    spawn(Cell(**FIELDS).parameters(), launch, torchrun)
+    folder = tmp_path / "tiny-r" / alone.name
+    for lost, start in ((), "checkpoint-3"), (("checkpoints/checkpoint-3", "adapters/step_00003"), "checkpoint-2"):
+        for name in lost:
+            shutil.rmtree(folder / name)
+        (folder / "DONE").unlink()
+        spawn(Cell(**FIELDS).parameters(), launch, torchrun)
+        assert json.loads((folder / "provenance.json").read_text())["resumed"][-1]["from"] == start
+        compare(alone, folder)
+
+
+def under_fsdp2(parameters: dict, folder: Path) -> None:
+    log = folder / "log"
+    given = parameters | {"results_dir": str(folder), "sharding": "fsdp2"}
+    assert processes.run_together(2, log, run_sharded, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
+
+
+@pytest.mark.slow
+def test_two_processes_sharded_by_fsdp2_and_resumed(alone, tmp_path):
+    under_fsdp2(FIELDS, tmp_path)
+    folder = tmp_path / "tiny-r" / alone.name
+    compare(alone, folder)
+    (folder / "DONE").unlink()
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-3")
+    shutil.rmtree(folder / "adapters" / "step_00003")
+    under_fsdp2(FIELDS, tmp_path)  # from checkpoint-2
+    assert is_done(folder)
+    compare(alone, folder)
+
+
+@pytest.mark.slow
+def test_fsdp2_in_bfloat16_with_checkpointing_keeps_log_probs_in_float32(tmp_path):
+    """What a paper-scale cell combines."""
+    fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
+    one = run_cell(Cell(**fields), tmp_path / "one")
+    under_fsdp2(fields | {"gradient_checkpointing": True}, tmp_path)
+    other = tmp_path / "tiny-r" / one.name
+    a, b = table(one, "roles"), table(other, "roles")
+    # the first iteration's rollouts are the same; a bfloat16 log-prob near -3 would be off by 0.01
+    first = a["iteration"] == 1
+    pd.testing.assert_series_equal(a[first]["tokens"], b[first]["tokens"])
+    assert (a[first]["perplexity"] - b[first]["perplexity"]).abs().max() < 5e-3
+
+
+@pytest.mark.slow
+def test_a_failing_process_ends_the_run_and_says_why(tmp_path, capfd):
+    """The real torchrun."""
+    cell = Cell(**FIELDS)
+    broken = cell.parameters() | {"n_problems": 3}  # cannot be shared by two
+    with pytest.raises(subprocess.CalledProcessError):
+        spawn(broken, Launch(results_dir=str(tmp_path), n_processes=2))
+    assert "`n_problems` must be a multiple of the 2 processes" in capfd.readouterr().err
+
+
+def run_with_a_bad_row(parameters: dict) -> None:
+    """A run in which the engine gives one token of the second iteration no log-prob: one process computes that row."""
+    prepare = MultiRoleGRPOTrainer.prepare_rows
+
+    def prepare_rows(trainer, episodes):
+        rows = prepare(trainer, episodes)
+        if trainer.state.global_step == 1:
+            rows[0].turn.logprobs[0] = float("nan")
+        return rows
+
+    MultiRoleGRPOTrainer.prepare_rows = prepare_rows
+    if parameters["sharding"] == "fsdp2":
+        run_sharded(parameters)
+    else:
+        run_cell(*Cell.from_parameters(parameters))
+
+
+@pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
+    cell = Cell(**FIELDS | {"old_logprobs": "sampled", "kl_anchor": 0.0})
+    given = cell.parameters() | {"results_dir": str(tmp_path), "sharding": sharding}
+    log = tmp_path / "log"
+    assert processes.run_together(2, log, run_with_a_bad_row, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
+    (folder,) = (tmp_path / "tiny-r").iterdir()
+    outcome = outcome_of(folder)
+    assert is_done(folder) and outcome["state"] == "diverged" and outcome["iteration"] == 2
+    assert "The loss is nan" in outcome["reason"] and "'generator'" in outcome["reason"]
+    assert all("diverged" in Path(f"{log}.{rank}").read_text() for rank in (0, 1))

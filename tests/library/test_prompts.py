@@ -1,0 +1,151 @@
+"""The paper's prompts and turn structure: what each role is asked, and what each model call sees."""
+
+import asyncio
+from importlib.resources import files
+from itertools import pairwise
+from string import Template
+
+import pytest
+
+from multirole.core.types import Problem, Turn
+from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+from multirole_study.experiment.cell import Cell
+
+TASKS = ("math", "code")
+FIELDS = {
+    "generator": {"question"}, "evaluator": set(), "refine": set(), "aggregator": {"question", "candidates"},
+    "orchestrator": {"question"}, "worker": {"question", "strategy"}, "synthesizer": {"question", "candidates"},
+}  # fmt: skip
+ANSWER = {"math": "\\boxed{}", "code": "```python"}
+TOKENS = {
+    "evaluator": ["\\boxed{Correct}", "\\boxed{Incorrect}"],
+    "aggregator": ["\\boxed{N}"],
+    "orchestrator": ["at most 3", "Do NOT solve", "STRATEGY 1:", "STRATEGY 2:"],
+    "worker": ["COMPLETE", "Assigned strategy:"],
+}
+
+
+def template(task: str, role: str) -> str:
+    return files("multirole.workflows.prompts").joinpath(task, f"{role}.md").read_text(encoding="utf-8")
+
+
+class Script:
+    """A scripted `call`: replies by role, in turn; keeps the messages of every call, as they were at that moment."""
+
+    def __init__(self, **replies: list[str]) -> None:
+        self.replies, self.calls = {role: list(texts) for role, texts in replies.items()}, []
+
+    async def __call__(self, role: str, messages: list[dict], slot: int = 0, round: int = 0) -> Turn:
+        self.calls.append((role, slot, round, [dict(message) for message in messages]))
+        return Turn(role, slot, round, [], [], [], self.replies[role].pop(0), "stop")
+
+    def of(self, role: str) -> list[list[dict]]:
+        return [messages for name, _, _, messages in self.calls if name == role]
+
+
+def play(workflow, task: str, **replies: list[str]):
+    problem = Problem(f"{task}/1", task, "How much is $6 \\times 7$? {braces} and $question", "REFERENCE-42")
+    script = Script(**replies)
+    return asyncio.run(workflow.run(problem, script)), script, problem
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("role", FIELDS)
+def test_every_template_has_its_fields_and_its_format(task, role):
+    text = template(task, role)
+    assert set(Template(text).get_identifiers()) == FIELDS[role] and Template(text).is_valid()
+    expected = TOKENS.get(role, []) + (
+        [ANSWER[task]] if role not in ("evaluator", "aggregator", "orchestrator") else []
+    )
+    assert [token for token in expected if token not in text] == []
+    if role == "aggregator":
+        assert text.rstrip("\n").endswith("Your selection:")
+    if role in ("evaluator", "aggregator", "orchestrator"):
+        assert ANSWER[task] not in text  # these roles do not answer the problem
+    if task == "code":
+        assert "\\boxed{}" not in text
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_single_asks_the_generator_once(task):
+    answer, script, problem = play(Single(), task, generator=["an answer"])
+    assert answer.text == "an answer"
+    ((message,),) = script.of("generator")
+    assert message["role"] == "user" and problem.question in message["content"]
+
+
+@pytest.mark.parametrize(("task", "rounds"), [("math", 3), ("code", 2)])
+def test_eval_opt_shares_one_conversation_without_its_critique_prompts(task, rounds):
+    drafts, verdicts = [f"draft {i}" for i in range(rounds)], [f"no {i} \\boxed{{Incorrect}}" for i in range(rounds)]
+    workflow = Cell("eval_opt", "sp", task).make_workflow()
+    answer, script, problem = play(workflow, task, generator=drafts, evaluator=verdicts)
+    assert answer.text == drafts[-1]
+    assert [(role, round) for role, _, round, _ in script.calls] == [
+        turn for round in range(rounds) for turn in (("generator", round), ("evaluator", round))
+    ]
+    spoken = [text for pair in zip(drafts, verdicts, strict=True) for text in pair]
+    critique, refine = template(task, "evaluator").rstrip("\n"), template(task, "refine").rstrip("\n")
+    for n_spoken, (role, _, _, messages) in enumerate(script.calls):
+        first, *history = messages
+        assert first["role"] == "user" and problem.question in first["content"]
+        if n_spoken:  # every call but the first: consecutive assistant turns between two user turns
+            *history, last = history
+            assert last == {"role": "user", "content": critique if role == "evaluator" else refine}
+        assert history == [{"role": "assistant", "content": text} for text in spoken[:n_spoken]]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_eval_opt_stops_at_the_first_correct_verdict(task):
+    answer, script, _ = play(EvalOpt(3), task, generator=["a", "b"], evaluator=["hm, unsure", "\\boxed{CORRECT}"])
+    assert answer.text == "b" and len(script.calls) == 4
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_voting_asks_three_times_the_same_and_shows_every_candidate_in_full(task):
+    texts = ["first\n\n```python\nx = 1\n```", "second \\boxed{7}", "third " + "long " * 2000]
+    answer, script, problem = play(Voting(3), task, generator=texts, aggregator=["analysis\n\\boxed{2}"])
+    assert answer.text == texts[1]
+    asked = script.of("generator")
+    assert len(asked) == 3 and all(one == other for one, other in pairwise(asked))
+    assert [slot for role, slot, _, _ in script.calls if role == "generator"] == [0, 1, 2]
+    ((message,),) = script.of("aggregator")
+    assert problem.question in message["content"]
+    for i, text in enumerate(texts, start=1):
+        assert f"\n--- Solution {i} ---\n{text}" in message["content"]
+    assert message["content"].endswith("Your selection:")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_orch_workers_follow_at_most_three_strategies_and_the_synthesizer_answers(task):
+    plan = "\n".join(f"STRATEGY {i}: way {i}" for i in (1, 2, 3, 4))
+    answer, script, problem = play(
+        OrchWorkers(3), task, orchestrator=[plan], worker=["one", "two", "three"], synthesizer=["the final answer"]
+    )
+    assert answer.text == "the final answer"
+    assert len(script.of("worker")) == 3
+    for i, (message,) in enumerate(script.of("worker"), start=1):
+        assert problem.question in message["content"] and f"Assigned strategy:\nway {i}\n" in message["content"]
+    ((message,),) = script.of("synthesizer")
+    for i, text in enumerate(("one", "two", "three"), start=1):
+        assert f"--- Solution {i} (Strategy: way {i}) ---\n{text}\n" in message["content"]
+    assert "way 4" not in message["content"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_one_strategy_makes_one_worker(task):
+    _, script, _ = play(OrchWorkers(3), task, orchestrator=["STRATEGY 1: only"], worker=["w"], synthesizer=["s"])
+    assert len(script.of("worker")) == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_role_sees_the_reference_and_every_conversation_ends_with_a_user_turn(task):
+    runs = [
+        play(Single(), task, generator=["g"]),
+        play(EvalOpt(2), task, generator=["g", "g"], evaluator=["?", "?"]),
+        play(Voting(3), task, generator=["g"] * 3, aggregator=["?"]),
+        play(OrchWorkers(3), task, orchestrator=["STRATEGY 1: x"], worker=["w"], synthesizer=["s"]),
+    ]
+    for _, script, problem in runs:
+        for _, _, _, messages in script.calls:
+            assert messages[0]["role"] == messages[-1]["role"] == "user"
+            assert problem.reference not in "".join(message["content"] for message in messages)

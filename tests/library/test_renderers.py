@@ -1,0 +1,62 @@
+"""Both renderers, to the character, on a conversation with consecutive assistant turns, and what a reply is taken to say."""
+
+import pytest
+from toy_qwen3 import toy_tokenizer
+
+from multirole.core.rollout import chat_template, reply_text
+from multirole.core.types import assistant, user
+from multirole_study.experiment.released_code import RENDERERS, SYSTEM
+from multirole_study.experiment.released_code import qwen_prompt as released_code
+
+CHAT = [user("solve it"), assistant(" draft \n"), assistant("\\boxed{Incorrect}"), user("again")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return toy_tokenizer()
+
+
+def test_the_chat_template_writes_one_empty_think_block(tokenizer):
+    assert tokenizer.decode(chat_template(tokenizer, CHAT)) == (
+        "<|im_start|>user\nsolve it<|im_end|>\n<|im_start|>assistant\n draft \n<|im_end|>\n"
+        "<|im_start|>assistant\n\\boxed{Incorrect}<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_the_released_code_adds_a_system_turn_and_think_blocks_everywhere(tokenizer):
+    assert tokenizer.decode(released_code(tokenizer, CHAT)) == (
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\nsolve it<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\ndraft<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n\\boxed{Incorrect}<|im_end|>\n"
+        "<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    own = [{"role": "system", "content": "be brief"}, user("x")]
+    assert SYSTEM not in tokenizer.decode(released_code(tokenizer, own))
+
+
+@pytest.mark.parametrize("render", RENDERERS.values(), ids=RENDERERS)
+def test_special_tokens_are_tokens_and_not_text(tokenizer, render):
+    ids = render(tokenizer, CHAT)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == len(CHAT) + (render is released_code)
+    assert ids[:1] == [tokenizer.convert_tokens_to_ids("<|im_start|>")]
+
+
+def test_a_tokenizer_without_a_template_is_refused(tokenizer):
+    bare = toy_tokenizer()
+    bare.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        chat_template(bare, CHAT)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("the answer<|im_end|>", "the answer"),
+        ("<think>hm, wait</think>\n\nthe answer<|im_end|>", "the answer"),
+        ("truncated while <think>ing", "truncated while <think>ing"),
+        ("a</think>b</think>c", "a</think>b</think>c"),
+    ],
+)
+def test_what_a_reply_says(tokenizer, written, said):
+    assert reply_text(tokenizer, tokenizer.encode(written, add_special_tokens=False)) == said

@@ -1,0 +1,275 @@
+"""An episode moves on the moment its own calls are done; what is sampled does not depend on scheduling."""
+
+import asyncio
+import re
+import time
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from multirole.core.engine import Sampling
+from multirole.core.rollout import Rollout, WorkflowError, turn_seed
+from multirole.core.types import Answer, Problem, user
+
+PROBLEMS = [(Problem(str(i), "tiny_chain", f"q{i}", None), 0) for i in range(4)]
+
+
+class Relay:
+    """Two stages: three parallel first calls, then one last call."""
+
+    name, roles = "relay", {"first": 3, "last": 1}
+
+    async def run(self, problem, call):
+        await asyncio.gather(*(call("first", [user(problem.question)], slot=s) for s in range(3)))
+        return Answer((await call("last", [user("end")])).text)
+
+
+def play(engine, tokenizer, workflow=None, **limits):
+    roll = Rollout(
+        workflow or Relay(), engine, tokenizer, {"first": "a", "last": "b"}, lambda text: True, 0,
+        **{"max_prompt_tokens": 100} | limits,
+    )  # fmt: skip
+    return roll.run(PROBLEMS, 0, Sampling(10, 1.0))
+
+
+def test_short_episodes_do_not_wait_for_long_ones(tokenizer):
+    """Stage one takes 1, 1, 1 and 50 steps: three episodes finish their second stage while one is in its first."""
+    slow = tokenizer.apply_chat_template([user("q3")], add_generation_prompt=True, return_dict=False)
+    starts = {}
+
+    def reply(key, request):
+        starts[key] = (request.adapter, engine.steps)
+        return [tokenizer.eos_token_id], 50 if request.prompt_ids == slow else 1
+
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    play(engine, tokenizer)
+    last_stage = sorted(step for adapter, step in starts.values() if adapter == "b")
+    assert last_stage == [1, 1, 1, 50]
+    assert engine.steps == 51  # lockstep stages would take 50 + 1 too, but start every last stage at 50
+
+
+def test_every_call_of_a_stage_is_queued_before_the_engine_moves(tokenizer):
+    queued = []
+
+    class Counting(ScriptedEngine):
+        def step(self):
+            queued.append(len(self.running))
+            return super().step()
+
+    play(Counting(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id), tokenizer)
+    assert queued == [12, 4]
+
+
+def test_turn_seeds_are_all_different_and_independent_of_scheduling(tokenizer):
+    def seeds(steps):
+        engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], steps(key)), tokenizer.eos_token_id)
+        play(engine, tokenizer)
+        return sorted(request.seed for request in engine.requests)
+
+    assert len(set(seeds(lambda key: 1))) == 16
+    assert seeds(lambda key: 1) == seeds(lambda key: 1 + key * 7 % 5)
+    assert turn_seed(0, 1, "p", 0, "first", 1, 0) != turn_seed(0, 1, "p", 0, "first", 0, 1)
+
+
+def test_a_prompt_over_the_cap_ends_the_episode_and_is_recorded(tokenizer):
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    episodes = play(engine, tokenizer, max_prompt_tokens=3)
+    assert {episode.answer.reason for episode in episodes} == {"prompt_overflow"}
+    assert all(not episode.turns for episode in episodes)
+
+
+def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokenizer):
+    class Stuck(Relay):
+        async def run(self, problem, call):
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RuntimeError, match="not a model call"):
+        play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Stuck())
+
+
+@pytest.mark.parametrize("others_are_slow", [True, False])
+def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_beside_them(tokenizer, others_are_slow):
+    class Ragged(Relay):
+        async def run(self, problem, call):
+            prompts = ["short", "far too long " * 20, "brief"]
+            await asyncio.gather(*(call("first", [user(text)], slot=s) for s, text in enumerate(prompts)))
+
+    steps = 5 if others_are_slow else 1
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], steps), tokenizer.eos_token_id)
+    for episode in play(engine, tokenizer, Ragged(), max_prompt_tokens=40):
+        assert [(turn.slot, turn.outcome) for turn in episode.turns] == [(0, "answered"), (2, "answered")]
+        assert episode.answer.reason == "prompt_overflow"
+    assert not engine.running
+
+
+def test_calls_that_a_workflow_did_not_wait_for_are_answered_and_recorded(tokenizer):
+    """A branch that goes on after its sibling's prompt was too long, and calls that are still under way at the end."""
+
+    class Branches(Relay):
+        async def run(self, problem, call):
+            async def branch(slot):
+                for round in range(4):
+                    await call(
+                        "first", [user("far too long " * 20 * (slot == 0 and round == 1))], slot=slot, round=round
+                    )
+
+            await asyncio.gather(branch(0), branch(1))
+
+    class TheFirstWins(Relay):
+        async def run(self, problem, call):
+            calls = [asyncio.ensure_future(call("first", [user("go")], slot=slot)) for slot in range(3)]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            return Answer(done.pop().result().text)
+
+    for workflow, n_turns in ((Branches(), 5), (TheFirstWins(), 3)):
+        engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1 + key % 3), tokenizer.eos_token_id)
+        for episode in play(engine, tokenizer, workflow, max_prompt_tokens=40):
+            assert [turn.outcome for turn in episode.turns] == ["answered"] * n_turns
+            assert episode.turns == sorted(episode.turns, key=lambda turn: (turn.round, turn.slot))
+        assert not engine.running, "they would be answered by the next version of the weights"
+
+
+def test_a_template_sees_all_fields_of_a_message(tokenizer):
+    """Equal prompts are encoded once, and a name tells two apart."""
+
+    class Named(Relay):
+        async def run(self, problem, call):
+            names = ["alice", "bob", "alice"]
+            messages = [[user("hi") | {"name": name}] for name in names]
+            turns = await asyncio.gather(*(call("first", one, slot=s) for s, one in enumerate(messages)))
+            return Answer(turns[0].text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    rendered = []
+
+    def render(tokenizer, messages):
+        rendered.append(messages[0]["name"])
+        return tokenizer.encode(messages[0]["name"])
+
+    for episode in play(engine, tokenizer, Named(), render=render):
+        first, second, third = (turn.prompt_ids for turn in episode.turns)
+        assert first == third != second
+    assert rendered == ["alice", "bob"]
+
+
+class Raises(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        raise KeyError("strategy")
+
+
+class NoAnswer(Relay):
+    async def run(self, problem, call):
+        return (await call("first", [user("a")])).text
+
+
+class Unknown(Relay):
+    async def run(self, problem, call):
+        await call("judge", [user("a")])
+
+
+class Twice(Relay):
+    async def run(self, problem, call):
+        await asyncio.gather(call("first", [user("a")]), call("first", [user("b")]))
+
+
+class Endless(Relay):
+    async def run(self, problem, call):
+        for round in range(1000):
+            await call("first", [user("again")], round=round)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "message", "cause"),
+    [
+        (Raises(), "KeyError: 'strategy'", KeyError),
+        (NoAnswer(), r"returned a str.*return Answer\(text\)", None),
+        (
+            Unknown(),
+            r"`call\('judge', slot=0\)`: unknown role. The roles and their numbers of slots are {'first': 3, 'last': 1}",
+            ValueError,
+        ),
+        (Twice(), r"`call\('first', slot=0, round=0\)` was made twice", ValueError),
+        (Endless(), r"at most `max_turns` \(6\) calls", ValueError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Relay) else "",
+)
+def test_a_workflow_that_fails_is_named_with_its_problem(tokenizer, workflow, message, cause):
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(WorkflowError, match=message) as error:
+        play(engine, tokenizer, workflow, max_turns=6)
+    assert "'relay'" in str(error.value) and "problem '0'" in str(error.value)
+    assert cause is None or isinstance(error.value.__cause__, cause)
+
+
+class Spins(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        ends = time.monotonic() + 2  # the thread is left to itself
+        while time.monotonic() < ends:
+            pass
+
+
+class Sleeps(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        await asyncio.sleep(1e9)
+
+
+class Polls(Relay):
+    async def run(self, problem, call):
+        asyncio.ensure_future(call("first", [user("a")]))
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            await asyncio.sleep(0)  # so the engine never moves
+
+
+class Blocks(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")])
+        time.sleep(2)  # noqa: ASYNC251
+
+
+@pytest.mark.parametrize(("workflow", "line"), [
+    (Spins(), "in run"), (Sleeps(), r"await asyncio.sleep\(1e9\)"), (Polls(), ""),
+    (Blocks(), r"time.sleep\(2\)"),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer, monkeypatch, workflow, line):
+    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
+    monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(
+        WorkflowError, match=r"'relay' hangs on problem '\d': for 0.3 s no episode has made a call"
+    ) as error:
+        play(engine, tokenizer, workflow)
+    assert re.search(line, str(error.value).partition("here:")[2]) and "asyncio/" not in str(error.value)
+
+
+def test_a_slow_engine_and_slow_episodes_are_not_taken_for_hanging_ones(tokenizer, monkeypatch):
+    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.4)
+    monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
+
+    class Slow(Relay):
+        async def run(self, problem, call):
+            await call("first", [user("a")])
+            time.sleep(0.2)  # noqa: ASYNC251 (0.8 s of all four episodes)
+            return Answer("")
+
+    class SlowEngine(ScriptedEngine):
+        def step(self):
+            time.sleep(0.6)
+            return super().step()
+
+    engine = SlowEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    assert len(play(engine, tokenizer, Slow())) == 4
+
+
+def test_max_turns_calls_are_allowed(tokenizer):
+    class Six(Relay):
+        async def run(self, problem, call):
+            for round in range(6):
+                turn = await call("first", [user("again")], round=round)
+            return Answer(turn.text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    assert [len(episode.turns) for episode in play(engine, tokenizer, Six(), max_turns=6)] == [6] * 4

@@ -1,0 +1,25 @@
+"""Every sampled turn has a seed of its own: no two turns, iterations or runs with another seed share one."""
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from multirole_study.experiment.cell import Cell
+
+
+@pytest.fixture
+def seeds(make_trainer):
+    """seeds(run's seed, iteration) -> the seeds of a rollout of two problems, two episodes each, as the trainer plays it."""
+
+    def play(seed: int, iteration: int) -> list[int]:
+        engine = ScriptedEngine(lambda key, request: ([5], 1), eos_id=5)
+        trainer = make_trainer(Cell("voting", "ip", seed=seed, n_problems=2, n_episodes=2), engine)
+        trainer.play([(problem, index) for problem in trainer.problems[:2] for index in range(2)], iteration)
+        return [request.seed for request in engine.requests]
+
+    return play
+
+
+def test_no_seed_is_used_twice(seeds):
+    given = [seed for run, iteration in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)) for seed in seeds(run, iteration)]
+    assert len(given) == len(set(given)) == 5 * 2 * 2 * 4
+    assert seeds(1, 1) == given[-16:]

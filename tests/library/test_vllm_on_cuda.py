@@ -1,0 +1,152 @@
+"""What can be known of vLLM on CUDA without a GPU: its settled configuration, the order of calls, its thread, and publishing."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+from toy_qwen3 import adapter_of
+from trainers import build_model
+
+from multirole.core.engine import Request
+from multirole.engines import vllm_engine
+from multirole.engines.vllm_engine import VLLMEngine, folder_with_room, llm_options
+from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.presets import MODELS
+from multirole_study.plan import vllm_batch
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
+    """docs/gpu.md names this path; a pin that changes it must change the page."""
+    pytest.importorskip("vllm")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "vllm_on_fake_cuda.py"), str(locate(Cell("single", "sp")))],
+        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    settled = json.loads(done.stdout.splitlines()[-1])
+    chosen = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), 80 * 2**30)
+    assert settled == {
+        "second runner": True, "async scheduling": True, "chunked prefill": True,
+        "tokens of a step": chosen["vllm_max_num_batched_tokens"], "sequences": chosen["vllm_max_num_seqs"], "graphs": "FULL_AND_PIECEWISE", "largest graph": 512, "LoRA dtype": "torch.bfloat16",
+        "LoRA slots": 3, "sleep mode": True,
+    }  # fmt: skip
+
+
+def test_float32_is_refused_on_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="half precision only"):
+        llm_options(1, 8, 256, torch.float32)
+
+
+class FakeLLM:
+    """Records the name and the thread of every call that VLLMEngine makes, and the files that are published."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.threads: set[int] = set()
+        self.published: list[tuple[str, dict[str, torch.dtype], int]] = []
+        self.llm_engine = SimpleNamespace(
+            add_request=lambda *_, **__: self.note("generate"), add_lora=self.add_lora, step=self.step,
+            engine_core=SimpleNamespace(shutdown=lambda: self.note("shutdown")),
+        )  # fmt: skip
+
+    def note(self, name: str) -> None:
+        self.calls.append(name)
+        self.threads.add(threading.get_ident())
+
+    def add_lora(self, request) -> None:
+        self.note("publish")
+        path = Path(request.lora_path) / "adapter_model.safetensors"
+        with safe_open(path, "pt") as file:
+            dtypes = {file.get_tensor(key).dtype for key in list(file.keys())[:2]}
+        self.published.append((str(path), dtypes, path.stat().st_size))
+
+    def step(self) -> list:
+        self.note("step")
+        logprobs = [{7: SimpleNamespace(logprob=-1.0)}]
+        best = SimpleNamespace(token_ids=[7], logprobs=logprobs, finish_reason="stop")
+        return [SimpleNamespace(request_id="0", finished=True, outputs=[best])]
+
+    def sleep(self, level: int) -> None:
+        assert level == 1
+        self.note("sleep")
+
+    def wake_up(self) -> None:
+        self.note("wake")
+
+
+@pytest.fixture
+def fake(monkeypatch) -> FakeLLM:
+    """The vLLM of every engine that is built in this test."""
+    pytest.importorskip("vllm")
+    llm = FakeLLM()
+
+    def build(model_path, options):
+        llm.note("build")
+        return llm
+
+    monkeypatch.setattr(vllm_engine, "build_llm", build)
+    return llm
+
+
+def rollout(engine: VLLMEngine) -> None:
+    """As in `core.rollout`: from a thread of its own."""
+
+    def play() -> None:
+        engine.add(0, Request([1, 2], "a", 0, 1, 1.0))
+        assert engine.step()[0][1].token_ids == [7]
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    thread.join()
+
+
+def test_one_thread_makes_every_call_in_the_recorded_order(fake, tokenizer, monkeypatch):
+    engine, model = VLLMEngine("unused", ["a", "b"], 4, 64), build_model(tokenizer, {"x": "a", "y": "b"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for version in range(2):
+        engine.publish(model, version)
+        rollout(engine)
+        engine.sleep()
+        engine.sleep()
+    engine.publish(model, 2)
+    engine.sleep()
+    engine.close()
+    engine.close()
+    once = ["publish", "publish", "generate", "step", "sleep"]
+    assert fake.calls == ["build", *once, "wake", *once, "wake", "publish", "publish", "sleep", "wake", "shutdown"]
+    assert len(fake.threads) == 1 and threading.get_ident() not in fake.threads
+    assert not [path for path, _, _ in fake.published if Path(path).exists()]
+    assert len({path for path, _, _ in fake.published}) == 6, "a path used twice would be served from its cache"
+
+
+def test_an_adapter_is_published_through_a_shared_memory_that_is_too_small(fake, monkeypatch, tmp_path):
+    """At the 0.6B shape in the 64 MB that containers grant: to the temporary folder, in half the bytes of float32."""
+    model, size = adapter_of(MODELS["0.6b"].shape), 28 * 64 * 22_528  # parameters
+    usage = {vllm_engine.SHARED_MEMORY: 64 * 2**20}
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=usage.get(path, 2**40)))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = VLLMEngine("unused", ["a"], 64, 64, dtype=torch.bfloat16)
+    engine.publish(model, 0)
+    usage[vllm_engine.SHARED_MEMORY] = 4 * size
+    assert folder_with_room(2 * size) == vllm_engine.SHARED_MEMORY
+    assert folder_with_room(2 * size + 1) == tmp_path
+    ((path, dtypes, n_bytes),) = fake.published
+    assert (
+        Path(path).is_relative_to(tmp_path)
+        and dtypes == {torch.bfloat16}
+        and n_bytes == pytest.approx(2 * size, rel=0.01)
+    )
+    engine.close()

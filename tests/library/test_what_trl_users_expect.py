@@ -1,0 +1,256 @@
+"""What a user of TRL expects to work without being told: saving and loading, trackers, model cards, epochs, resume."""
+
+import math
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
+from multirole.core.rollout import chat_template
+from multirole.core.validation import add_adapters, check_dataset, to_problems
+
+ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
+
+
+def correct(prompts, completions, answer, **kwargs):
+    return [float(f"boxed{{{right}}}" in text) for text, right in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def model_folder():
+    return files("multirole_study") / "models" / "tiny-r"
+
+
+@pytest.fixture(scope="module")
+def train(model_folder):
+    """train(folder, **options) -> a finished trainer of Voting-IP on the embedded model: two iterations of eight episodes."""
+
+    def run(folder, resume=None, processing_class=None, **options):
+        settings = {
+            "policy": "ip", "generation_batch_size": 8, "num_generations": 4, "max_steps": 2,
+            "max_completion_length": 24, "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "bf16": False,
+            "per_device_train_batch_size": 8, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True,
+        } | options  # fmt: skip
+        trainer = MultiRoleGRPOTrainer(
+            str(model_folder), Voting(2, prompts="tiny_chain"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
+            ROWS.select(range(4)), processing_class, peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics()],
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(train, tmp_path_factory) -> MultiRoleGRPOTrainer:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("trained")
+        patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "log"))
+        return train(folder, report_to="tensorboard")
+
+
+def adapters(trainer):
+    return {n: p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n}
+
+
+def test_a_saved_adapter_loads_in_three_lines(trained, model_folder, tmp_path):
+    trained.save_model(tmp_path / "saved")
+
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    model = PeftModel.from_pretrained(base, tmp_path / "saved" / "aggregator")
+    ids = torch.arange(5, 25)[None]
+
+    trained.peft_model.set_adapter("aggregator")
+    trained.peft_model.eval()
+    assert torch.equal(model(ids).logits, trained.peft_model(ids).logits)
+
+
+def test_adapters_of_ones_own_roles_are_saved_under_the_documented_name(train, tmp_path):
+    trainer = train(tmp_path, policy="generator=writer,aggregator=editor", max_steps=1)
+    trainer.save_model(tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir() if path.is_dir()} == {
+        "adapter_writer",
+        "adapter_editor",
+    }
+
+
+def test_template_options_reach_the_prompts(train, tmp_path, model_folder):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.chat_template = tokenizer.chat_template + "{{ suffix }}"
+    options = {"max_steps": 1, "chat_template_kwargs": {"suffix": "7"}, "processing_class": tokenizer}
+    trainer = train(tmp_path, **options)
+    prompt = trainer.rollout.render(tokenizer, [user("1+1")])
+    assert tokenizer.decode(prompt).endswith("7") and prompt[:-1] == chat_template(tokenizer, [user("1+1")], suffix="")
+
+
+def test_a_dataset_without_prompts_is_refused_before_training(train, tmp_path, model_folder):
+    for name, rows in (("train_dataset", [{"prompt": "1"}]), ("eval_dataset", Dataset.from_list([{"question": "1"}]))):
+        with pytest.raises((TypeError, ValueError), match=name):
+            MultiRoleGRPOTrainer(
+                str(model_folder), Voting(2), correct, MultiRoleGRPOConfig(str(tmp_path), bf16=False),
+                **({"train_dataset": ROWS} | {name: rows}), peft_config=LoraConfig(),
+            )  # fmt: skip
+
+
+def test_a_resumed_run_ends_as_an_unbroken_one(train, tmp_path):
+    unbroken = train(tmp_path / "a", max_steps=3)
+    resumed = train(tmp_path / "b", max_steps=3, resume=str(tmp_path / "a" / "checkpoint-1"))
+    assert all(torch.equal(value, adapters(resumed)[name]) for name, value in adapters(unbroken).items())
+
+
+def test_trackers_and_cards_get_role_metrics(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = Path(trained.args.output_dir)
+    events = EventAccumulator(str(next(folder.rglob("events.out*")).parent)).Reload()
+    assert {"train/generator/entropy", "train/aggregator/chi2", "train/reward"} <= set(events.Tags()["scalars"])
+    trained.create_model_card(model_name="voting")
+    assert "multi-role" in (folder / "README.md").read_text().lower()
+
+
+def test_epochs_become_iterations(train, tmp_path):
+    trainer = train(tmp_path, max_steps=-1, num_train_epochs=0.2)
+    assert trainer.state.global_step == math.ceil(0.2 * len(ROWS) / 2) == 3  # two problems per iteration
+
+
+def test_evaluation_reports_the_reward(trained):
+    metrics = trained.evaluate()
+    assert 0 <= metrics["eval_reward"] <= 1
+    both = trained.evaluate({"a": ROWS.select(range(2)), "b": ROWS.select(range(3))})
+    assert {"eval_a_reward", "eval_b_reward", "eval_b_runtime"} <= set(both)
+
+
+def test_the_logged_loss_metrics_do_not_depend_on_micro_batches(train, tmp_path):
+    """They are means over completion tokens; TRL's own are means over micro-batches, whose sizes differ."""
+    names = (
+        "entropy",
+        "reward",
+        "clip_ratio/region_mean",
+        "clip_ratio/high_max",
+        "generator/length_mean",
+        "generator/truncated_rate",
+    )
+    logs = [
+        train(tmp_path / str(size), micro_batch_tokens=size, max_steps=1).state.log_history[0] for size in (16384, 200)
+    ]
+    assert logs[0]["step_time"] > 0 and [logs[0][n] for n in names] == pytest.approx(
+        [logs[1][n] for n in names], abs=1e-6
+    )
+
+
+def test_the_configuration_keeps_what_was_given(train, tmp_path):
+    assert train(tmp_path, beta=0.04, max_steps=1).args.beta == 0.04
+
+
+def test_no_clipping_is_no_clipping(train, tmp_path):
+    """Zero, as in HF; a norm that is never reached gives the same weights."""
+    free, wide = (adapters(train(tmp_path / str(norm), max_grad_norm=norm, max_steps=1)) for norm in (0.0, 1e9))
+    assert all(torch.equal(value, wide[name]) for name, value in free.items())
+    assert any(value.abs().max() > 0 for name, value in free.items() if "lora_B" in name)
+
+
+def test_every_checkpoint_that_is_pushed_has_the_adapters(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda self, folder: None)
+    trainer = train(tmp_path, max_steps=1)
+    trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+    for name in ("generator", "aggregator"):
+        pushed = (tmp_path / name / "adapter_model.safetensors").read_bytes()
+        assert pushed == (tmp_path / "checkpoint-1" / name / "adapter_model.safetensors").read_bytes()
+
+
+def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch):
+    """As those of `peft.optimizers.create_loraplus_optimizer`, in proportion."""
+
+    def create(self, model=None):
+        self.peft_model.set_requires_grad(self.adapters, True)
+        named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
+        parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
+        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 1e-4}, {"params": parts[1], "lr": 16e-4}])
+        return self.optimizer
+
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    trainer = train(tmp_path, max_steps=2, lr_scheduler_type="constant")
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates[1] == pytest.approx(16 * rates[0]) and rates[0] > 0
+
+
+def test_adapters_that_change_the_base_cannot_share_it(model_folder):
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so that 2 adapters"):
+        add_adapters(base, config, ["a", "b"])
+    assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]
+
+
+def test_the_logged_kl_is_a_mean_over_the_tokens_that_have_one(train, tmp_path):
+    """TRL logs it for the micro-batches with a KL term alone, here the aggregator's."""
+    kl = []
+    for size in (150, 16384):
+        trainer = train(
+            tmp_path / str(size), micro_batch_tokens=size, role_beta={"aggregator": 0.1}, learning_rate=0.05
+        )
+        kl.append(trainer.state.log_history[1]["kl"])
+    assert kl[0] == pytest.approx(kl[1], rel=1e-3) and kl[0] > 1e-4
+
+
+def test_a_schedule_that_ticks_per_adapter_logs_the_rate_it_used(train, tmp_path):
+    trainer = train(tmp_path, lr_clock="update_call", learning_rate=0.01, max_steps=4, lr_scheduler_type="linear")
+    assert [row["learning_rate"] for row in trainer.state.log_history[:4]] == pytest.approx([0.0075, 0.0025, 0, 0])
+
+
+def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
+    """HF counts all that are visible, and TRL refuses more than one in a process."""
+    args = MultiRoleGRPOConfig(str(tmp_path), generation_batch_size=8, num_generations=4, bf16=False, report_to="none")
+    args._n_gpu = 8
+    trainer = MultiRoleGRPOTrainer(
+        str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=LoraConfig(r=4)
+    )
+    assert trainer.args.n_gpu == 1 and trainer.args.train_batch_size == 8 and args.n_gpu == 8
+
+
+def test_a_column_of_images_is_refused():
+    with pytest.raises(ValueError, match="has a column 'image', but roles are sent text alone"):
+        check_dataset("train_dataset", Dataset.from_list([{"prompt": "1+1", "image": "a.png"}]))
+
+
+def test_ids_that_name_two_rows_are_refused():
+    with pytest.raises(ValueError, match="names two rows '7'"):
+        to_problems(Dataset.from_list([{"prompt": "1+1", "id": 7}, {"prompt": "2+2", "id": 7}]))
+    assert [p.id for p in to_problems(Dataset.from_list([{"prompt": "1+1"}, {"prompt": "1+1"}]))] == ["0", "1"]
+
+
+def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_path):
+    seen = []
+
+    def logged(prompts, completions, log_metric, **columns):
+        log_metric("n", float(len(completions)))
+        seen.append(len(completions))
+        return [0.5 if len(text) % 2 else 0.0 for text in completions]
+
+    args = MultiRoleGRPOConfig(
+        str(tmp_path), generation_batch_size=8, num_generations=4, max_steps=2, max_completion_length=8, logging_steps=1, bf16=False,
+        gradient_checkpointing=False, report_to="none", disable_tqdm=True, eval_strategy="steps", eval_steps=1, save_strategy="no",
+    )  # fmt: skip
+    trainer = MultiRoleGRPOTrainer(
+        str(model_folder), Voting(2, prompts="tiny_chain"), logged, args, ROWS, ROWS.select(range(20)),
+        peft_config=LoraConfig(r=4, target_modules="all-linear"),
+    )  # fmt: skip
+    trainer.train()
+    assert [row["n"] for row in trainer.state.log_history if "n" in row] == [8.0, 8.0] and 20 in seen
+    evaluated = [row for row in trainer.state.log_history if "eval_reward" in row]
+    assert [row["eval_n"] for row in evaluated] == [20.0] * len(evaluated)
+    assert all(row["eval_rewards/logged/mean"] == pytest.approx(row["eval_reward"]) for row in evaluated) and evaluated
+
+
+def test_resuming_with_other_adapters_is_refused(train, tmp_path):
+    """Else the trained weights would be dropped without a word, and fresh ones trained on."""
+    train(tmp_path, max_steps=1)
+    with pytest.raises(
+        ValueError, match=r"holds the adapters \['aggregator', 'generator'\] and none for \['adapter_a'"
+    ):
+        train(tmp_path, max_steps=2, policy="generator=a,aggregator=b", resume=str(tmp_path / "checkpoint-1"))

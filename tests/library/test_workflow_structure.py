@@ -1,0 +1,89 @@
+"""A workflow declares what its roles do, once: diagnostics read it, and what it cannot mean is refused."""
+
+import pandas as pd
+import pytest
+
+from multirole.core.types import Answer, Duty, Edge, Episode, Problem, Reward, Structure, Turn, check_workflow
+from multirole.diagnostics.role_skill import frame_of, role_skills
+from multirole.diagnostics.turn_grading import judge
+from multirole.workflows import WORKFLOWS
+
+
+class Debate:
+    name, roles = "debate", {"debater": 2, "referee": 1}
+    structure = Structure({"debater": Duty("solves"), "referee": Duty("selects", "debater")})
+
+    async def run(self, problem, call):
+        raise NotImplementedError
+
+
+class RightIsRight:
+    """Scores the text "right" as correct."""
+
+    def score(self, problems, texts):
+        return [Reward(float(text == "right"), is_correct=text == "right") for text in texts]
+
+
+def turn(role: str, slot: int, round: int, text: str, outcome: str | None = None) -> Turn:
+    return Turn(role, slot, round, [1], [2, 3], [0.0, 0.0], text, "stop", outcome)
+
+
+def debate(first: list[str], last: list[str], picked: int) -> Episode:
+    turns = [
+        turn("debater", slot, round, text)
+        for round, texts in enumerate((first, last))
+        for slot, text in enumerate(texts)
+    ]
+    turns.append(turn("referee", 0, 0, "", str(picked + 1)))
+    right = last[picked] == "right"
+    return Episode(Problem("p", "t", "?", None), 0, turns, Answer(last[picked]), Reward(float(right), is_correct=right))
+
+
+def test_the_skills_of_a_declared_workflow_by_hand():
+    episodes = [
+        debate(["wrong", "wrong"], ["right", "wrong"], 0),  # one repaired; the referee picks the right one
+        debate(["right", "wrong"], ["right", "wrong"], 1),  # nothing repaired; it picks the wrong one
+        debate(["right", "right"], ["right", "right"], 0),  # nothing to select
+    ]
+    judge(episodes, RightIsRight(), Debate.structure)
+    rows = {row["measure"]: row for row in role_skills(frame_of(episodes), Debate.structure)}
+    assert rows["solves"]["skill"] == pytest.approx(3 / 6)  # of the first replies
+    assert (rows["repairs"]["skill"], rows["repairs"]["trivial"]) == (pytest.approx(1 / 3), 0.0)
+    assert (rows["selects"]["skill"], rows["selects"]["trivial"], rows["selects"]["cases"]) == (0.5, 0.5, 2)
+    assert rows["workflow"]["skill"] == pytest.approx(2 / 3)
+
+
+def test_a_role_without_a_duty_has_format_and_length_only():
+    (row,) = role_skills(
+        pd.DataFrame(frame_of([debate(["right"], ["right"], 0)]).query("role == 'referee'")), Structure()
+    )
+    assert (row["measure"], row["valid"], row["length"]) == ("other", 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("structure", "words"),
+    [
+        (Structure({"jury": Duty("solves")}), r"names the roles \['jury'\], but the workflow's roles are"),
+        (Structure({"referee": Duty("selects", "jury")}), r"names the roles \['jury'\]"),
+        (Structure(edges=(Edge("question", "jury"),)), r"names the roles \['jury'\]"),
+        (Structure({"referee": Duty("selects")}), "all other duties name in `of`"),
+        (Structure({"debater": Duty("solves", "referee")}), "'solves' takes no other role"),
+        ({"debater": "solves"}, "must be a `multirole.Structure`"),
+    ],
+)
+def test_a_structure_that_does_not_fit_is_refused(structure, words):
+    workflow = Debate()
+    workflow.structure = structure
+    with pytest.raises((ValueError, TypeError), match=words):
+        check_workflow(workflow)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_built_in_workflows_declare_every_role_and_a_path_to_the_answer(name):
+    workflow = WORKFLOWS[name]()
+    check_workflow(workflow)
+    structure, reached = workflow.structure, {"question"}
+    assert set(structure.duties) == set(workflow.roles) and structure.solver is not None
+    for _ in (*workflow.roles, "answer"):
+        reached |= {edge.target for edge in structure.edges if edge.source in reached}
+    assert reached == {"question", "answer", *workflow.roles}

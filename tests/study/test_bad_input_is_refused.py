@@ -1,0 +1,230 @@
+"""Bad input is refused before any compute, in a sentence that names the parameter and what was given."""
+
+import json
+import os
+import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import bad_inputs
+import pytest
+from bad_inputs import END, START, table
+from trainers import slow_but
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.evaluation import evaluation_parameters
+from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.run_folder import differing, folder_of, open_folder
+from multirole_study.experiment.settings import Refused
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("names", "impossible together", "own workflows and tasks", "rows")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return bad_inputs.whole_run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, bad_inputs.CLASSES))
+def test_every_bad_input_is_refused_in_a_sentence_before_anything_is_written(name, tmp_path):
+    with bad_inputs.on_a_bare_machine(tmp_path / "cache"):
+        assert bad_inputs.problems(bad_inputs.CLASSES[name], tmp_path / "cases") == {}
+
+
+@pytest.mark.slow
+def test_damaged_records_are_continued_from_what_is_whole_or_refused(whole, tmp_path):
+    assert bad_inputs.problems(bad_inputs.records(whole), tmp_path) == {}
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    outcome, text = bad_inputs.in_use(tmp_path)
+    assert outcome == "refused" and "two processes cannot write one run" in text
+
+
+def test_the_table_of_bad_inputs_is_the_one_that_was_measured():
+    found = json.loads((ROOT / "results" / "bench" / "bad_inputs.json").read_text())
+    assert bad_inputs.CLASSES.keys() < found.keys() and sum(counts["tried"] for counts in found.values()) > 600
+    assert sum(counts["otherwise"] for counts in found.values()) == 0
+    assert f"{START}{table(found)}{END}" in (ROOT / "docs" / "reliability.md").read_text()
+
+
+def test_every_mistake_is_named_at_once():
+    with pytest.raises(ValueError, match=r"`n_problems` .*\n`temperature` .*"):
+        Cell("voting", "sp", n_problems=0, temperature=0)
+
+
+def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
+    good = {"workflow": "voting", "policy": "sp", "task": "math", "iterations": None, "results_dir": "runs"}
+    cell, launch = Cell.from_parameters(good | {"_dh": ["x"], "In": ["a"], "exit": object()})
+    assert cell.id == "voting-sp-math-s0" and launch == Launch(results_dir="runs")
+    with pytest.raises(ValueError, match="`worklow` is not a known parameter. Did you mean 'workflow'"):
+        Cell.from_parameters(good | {"worklow": "single"})
+    for name, value in (
+        ("seeed", [1, 2]),
+        ("iteratons", None),
+        ("seed", [1]),
+        ("seed", ""),
+        ("task", ""),
+        ("_seed", 1),
+    ):
+        with pytest.raises(Refused, match=name):
+            Cell.from_parameters(good | {name: value})
+    assert Cell.from_parameters({}) == (Cell("voting", "sp"), Launch())  # Run All
+
+
+def test_a_presets_warm_up_may_be_longer_than_a_trial():
+    cell = Cell("voting", "sp", iterations=4)
+    assert cell.warmup_iterations == 5 and Cell(**cell.parameters()) == cell  # as another process makes it
+
+
+def test_a_refusal_is_one_sentence_in_a_notebook():
+    with pytest.raises(Refused) as error:
+        Cell.from_parameters({"iteration": 3})
+    sentence = "`iteration` is not a known parameter. Did you mean 'iterations'?"
+    assert error.value._render_traceback_() == [str(error.value)] == [sentence]
+
+
+def opened(results_dir: Path) -> AbstractContextManager:
+    cell = Cell("voting", "sp")
+    return open_folder(folder_of(cell, results_dir), cell.to_dict())
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path):
+    config, held = folder_of(Cell("voting", "sp"), tmp_path) / "config.json", Cell("voting", "sp").to_dict()
+    config.parent.mkdir(parents=True)
+    updates = held.pop("updates")  # a run from before this option, with one that is gone since
+    config.write_text(json.dumps(held | {"on_alarm": "log"}))
+    with opened(tmp_path):
+        pass
+    for other, named in ((held | {"updates": updates, "learning_rate": 0.004}, "learning_rate"), ([], "config.json")):
+        config.write_text(json.dumps(other))
+        with pytest.raises(ValueError, match=rf"another configuration \({named}\)"), opened(tmp_path):
+            pass
+    of_evaluation = {"n_rollouts": 1, "cell": held | {"on_alarm": "log"}}
+    assert not differing(of_evaluation, {"n_rollouts": 1, "cell": held})
+    assert differing(of_evaluation, {"n_rollouts": 1, "cell": held | {"learning_rate": 0.004}}) == ["learning_rate"]
+    assert differing(of_evaluation, {"n_rollouts": 2, "cell": held}) == ["n_rollouts"]
+
+
+def test_an_unwritable_results_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="`results_dir` must be"), opened(tmp_path / "file"):
+        pass
+    if os.geteuid() != 0:  # root may write anywhere
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(ValueError, match="`results_dir` must be"), opened(tmp_path / "locked"):
+            pass
+
+
+class LongNamed:
+    """A workflow of one's own."""
+
+    name, roles = "a_debate_of_two_with_a_judge_who_reads_both_of_them_twice", {"debater": 2}
+
+    async def run(self, problem, call):
+        raise NotImplementedError
+
+
+def test_ids_tell_every_difference_apart_and_are_short():
+    cells = [
+        Cell("voting", "sp"),
+        Cell("voting", "ip"),
+        Cell("voting", "generator=a,aggregator=b"),
+        Cell("voting", "generator=b,aggregator=a"),
+        Cell("voting", "sp", seed=1),
+        Cell("voting", "sp", "code"),
+        Cell("voting", "sp", learning_rate=5e-3),
+        Cell("voting", "sp", learning_rate=5e-3, iterations=7),
+        Cell("voting", "sp", preset="released_code"),
+        Cell("orch_workers", "orchestrator=a,worker=b,synthesizer=a", seed=2**32 - 1, preset="released_code"),
+        Cell(LongNamed(), "sp"),
+    ]
+    assert len({cell.id for cell in cells}) == len(cells) and max(len(cell.id) for cell in cells) <= 60
+    assert [cells[0].id, cells[5].id, cells[8].id] == [
+        "voting-sp-math-s0", "voting-sp-code-s0", "voting-sp-math-s0-released_code"
+    ]  # fmt: skip
+    assert re.fullmatch("voting-map-math-s0-[0-9a-f]{8}", cells[2].id)
+    assert cells[2].changed() == {"policy": {"generator": "adapter_a", "aggregator": "adapter_b"}}
+    assert Cell("voting", {"generator": "shared", "aggregator": "shared"}).id == cells[0].id
+    whole, decimal = (Cell("voting", "sp", kl_anchor=one, dual_clip=one, process_reward=one) for one in (1, 1.0))
+    assert whole.id == decimal.id  # a run is not trained twice for how a number is written
+
+
+def test_a_hash_is_of_the_settings_that_differ():
+    assert Cell("voting", "sp", learning_rate=2e-3, n_problems=8, kl_anchor=0).changed() == {}
+    cell = Cell("voting", "sp", learning_rate=5e-3, updates="one")
+    assert cell.changed() == {"learning_rate": 5e-3, "updates": "one"}
+    assert cell.sibling("single", "sp") == Cell("single", "sp", learning_rate=5e-3, updates="one")
+    assert cell.replace(updates="per_batch").changed() == {"learning_rate": 5e-3}
+
+
+def test_given_and_settled_values_have_different_types():
+    cell = Cell("voting", "sp", learning_rate=1, n_problems=None)
+    assert type(cell.learning_rate) is float and cell.n_problems == 8
+    assert not [
+        name for name, value in cell if value is None and name not in ("model", "data", "step_tokens", "dual_clip")
+    ]
+    with pytest.raises(ValueError, match="frozen"):
+        cell.n_problems = 3
+
+
+def test_own_workflows_are_distinguished_by_their_code(tmp_path):
+    source = "class {0}:\n    name, roles = 'echo', {{'speaker': 1}}\n    async def run(self, problem, call):\n        return '{1}'\n"
+    file = tmp_path / "own.py"
+    file.write_text(source.format("Echo", "one"))
+    cell = Cell(f"{file}:Echo", "sp")
+    assert re.fullmatch("echo-sp-math-s0-[0-9a-f]{8}", cell.id) and list(cell.changed()) == ["workflow_sha256"]
+    assert Cell(**cell.parameters()) == cell  # so that other processes make the same one
+    file.write_text(source.format("Echo", "two"))
+    assert Cell(f"{file}:Echo", "sp").id != cell.id
+    with pytest.raises(ValueError, match="defines no 'Ecco'.*Did you mean 'Echo'"):
+        Cell(f"{file}:Ecco", "sp")
+
+
+class Echo:
+    name, roles = "echo", {"speaker": 1}
+
+    async def run(self, problem, call):
+        return "one"
+
+
+class Changed(Echo):
+    async def run(self, problem, call):
+        return "two"
+
+
+def test_a_changed_workflow_object_is_another_cell():
+    assert Cell(Echo(), "sp") == Cell(Echo(), "sp") and Cell(Echo(), "sp").id != Cell(Changed(), "sp").id
+    with pytest.raises(ValueError, match="path/to/file.py:Name"):
+        Cell(Echo(), "sp").parameters()
+
+
+@pytest.mark.parametrize(("scale", "beyond"), [("tiny-r", set()), ("0.6b", {"renderer"})])
+def test_presets_differ_in_every_documented_option(scale, beyond):
+    paper, released = (Cell("voting", "sp", scale=scale, preset=preset) for preset in ("paper", "released_code"))
+    differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}
+    assert differ == beyond | {
+        "preset", "code_reward", "malformed_reward", "advantage_group", "lr_clock", "lr_schedule", "minibatch_split",
+        "row_order", "aggregator_fallback",
+    }  # fmt: skip
+    code = Cell("voting", "sp", "code", preset="released_code")
+    assert released.advantage_group == "slot" and code.advantage_group == "role"
+
+
+def test_processes_that_do_not_fit_the_batch_are_refused():
+    with pytest.raises(ValueError, match="`n_problems` must be a multiple of the 3 processes.*got 16"):
+        Launch().check_processes(3, 16)
+
+
+def test_adapter_names_that_peft_mixes_up_get_a_prefix():
+    cell = Cell("voting", "generator=a,aggregator=b")
+    assert cell.policy == {"generator": "adapter_a", "aggregator": "adapter_b"}
+    assert Cell("voting", cell.policy) == cell
+    policy = Cell("voting", "generator=evaluator,aggregator=1").policy
+    assert policy == {"generator": "evaluator", "aggregator": "adapter_1"}
+
+
+def test_an_evaluation_has_no_parameters_of_training_only():
+    names = [parameter.name for parameter in evaluation_parameters()]
+    assert names[:3] == ["adapters", "checkpoints", "n_rollouts"] and not {"n_processes", "sharding"} & set(names)

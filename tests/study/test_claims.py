@@ -1,0 +1,159 @@
+"""Verdicts by the rules of `claims.yaml`, by hand and from the made-up grid; falls; role skill by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from multirole.diagnostics.role_skill import role_skills
+from multirole.workflows import EvalOpt, OrchWorkers, Voting
+from multirole_study.falls import first_fall
+from multirole_study.paper.claims import (
+    DECLARED,
+    MEASURES,
+    PATTERNS,
+    claims,
+    climb,
+    judged_effect,
+    judged_pattern,
+    verdict,
+)
+from multirole_study.paper.results import Results
+from multirole_study.paper.tables import sentences
+
+
+@pytest.fixture(scope="module")
+def results(grid_results):
+    return Results(grid_results)
+
+
+@pytest.fixture(scope="module")
+def table(results):
+    return claims(results, sentences(results))
+
+
+def test_an_interval_decides_by_the_side_it_lies_on():
+    assert [verdict(*limits, 0.0) for limits in ((0.01, 0.2), (-0.2, -0.01), (-0.1, 0.1))] == [
+        "holds",
+        "fails",
+        "undecided",
+    ]
+    assert verdict(-0.02, 0.01, 0.0, -0.03) == "holds"  # not 3 points below is enough to match
+    assert verdict(-0.02, -0.01, 0.0, -0.03) == "holds" and verdict(-0.2, -0.01, 0.0, -0.03) == "fails"
+
+
+def numbers(*cells):
+    """The numbers of claims: for each cell, a value per seed."""
+    return [
+        {"workflow": f"w{i}", "task": "math", "seed": seed, "value": value}
+        for i, values in enumerate(cells)
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_effects_have_the_cell_as_unit_where_seeds_are_few():
+    about = {"effect": "peak", "minus": "base"}
+    assert judged_effect(numbers([0.1], [0.2], [0.3]), about) == ("undecided", "+20.0 [−4.8, +44.8], 3 cells")
+    assert judged_effect(numbers([0.1, 0.3], [0.21], [0.19]), about)[0] == "holds"
+    assert judged_effect(numbers([0.001], [0.002], [0.003]), about)[0] == "equivalent"
+    assert judged_effect(numbers([0.1], [0.2]), about) == ("–", "–")
+
+
+def test_effects_have_the_seed_as_unit_where_five_have_every_cell():
+    about = {"effect": "peak", "minus": "sp"}
+    values = [0.1, 0.0, 0.2, -0.1, 0.05]  # mean .05, standard deviation .1118, t interval +- .1388
+    decision, text = judged_effect(numbers(values, values), about)
+    assert (decision, text) == ("undecided", "+5.0 [−8.9, +18.9], 5 seeds, 42 for 5 points")
+    assert judged_effect(numbers(values, values[:4]), about) == ("–", "–")  # four whole seeds, two cells
+    assert judged_effect(numbers([0.11, 0.1, 0.12, 0.1, 0.11]), about)[0] == "holds"
+
+
+def test_no_run_of_three_is_no_failure():
+    assert judged_pattern([{"value": 0.0}] * 3, {}) == ("undecided", "0 of 3 runs [0, 71] %")
+    assert judged_pattern([{"value": 1.0}] * 3, {})[0] == "undecided"  # 29 to 100 %
+    assert (
+        judged_pattern([{"value": 1.0}] * 6, {})[0] == "holds"
+        and judged_pattern([{"value": 0.0}] * 6, {})[0] == "fails"
+    )
+    assert judged_pattern([{"value": 1.0}] * 2 + [{"value": 0.0}] * 4, {"share": "exists"})[0] == "undecided"
+    assert judged_pattern([{"value": 1.0}] * 3 + [{"value": 0.0}] * 3, {"share": "exists"})[0] == "holds"
+
+
+def test_a_fall_is_five_points_below_the_best_before_it_recovered_or_not():
+    steps = [0, 10, 20, 30]
+    assert first_fall(pd.Series([0.4, 0.9, 0.84, 0.95], steps)) == (10, 20, False)
+    assert first_fall(pd.Series([0.4, 0.9, 0.84, 0.85], steps)) == (10, 20, True)
+    assert first_fall(pd.Series([0.4, 0.9, 0.86, 0.95], steps)) is None
+    assert first_fall(pd.Series([0.4, 0.3, 0.9, 0.9], steps)) == (0, 10, False)
+    exactly = pd.Series([0.4, 0.9, 0.95, 0.9], steps)  # five points, in binary a little less
+    assert first_fall(exactly) == (20, 30, True)
+    assert first_fall(pd.Series([0.4], [0])) is None
+
+
+def test_every_claim_has_a_verdict_in_every_regime_and_policy(table):
+    assert list(dict.fromkeys(table.shown["the paper's claim"])) == [about["claim"] for about in DECLARED["claims"]]
+    assert {about["effect"] for about in DECLARED["claims"] if "effect" in about} | {"base"} == set(MEASURES)
+    assert {about["pattern"] for about in DECLARED["claims"] if "pattern" in about} == {*PATTERNS, "only_ip_falls"}
+    assert set(DECLARED["regimes"]) <= set(table.shown)
+    assert (table.shown["stress, one step"] == "–").all()  # the fixture holds none
+
+
+def test_claims_are_made_of_the_runs(results, table):
+    """The fixture's Voting-IP falls on math, in every seed."""
+    values = table.values.query("regime == 'paper'")
+    by_cell = ["workflow", "task"]
+    falls = values[values["claim"] == "ip_falls_more_often"].groupby(by_cell)["value"].mean()
+    ends = {policy: [first_fall(results.runs_of("voting", policy, "math")[seed].accuracy) for seed in (0, 1, 2)]
+            for policy in ("ip", "sp")}  # fmt: skip
+    share = {policy: sum(fall is not None and fall.is_terminal for fall in of) / 3 for policy, of in ends.items()}
+    assert falls["voting", "math"] == pytest.approx(share["ip"] - share["sp"]) and share["ip"] == 1.0
+    gain = values.query("claim == 'improves_over_base' and policy == 'sp' and workflow == 'voting' and task == 'code'")[
+        "value"
+    ]
+    curves = [results.runs_of("voting", "sp", "code")[seed].accuracy for seed in (0, 1, 2)]
+    assert gain.mean() == pytest.approx(sum(curve.iloc[1:].max() - curve[0] for curve in curves) / 3)
+    climbs = values[values["claim"] == "voting_ip_generator_climbs"]
+    roles = (
+        results.runs_of("voting", "ip", "math")[0].table("roles").query("role == 'generator'").set_index("iteration")
+    )
+    assert climb(roles["chi2_after"]) < 3 and climbs["value"].sum() == 0  # falls, but does not climb enough
+
+
+def test_role_skill_by_hand():
+    def turn(problem, role, slot, round, outcome, is_right, correct):
+        return {"problem": problem, "correct": correct, "role": role, "slot": slot, "round": round, "outcome": outcome,
+                "completion_tokens": 10, "turn_correct": is_right}  # fmt: skip
+
+    voting = pd.DataFrame([
+        *(turn("a", "generator", slot, 0, "answered", slot == 2, True) for slot in range(3)),  # one of three is right
+        turn("a", "aggregator", 0, 0, "3", False, True),
+        *(turn("b", "generator", slot, 0, "answered", slot != 0, False) for slot in range(3)),  # two of three are
+        turn("b", "aggregator", 0, 0, "unparsed", False, False),
+        *(turn("c", "generator", slot, 0, "answered", True, True) for slot in range(3)),  # nothing to select
+        turn("c", "aggregator", 0, 0, "1", False, True),
+    ])  # fmt: skip
+    found = {row["measure"]: row for row in role_skills(voting, Voting.structure)}
+    assert (found["selects"]["skill"], found["selects"]["trivial"], found["selects"]["cases"]) == (0.5, 0.5, 2)
+    assert found["selects"]["valid"] == pytest.approx(2 / 3)
+    assert found["solves"]["skill"] == pytest.approx(6 / 9)
+    assert (found["workflow"]["skill"], found["workflow"]["trivial"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+
+    loop = pd.DataFrame([
+        turn("a", "generator", 0, 0, "answered", False, True), turn("a", "evaluator", 0, 0, "incorrect", None, True),
+        turn("a", "generator", 0, 1, "answered", True, True), turn("a", "evaluator", 0, 1, "incorrect", None, True),
+        turn("b", "generator", 0, 0, "answered", False, False), turn("b", "evaluator", 0, 0, "correct", None, False),
+        turn("c", "generator", 0, 0, "answered", True, True), turn("c", "evaluator", 0, 0, "correct", None, True),
+    ])  # fmt: skip
+    found = {row["measure"]: row for row in role_skills(loop, EvalOpt.structure)}
+    assert (found["judges"]["skill"], found["judges"]["cases"]) == (0.5, 4)  # 1 of 2 right drafts, 1 of 2 wrong ones
+    assert (
+        found["repairs"]["skill"] == 1.0 and found["repairs"]["cases"] == 1 and math.isnan(found["repairs"]["trivial"])
+    )
+
+    plan = pd.DataFrame([
+        turn("a", "orchestrator", 0, 0, "strategies", None, True),
+        *(turn("a", "worker", slot, 0, "answered", slot == 0, True) for slot in range(2)),
+        turn("a", "synthesizer", 0, 0, "answered", True, True),
+    ])  # fmt: skip
+    found = {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(plan, OrchWorkers.structure)}
+    assert found["plans"] == (1.0, 0.5) and found["merges"] == (1.0, 0.5) and found["workflow"] == (1.0, 1.0)

@@ -1,0 +1,30 @@
+"""Watching an iteration changes no bit of what it trains."""
+
+import pytest
+import torch
+from trainers import diagnostics_of, make_episodes
+
+from multirole_study.experiment.cell import Cell
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"policy": "ip"}, {"policy": "sp", "temperature": 0.7, "old_logprobs": "recomputed"}],
+    ids=["ip", "sp at 0.7"],
+)
+def test_weights_and_loss_are_those_without_diagnostics(make_trainer, fields):
+    options = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-2, "micro_batch_tokens": 200}
+    cell, found = Cell(workflow="voting", **options, **fields), []
+    for is_watched in (True, False):
+        trainer = make_trainer(cell)
+        before = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        if not is_watched:
+            trainer.remove_callback(diagnostics_of(trainer))
+        for seed in range(2):
+            rows = trainer.prepare_rows(make_episodes(cell, n_problems=4, seed=seed))
+            _, loss = trainer.update(trainer.model, rows)
+            trainer.state.global_step += 1
+        found.append((torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), loss))
+    (weights, loss), (others, other_loss) = found
+    assert weights.equal(others) and loss.equal(other_loss)
+    assert (weights != before).sum() > 1000

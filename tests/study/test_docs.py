@@ -1,0 +1,92 @@
+"""The documentation builds as a site without a dead link, and its API page has every public name."""
+
+import asyncio
+import json
+import re
+import runpy
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import multirole
+from multirole_study.experiment.cell import Cell
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site; mkdocs is strict, so that a dead link or anchor fails here."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_link_of_every_page_leads_somewhere(site):
+    """Also those that mkdocs does not look at: out of docs/, to files that the site copies, and in its own frame."""
+    pages = [page for page in site.glob("*.html") if page.name != "404.html"]
+    assert {"index.html", "api.html", "metrics.html"} <= {page.name for page in pages}
+    dead = []
+    for page in pages:
+        for link in re.findall(r'(?:href|src)="((?!\w+:|//|#)[^"#?]+)', page.read_text(encoding="utf-8")):
+            if not (page.parent / link).exists():
+                dead.append((page.name, link))
+    assert dead == []
+
+
+def test_the_api_page_describes_every_public_name(site):
+    text = (site / "api.html").read_text(encoding="utf-8")
+    assert [name for name in multirole.__all__ if f'id="multirole.{name}"' not in text] == []
+    assert "[<code>" not in text, "a name in brackets that is no link"
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for page in site.glob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img)[^>]*\ssrc="(?:https?:)?//|<link[^>]*stylesheet[^>]*href="(?:https?:)?//', page.read_text()
+        )
+        assert loaded == [], page.name
+
+
+def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
+    text = (ROOT / "docs" / "own_workflow.md").read_text(encoding="utf-8")
+    blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))  # the first of each language
+    for name, content in {
+        "pair.py": blocks["python"],
+        "train.jsonl": blocks["json"],
+        "validation.jsonl": blocks["json"],
+    }.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    words = blocks["shell"].replace("pair.py:", f"{tmp_path}/pair.py:").split()
+    given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
+    cell = Cell.from_parameters(given | {"iterations": int(given["iterations"])})[0]
+    (problem,) = cell.make_task().problems("train")
+
+    async def call(role, messages, slot=0):
+        return SimpleNamespace(text=f"{role} {slot}: \\boxed{{{problem.reference['answer']}}}")
+
+    answer = asyncio.run(cell.make_workflow().run(problem, call)).text
+    assert answer.startswith("referee") and cell.make_task().score([problem], [answer])[0].is_correct
+    assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("bench_rivals", "speed"), ("bench_commits", "speed"), ("bench_processes", "speed")],
+)
+def test_the_tables_of_a_benchmark_are_the_measured_ones(monkeypatch, name, page):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    measured = json.loads((ROOT / f"results/bench/{name.removeprefix('bench_')}.json").read_text(encoding="utf-8"))
+    assert import_module(name).table(measured) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_finds_what_it_imports(monkeypatch, path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    runpy.run_path(str(path), run_name="benchmark")

@@ -1,0 +1,294 @@
+"""The doctor passes sound cells, sees every planted fault by the right check, and measures what it ran."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from peft import PeftModel
+from pytest import MonkeyPatch
+from trainers import slow_but
+from trl.trainer.utils import add_fused_lm_head
+
+from multirole.core import distributed, logprobs, trainer
+from multirole.core.engine import Sampling
+from multirole.core.rows import left_aligned
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Reward
+from multirole.diagnostics.gradient_parts import weights_of
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole.workflows import WORKFLOWS
+from multirole_study import doctor
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
+from multirole_study.tasks.tiny_chain import TinyChain
+
+SMALL = {"n_problems": 2, "n_episodes": 2, "max_response_tokens": 48, "n_train": 16, "n_validation": 2}
+
+Fault = Callable[[MonkeyPatch], None]
+FAULTS: dict[str, tuple[str, Fault]] = {}
+"""name -> (check, what plants it). All act on Voting with two adapters, on tiny_chain at temperature 0.7."""
+
+
+def sees(check: str) -> Callable[[Fault], Fault]:
+    """Which check must fail under the fault."""
+
+    def add(fault: Fault) -> Fault:
+        FAULTS[fault.__name__] = (check, fault)
+        return fault
+
+    return add
+
+
+def around(patch: MonkeyPatch, owner: object, name: str, wrapper: Callable) -> None:
+    """Replace `owner.name` by a function that gets the original first."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+
+
+def other(adapter: str) -> str:
+    return {"generator": "aggregator", "aggregator": "generator"}[adapter]
+
+
+# ---- what the engine serves
+
+
+@sees("engine")
+def another_adapter_samples(patch):
+    around(
+        patch, TransformersEngine, "add",
+        lambda add, self, key, request: add(self, key, replace(request, adapter=other(request.adapter))),
+    )  # fmt: skip
+
+
+@sees("engine")
+def an_adapter_is_not_published(patch):
+    def publish(original, self, *args):
+        original(self, *args)
+        self.weights["aggregator"] = self.weights[None]
+
+    around(patch, TransformersEngine, "publish", publish)
+
+
+@sees("engine")
+def pads_are_attended(patch):
+    def score(model, input_ids, attention_mask, n_completion):
+        labels = input_ids.masked_fill(attention_mask == 0, -100)
+        out = model(input_ids=input_ids, labels=labels, fused_lm_head=True)
+        return out.log_probs[:, -n_completion:], out.entropy[:, -n_completion:]
+
+    patch.setattr(trainer, "score", score)
+
+
+@sees("engine")
+def the_trainer_forgets_the_temperature(patch):
+    def init(original, self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        add_fused_lm_head(self.peft_model.get_base_model(), 1.0, outputs=("log_probs", "entropy"))
+
+    around(patch, MultiRoleGRPOTrainer, "__init__", init)
+
+
+@sees("engine")
+def sampled_at_another_temperature(patch):
+    sampling = property(lambda self: Sampling(self.args.max_completion_length, 1.0))
+    patch.setattr(MultiRoleGRPOTrainer, "sampling", sampling)
+
+
+@sees("published weights")
+def the_engine_keeps_its_first_weights(patch):
+    held = {}
+
+    def publish(original, self, *args):
+        original(self, *args)
+        held.update(held or self.weights)
+        self.weights = dict(held)
+
+    around(patch, TransformersEngine, "publish", publish)
+
+
+@sees("published weights")
+def a_stale_prefix_cache(patch):
+    held = {}
+
+    def publish(original, self, *args):
+        original(self, *args)
+        held.update(held or self.weights)
+
+    def prefill(original, self, *args):
+        present, self.weights = self.weights, held
+        original(self, *args)
+        self.weights = present
+
+    around(patch, TransformersEngine, "publish", publish)
+    around(patch, TransformersEngine, "_prefill", prefill)
+
+
+# ---- which tokens and rows are trained
+
+
+@sees("masks")
+def prompts_are_trained(patch):
+    def score(model, input_ids, attention_mask, n_completion):
+        ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion)
+        everything = ids.masked_fill((labels == -100) & (labels.ne(-100).cumsum(1) > 0), -100)  # but pads
+        out = model(input_ids=ids, labels=everything, fused_lm_head=True)
+        prompts = (out.log_probs * (labels == -100)[:, 1:]).sum(1, keepdim=True)  # (N, 1)
+        logps = out.log_probs.gather(1, at) + prompts - prompts.detach()  # the values stay as they are
+        return logps.masked_fill(~inside, 0.0), out.entropy.gather(1, at).masked_fill(~inside, 0.0)
+
+    patch.setattr(trainer, "score", score)
+
+
+@sees("masks")
+def masks_are_shifted_by_one(patch):
+    def shifted(left_aligned, *args):
+        ids, labels, at, inside = left_aligned(*args)
+        return ids, labels, (at + 1).clamp(max=ids.size(1) - 2), inside
+
+    around(patch, logprobs, "left_aligned", shifted)
+
+
+@sees("masks")
+def the_end_of_turn_is_not_trained(patch):
+    def collated(collate, *args):
+        batch = collate(*args)
+        mask = batch["completion_mask"]
+        ends = mask.cumsum(1) == mask.sum(1, keepdim=True)
+        return batch | {"completion_mask": mask.masked_fill(ends & (mask.sum(1, keepdim=True) > 1), 0)}
+
+    around(patch, trainer, "collate", collated)
+
+
+@sees("masks")
+def a_row_is_lost(patch):
+    around(patch, trainer, "optimizer_steps", lambda cut, rows, *rest: cut(rows[1:], *rest))
+
+
+@sees("masks")
+def a_micro_batch_is_doubled(patch):
+    around(patch, distributed, "micro_batches", lambda cut, *args: cut(*args) + cut(*args)[:1])
+
+
+# ---- which tensors move
+
+
+@sees("adapters")
+def a_step_moves_another_adapter(patch):
+    def moved(accumulate, self, model, adapter, *rest):
+        params, loss = accumulate(self, model, adapter, *rest)
+        theirs = weights_of(self.peft_model, other(adapter))
+        for mine, its in zip(params, theirs, strict=True):
+            its.grad, mine.grad = mine.grad, None
+        return theirs, loss
+
+    around(patch, MultiRoleGRPOTrainer, "accumulate", moved)
+
+
+@sees("adapters")
+def a_step_moves_all_adapters(patch):
+    def filled(accumulate, self, *args):
+        found = accumulate(self, *args)
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return found
+
+    around(patch, MultiRoleGRPOTrainer, "accumulate", filled)
+
+
+@sees("adapters")
+def the_base_is_trained(patch):
+    def moved(step, self, *args):
+        with torch.no_grad():
+            self.peft_model.get_base_model().model.norm.weight.mul_(1.01)
+        return step(self, *args)
+
+    around(patch, MultiRoleGRPOTrainer, "optimizer_step", moved)
+
+
+# ---- rewards and checkpoints
+
+
+@sees("grading")
+def everything_is_correct(patch):
+    patch.setattr(TinyChain, "score", lambda self, problems, texts: [Reward(1.0, "correct", True) for _ in texts])
+
+
+@sees("checkpoint")
+def an_adapter_is_not_saved(patch):
+    def save(original, *args, **kwargs):
+        original(*args, **kwargs | {"selected_adapters": ["generator"]})
+
+    around(patch, PeftModel, "save_pretrained", save)
+    patch.setattr(MultiRoleGRPOTrainer, "_load_optimizer_and_scheduler", lambda *_: None)  # which would refuse it
+
+
+@sees("checkpoint")
+def moments_are_not_saved(patch):
+    patch.setattr(MultiRoleGRPOTrainer, "_save_optimizer_and_scheduler", lambda *_: None)
+
+
+# ---- the tests
+
+
+def failed(cell: Cell, folder) -> dict[str, str]:
+    findings, _ = doctor.examine(cell, Launch(), str(folder))
+    return {check: finding.measured for check, finding in findings.items() if not finding.holds}
+
+
+ALWAYS = [("eval_opt", "sp", "code")]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "policy", "task"), slow_but(ALWAYS, product(sorted(WORKFLOWS), ["sp", "ip"], ["math", "code"]))
+)
+def test_every_cell_passes(workflow, policy, task, tmp_path):
+    assert failed(Cell(workflow, policy, task, **SMALL), tmp_path) == {}
+
+
+ADDED = {"kl_anchor": 0.1, "process_reward": 0.5}
+OPTIONS = [
+    {"preset": "released_code"},
+    {"dtype": "bfloat16", "temperature": 0.7},
+    {"updates": "tokens", "step_tokens": 200, "old_logprobs": "recomputed"},
+    ADDED,
+]
+
+
+@pytest.mark.parametrize("changes", slow_but([ADDED], OPTIONS))
+def test_other_options_pass(changes, tmp_path):
+    assert failed(Cell("eval_opt", "ip", **SMALL | changes), tmp_path) == {}
+
+
+SOME = ["a_stale_prefix_cache", "prompts_are_trained", "a_step_moves_another_adapter", "moments_are_not_saved"]
+
+
+@pytest.mark.parametrize("name", slow_but(SOME, FAULTS))
+def test_a_fault_is_seen_by_its_check(name, monkeypatch, tmp_path):
+    check, fault = FAULTS[name]
+    fault(monkeypatch)
+    assert check in failed(Cell("voting", "ip", temperature=0.7, **SMALL), tmp_path)
+
+
+def test_every_check_sees_a_fault():
+    assert {check for check, _ in FAULTS.values()} == set(doctor.CHECKS)
+
+
+def test_the_command_prints_findings_and_measurements_and_fails(monkeypatch, capsys):
+    everything_is_correct(monkeypatch)
+    cell = Cell("voting", "ip", **SMALL)
+    assert doctor.run(cell, Launch()) == 1
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines() if "FAIL" in line] == ["grading"]
+    assert sum(" pass " in line for line in said.splitlines()) == len(doctor.CHECKS) - 1
+    assert f"At that rate {cell.iterations} iterations take" in said and "disk" in said
+
+
+def test_an_iteration_is_measured(tmp_path):
+    cell = Cell("voting", "ip", **SMALL)
+    measured = doctor.examine(cell, Launch(), str(tmp_path))[1]
+    seconds = measured["rollout_seconds"] + measured["update_seconds"]
+    assert measured["hours_of_training"] == pytest.approx(cell.iterations * seconds / 3600) and seconds > 0
+    assert 0.2 < measured["peak_gib"] < 16

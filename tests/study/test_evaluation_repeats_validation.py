@@ -1,0 +1,158 @@
+"""An evaluation plays a run's own checkpoints as its validation did, the base without adapters, a transfer with one adapter."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.evaluation import Evaluation, named_steps, solver_of
+from multirole_study.experiment.run import run_cell, run_evaluation
+from multirole_study.experiment.run_folder import folder_of, is_done
+from multirole_study.paper.evaluation_tables import accuracy, judging
+from multirole_study.paper.grid import Grid
+
+SMALL = {"iterations": 4, "n_problems": 2, "n_train": 64, "n_validation": 12, "eval_every": 2, "save_every": 2, "learning_rate": 2e-2,
+         "warmup_iterations": 0}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results_dir(tmp_path_factory):
+    """A Voting run and the single-agent run of the same options, both trained far enough to differ from the base."""
+    folder = tmp_path_factory.mktemp("results")
+    run_cell(Cell("voting", "ip", **SMALL), folder)
+    run_cell(Cell("single", "sp", **SMALL), folder)
+    return folder
+
+
+def test_own_checkpoints_repeat_the_runs_validation_problem_by_problem(results_dir):
+    cell = Cell("voting", "ip", **SMALL)
+    evaluation = Evaluation(cell, "own", "0,2,terminal")
+    folder = run_evaluation(evaluation, results_dir)
+    played = pd.read_parquet(folder / "eval.parquet").set_index(["step", "problem"])
+    validated = pd.read_parquet(folder_of(cell, results_dir) / "eval.parquet").set_index(["step", "problem"])
+    assert (
+        set(played.index) == set(validated.index)
+        and played.loc[0, "answer"].tolist() != played.loc[4, "answer"].tolist()
+    )
+    pd.testing.assert_frame_equal(played.loc[validated.index, ["correct", "answer"]], validated[["correct", "answer"]])
+    assert is_done(folder) and evaluation.folder(results_dir) == folder and folder.parent.name == "own-0_2_terminal"
+    before = (folder / "DONE").stat().st_mtime_ns
+    assert run_evaluation(evaluation, results_dir) == folder and (folder / "DONE").stat().st_mtime_ns == before
+    (folder / "eval.parquet").write_bytes(b"altered")
+    assert not is_done(folder)
+
+
+def test_a_run_records_the_skill_of_its_roles(results_dir):
+    run = folder_of(Cell("voting", "ip", **SMALL), results_dir)
+    skills, right = pd.read_parquet(run / "skills.parquet"), pd.read_parquet(run / "eval.parquet")
+    whole = skills[skills["measure"] == "workflow"].set_index("step")["skill"]
+    assert whole.to_dict() == pytest.approx(right.groupby("step")["correct"].mean().to_dict())
+    at_end = skills[skills["step"] == 4].set_index("measure")
+    assert set(at_end.index) == {"solves", "selects", "workflow"} and at_end.loc["solves", "cases"] == 36
+    judged = judging(run_evaluation(Evaluation(Cell("voting", "ip", **SMALL)), results_dir)).loc[4]
+    assert judged["cases"] == at_end.loc["selects", "cases"] and judged["valid"] == at_end.loc["selects", "valid"]
+
+
+def test_the_base_is_the_untrained_workflow_and_rollouts_differ(results_dir):
+    folder = run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "base", n_rollouts=2), results_dir)
+    played = pd.read_parquet(folder / "eval.parquet")
+    validated = pd.read_parquet(folder_of(Cell("voting", "ip", **SMALL), results_dir) / "eval.parquet")
+    first = played[played["rollout"] == 0].set_index("problem")["answer"]
+    start = validated[validated["step"] == 0].set_index("problem")["answer"]
+    assert first.to_dict() == start.to_dict()
+    assert first.tolist() != played[played["rollout"] == 1]["answer"].tolist()
+    shown = accuracy(folder).loc[0]
+    assert shown["rollouts"] == 2 and shown["accuracy"] == pytest.approx(played["correct"].mean())
+    assert shown["one slot"] <= shown["any slot"] == pytest.approx(played["slots_correct"].map(any).mean())
+    assert shown["pass@2"] == pytest.approx(played.groupby("problem")["correct"].any().mean())
+
+
+def test_transfer_adapts_the_solver_alone_and_transfer_all_every_role(results_dir):
+    cell = Cell("voting", "sp", **SMALL)
+    texts = {}
+    for adapters in ("base", "transfer", "transfer_all"):
+        folder = run_evaluation(Evaluation(cell, adapters, "terminal"), results_dir)
+        turns = pd.read_parquet(folder / "turns.parquet").set_index(["problem", "role", "slot"])["text"]
+        texts[adapters] = turns.sort_index()
+    solver = solver_of(cell)
+    assert (
+        Evaluation(cell, "transfer").policy() == {"generator": "shared", "aggregator": None} and solver == "generator"
+    )
+    voters = {name: turns.xs(solver, level="role").tolist() for name, turns in texts.items()}
+    assert voters["transfer"] == voters["transfer_all"] != voters["base"]
+    sums = json.loads((folder / "provenance.json").read_text())["adapters_sha256"]
+    assert list(sums) == ["step_00004/shared/adapter_model.safetensors"]
+
+
+def test_a_transfer_looks_for_the_single_agent_run_of_its_own_preset():
+    """At the paper's scales the single agent has other length caps, which must not become options of its cell."""
+    source = Evaluation(Cell("voting", "ip", scale="1.7b", iterations=10), "transfer", "best").source
+    assert source == Cell("single", "sp", scale="1.7b", iterations=10) and source.max_prompt_tokens == 15360
+
+
+def test_early_best_and_terminal_follow_the_released_rule():
+    right = {0: [1, 1, 1, 1], 10: [0, 0, 0, 1], 20: [0, 0, 1, 1], 30: [0, 1, 1, 1], 40: [0, 1, 1, 1], 50: [0, 0, 0, 0]}
+    assert named_steps(pd.DataFrame(right).mean()) == {"early": 20, "best": 30, "terminal": 50}
+
+
+def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
+    def turn(problem, role, round, outcome, turn_correct=None, slot=0, correct=False):
+        return {"step": 1, "problem": problem, "role": role, "round": round, "slot": slot, "outcome": outcome,
+                "turn_correct": turn_correct, "correct": correct, "completion_tokens": 5}  # fmt: skip
+
+    turns = [
+        turn("a", "generator", 0, "answered", False), turn("a", "evaluator", 0, "incorrect"),
+        turn("a", "generator", 1, "answered", True), turn("a", "evaluator", 1, "unparsed"),
+        turn("b", "generator", 0, "answered", True), turn("b", "evaluator", 0, "correct"),
+    ]  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"cell": {"workflow": "eval_opt"}}))
+    pd.DataFrame(turns).to_parquet(tmp_path / "turns.parquet")
+    row = judging(tmp_path).set_index("measure").loc["judges"]
+    assert (row["skill"], row["trivial"], row["cases"], row["valid"]) == (0.75, 0.5, 3, pytest.approx(2 / 3))
+    votes = [turn("a", "generator", 0, "answered", c, slot) for slot, c in enumerate((True, False, False))]
+    votes += [turn("b", "generator", 0, "answered", True, slot) for slot in range(3)]
+    votes += [turn("a", "aggregator", 0, "1", correct=True), turn("b", "aggregator", 0, "2", correct=True)]
+    (tmp_path / "config.json").write_text(json.dumps({"cell": {"workflow": "voting"}}))
+    pd.DataFrame(votes).to_parquet(tmp_path / "turns.parquet")
+    row = judging(tmp_path).set_index("measure").loc["selects"]
+    assert (row["cases"], row["skill"], row["trivial"]) == (1, 1.0, pytest.approx(1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"adapters": "mine"}, "`adapters` must be 'own', 'base'"),
+        ({"checkpoints": "best,last"}, "`checkpoints` must be 'all', or steps and names .* got 'best,last'"),
+        ({"n_rollouts": 0}, "`n_rollouts` must be greater than or equal to 1, got 0"),
+        ({"cell": Cell("single", "sp"), "adapters": "transfer"}, "into another workflow than 'single'"),
+    ],
+)
+def test_impossible_evaluations_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        Evaluation(**{"cell": Cell("voting", "sp")} | wrong)
+
+
+def test_what_was_not_trained_cannot_be_evaluated(tmp_path, results_dir):
+    with pytest.raises(ValueError, match="is not finished. Train it first"):
+        run_evaluation(Evaluation(Cell("voting", "sp", **SMALL)), tmp_path)
+    with pytest.raises(ValueError, match=r"among \[2, 4\].* got \[3\]"):
+        run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "own", "3"), results_dir)
+
+
+def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
+    grid = Grid("tiny-r", (0, 1), {"iterations": 4}, 2)
+    grid.write(tmp_path)
+    assert Grid.read(tmp_path / "tiny-r") == grid
+    assert len(grid.cells()) == 2 * 2 * (3 * 2 + 1) and len({cell.id for cell in grid.cells()}) == 28
+    evaluations = grid.evaluations()
+    assert len(evaluations) == 8 + 28 + 2 * 2 * 3 * 2
+    assert len({e.folder(tmp_path) for e in evaluations}) == len(evaluations)
+    for what in (*grid.cells(), *evaluations):  # the parameters make the same thing again
+        given = grid.parameters_of(what)
+        made = Cell.from_parameters(given)[0] if isinstance(what, Cell) else Evaluation.from_parameters(given)[0]
+        assert made == what
+    for wrong in ({"seeds": ()}, {"seeds": (0, 0)}, {"parameters": {"seed": 3}}, {"parameters": {"iterations": 0}}):
+        with pytest.raises(ValueError):
+            replace(grid, **wrong)

@@ -1,0 +1,52 @@
+"""The examples run as a reader would run them, from another folder, and do what they say."""
+
+import difflib
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def script(name: str, folder: Path) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, str(EXAMPLES))  # as `python FILE` does
+    sys.argv = [name]
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def run(name: str, folder: Path) -> str:
+    code = processes.run(folder / "log", script, name, folder)
+    printed = (folder / "log").read_text()
+    assert code == 0, printed[-3000:]
+    return printed
+
+
+@pytest.mark.slow
+def test_own_workflow_rows_and_reward(tmp_path):
+    assert len((EXAMPLES / "debate.py").read_text().splitlines()) <= 60
+    output = run("debate.py", tmp_path)
+    assert "eval_reward" in output
+    assert {"adapter_a", "adapter_b"} <= {path.name for path in (tmp_path / "out" / "debate").iterdir()}
+    played = run("play.py", tmp_path)
+    assert [played.count(who) for who in ("debater 0,", "debater 1,", "judge 0,")] == [2, 2, 1]
+    assert "\nanswer: " in played
+
+
+def test_a_stock_script_becomes_multi_role_in_under_ten_lines(tmp_path):
+    scripts = [(EXAMPLES / name).read_text().splitlines() for name in ("grpo_stock.py", "grpo_multirole.py")]
+    changed = [line for line in difflib.ndiff(*scripts) if line.startswith("+ ") and line.strip() != "+"]
+    assert len(changed) < 10
+    output = run("grpo_multirole.py", tmp_path)
+    assert "aggregator/rows" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo_stock.py", "partial_sharing.py"])
+def test_the_other_examples(name, tmp_path):
+    output = run(name, tmp_path)
+    assert "reward" in output

@@ -1,0 +1,223 @@
+"""The figures: the numbers they draw are those of the tables, the same results give the same bytes, and gaps are counted."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import PathCollection
+from paper_results import recorded, without
+
+from multirole.core.types import Problem, Turn
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run_folder import folder_of
+from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_NAMES, cell_name, colours_of
+from multirole_study.paper import figures as drawing
+from multirole_study.paper.claims import REGIMES
+from multirole_study.paper.dynamics import extremes, matched, over_first, smoothed, typical
+from multirole_study.paper.figures import figure_2, figure_of_regimes, figures
+from multirole_study.paper.grid import POLICIES, WORKFLOWS
+from multirole_study.paper.output import STYLE, Plate, write_figure
+from multirole_study.paper.results import Results
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
+SVG = "{http://www.w3.org/2000/svg}"
+NAMES = [
+    "figure_2",
+    "figure_3",
+    "figure_4_math",
+    "figure_4_code",
+    "figure_5",
+    "figure_6",
+    "role_gradients",
+    "roles_math",
+    "roles_code",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(grid_results) -> Results:
+    return Results(grid_results)
+
+
+@pytest.fixture(scope="module")
+def unfinished(grid_results, tmp_path_factory) -> Results:
+    """One seed, without Voting-SP and the single agent on math, and without Eval-Opt on code."""
+    gone = [("voting", "sp", "math"), ("single", "sp", "math"), ("eval_opt", "ip", "code"), ("eval_opt", "sp", "code")]
+    return Results(without(grid_results, [(*cell, 0) for cell in gone], tmp_path_factory.mktemp("part"), seeds=(0,)))
+
+
+@pytest.fixture(scope="module")
+def plates(finished) -> dict[str, Plate]:
+    return {plate.name: plate for plate in figures(finished)}
+
+
+@pytest.fixture(scope="module")
+def plates_of_one_seed(unfinished) -> dict[str, Plate]:
+    return {plate.name: plate for plate in figures(unfinished)}
+
+
+def gain(results: Results, workflow: str, policy: str, task: str) -> pd.Series:
+    return results.accuracy(workflow, policy, task, "best") - results.accuracy(workflow, policy, task, "base")
+
+
+def table_of(results: Results, name: str, key: tuple) -> pd.DataFrame:
+    """A table of a run, from the folder that was packed."""
+    return recorded(folder_of(results.grid.cell(*key), results.folder.parent) / f"{name}.parquet")
+
+
+def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one_seed):
+    assert sorted(plates) == sorted(plates_of_one_seed) == sorted(NAMES)
+    for name in NAMES[:6]:
+        one, three = plates_of_one_seed[name].caption, plates[name].caption
+        assert "seed 0 alone" in one and "Not finished: 4 of 14 runs" in one
+        assert "seeds 0, 1 and 2" in three and "All runs are finished" in three
+        assert ("n = 16 validation problems" in three) == (name != "figure_5")
+        assert "0.45M parameters" in three and "Regime `paper`" in three
+    for name in ("figure_2", "figure_3"):
+        assert "95 % t intervals over seeds" in plates[name].caption
+
+
+def test_the_same_results_give_the_same_bytes(unfinished, plates_of_one_seed, tmp_path):
+    write_figure(plates_of_one_seed["figure_2"], tmp_path / "a")
+    with plt.rc_context(STYLE):
+        write_figure(figure_2(Results(unfinished.folder)), tmp_path / "b")
+    for kind in ("md", "pdf", "png"):
+        one, other = (tmp_path / name / f"figure_2.{kind}" for name in "ab")
+        assert one.read_bytes() == other.read_bytes(), kind
+
+
+def test_gains_are_peak_minus_base_of_the_validation_tables(finished):
+    gains, bases = {}, {}
+    for seed in (0, 1, 2):
+        curve = table_of(finished, "eval", ("voting", "sp", "code", seed)).groupby("step")["correct"].mean()
+        gains[seed], bases[seed] = curve[curve.index > 0].max() - curve[0], curve[0]
+    assert gain(finished, "voting", "sp", "code").to_dict() == pytest.approx(gains)
+    assert finished.base("voting", "code").to_dict() == pytest.approx(bases)
+
+
+def test_figure_2_draws_a_bar_per_finished_cell(finished, plates):
+    bars = [bar.get_height() for bar in plates["figure_2"].figure.axes[0].patches]
+    cells = [(workflow, policy) for workflow in WORKFLOWS for policy in POLICIES]
+    means = [gain(finished, *cell, "math").mean() for cell in cells]
+    assert bars == pytest.approx(means)
+
+
+def test_matched_cells_are_compared_in_the_seeds_that_both_have(grid_results, finished, tmp_path):
+    uneven = Results(without(grid_results, [("voting", "sp", "math", 1)], tmp_path))
+    assert matched(uneven)["voting", "math"] == [0, 2] and matched(uneven)["voting", "code"] == [0, 1, 2]
+    at_the_end = {}
+    for seed in (0, 2):
+        curve = table_of(finished, "eval", ("voting", "ip", "math", seed)).groupby("step")["correct"].mean()
+        at_the_end[seed] = curve.iloc[-1]
+    assert uneven.accuracy("voting", "ip", "math", "terminal")[[0, 2]].to_dict() == pytest.approx(at_the_end)
+    table = extremes(uneven)
+    mine = table[(table["workflow"] == "voting") & (table["task"] == "math")]
+    assert sorted(zip(mine["policy"], mine["seed"], strict=True)) == [("ip", 0), ("ip", 2), ("sp", 0), ("sp", 2)]
+
+
+def test_figure_3_puts_sp_on_x_and_ip_on_y(finished, plates):
+    panel = plates["figure_3"].figure.axes[1]
+    clouds = [c.get_offsets().data for c in panel.collections if isinstance(c, PathCollection)]
+    means = [cloud[0].tolist() for cloud in clouds if len(cloud) == 1]  # the other clouds are seeds
+    expected = [
+        [finished.accuracy(workflow, policy, task, "terminal").mean() for policy in ("sp", "ip")]
+        for workflow, task in matched(finished)
+    ]
+    assert np.array(means) == pytest.approx(np.array(expected))
+
+
+def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates):
+    axes = plates["roles_math"].figure.axes[2 * len(WORKFLOWS) + WORKFLOWS.index("eval_opt")]
+    for policy, line in zip(POLICY_COLOURS, axes.lines, strict=False):
+        runs = [table_of(finished, "skills", ("eval_opt", policy, "math", seed)) for seed in (0, 1, 2)]
+        skills = pd.concat(runs).query("measure == 'judges'")
+        gains = (skills["skill"] - skills["trivial"]).groupby(skills["step"]).mean()
+        assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == pytest.approx(gains)
+
+
+def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
+    assert not [name for name in plates if name.startswith("regimes")], (
+        "the fixture has one regime, which Figure 4 shows"
+    )
+    paper, empty = REGIMES["paper"], REGIMES["stress"]
+    monkeypatch.setattr(drawing, "REGIMES", {"paper": paper, "stress": empty, "again": paper})
+    figure = figure_of_regimes(finished, "math").figure
+    assert len(figure.axes) == 2 * 4  # paper and again; the single agent and three workflows
+    voting = figure.axes[4 + 2]
+    lines = {line.get_color(): line for line in voting.lines}
+    for policy in POLICIES:
+        curves = [finished.runs_of("voting", policy, "math")[seed].accuracy for seed in (0, 1, 2)]
+        assert lines[POLICY_COLOURS[policy]].get_ydata() == pytest.approx(sum(curves) / 3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
+    key = ("orch_workers", policy, "math", 1)
+    roles, ledger = table_of(finished, "roles", key), table_of(finished, "ledger", key)
+    pooled, entropies = [], []
+    for _, rows in roles.groupby("iteration"):
+        pooled.append(np.average(rows["chi2"], weights=rows["tokens"]))
+        entropies.append(np.average(rows["entropy"], weights=rows["tokens"]))
+    table = extremes(finished)
+    row = table[(table[["workflow", "policy", "task", "seed"]] == list(key)).all(axis=1)].iloc[0]
+    assert row["chi2_role"] == pytest.approx(roles["chi2"].max())
+    assert row["chi2"] == pytest.approx(max(pooled) if policy == "sp" else roles["chi2"].max())
+    assert max(pooled) < roles["chi2"].max()
+    assert row["grad_norm"] == pytest.approx(ledger["grad_norm"].max())
+    assert row["entropy"] == pytest.approx(entropies[0] - min(entropies))
+
+
+def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):
+    table, panel = extremes(finished), plates["figure_5"].figure.axes[2]
+    drawn = [y for cloud in panel.collections for _, y in cloud.get_offsets().data]
+    assert sorted(drawn) == pytest.approx(sorted(table["grad_norm"])) and len(drawn) == 36
+
+
+def test_curves_are_smoothed_and_scaled_as_the_captions_say():
+    noisy = pd.Series([2.0, 100.0, 4.0, 1.0, 4.0, 8.0, 8.0])
+    assert over_first(noisy).iloc[-1] == 2.0  # the median of the first five is 4
+    assert smoothed(noisy).tolist() == pytest.approx([106 / 3, 107 / 4, 111 / 5, 117 / 5, 25 / 5, 21 / 4, 20 / 3])
+    assert typical(pd.DataFrame({0: noisy, 1: noisy, 2: 0 * noisy})).tolist() == [4, 3, 4, 4, 4, 6, 8]
+
+
+@pytest.mark.parametrize("name", ["tables", "figures", "mechanisms", "study"])
+def test_the_notebooks_are_short_calls(name):
+    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells) and max(len(s.splitlines()) for s in sources) <= 12
+    assert not any(line.lstrip().startswith(("def ", "class ")) for s in sources for line in s.splitlines())
+    if name == "figures":
+        assert re.findall(r"figures/(\w+)\"", "\n".join(sources)) == NAMES
+
+
+def test_names_and_colours_cover_every_role_and_workflow():
+    roles = {role for workflow in (*WORKFLOWS, "single") for role in Cell(workflow, "sp").make_workflow().roles}
+    assert roles == set(ROLE_COLOURS) and len(set(ROLE_COLOURS.values())) == len(roles)
+    assert set(WORKFLOW_NAMES) == {*WORKFLOWS, "single"} and set(POLICY_COLOURS) == set(POLICIES)
+    assert colours_of(["worker", "judge"])["judge"] not in ROLE_COLOURS.values()
+    assert cell_name("voting", "ip", "math") == "Voting-IP, Math" and cell_name("single", "sp") == "Single agent"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_the_arrows_of_figure_1_are_the_messages_that_the_workflow_sends(workflow):
+    seen = set()
+
+    async def call(role: str, messages: list, slot: int = 0, round: int = 0) -> Turn:
+        prompt = json.dumps([str(message) for message in messages])
+        seen.update((other, role) for other in roles if other != role and f"said-by-{other}" in prompt)
+        text = f"STRATEGY 1: said-by-{role}\nSTRATEGY 2: said-by-{role}\n\\boxed{{Incorrect}} \\boxed{{1}}"
+        return Turn(role, slot, round, [], [], [], text, "stop", "")
+
+    made = Cell(workflow, "ip").make_workflow()
+    roles = made.roles
+    asyncio.run(made.run(Problem("0", "tiny_chain", "1+1", None), call))
+    (panel,) = (group for group in ElementTree.parse(FIGURE_1).iter(f"{SVG}g") if group.get("id") == workflow)
+    drawn = {(path.get("data-from"), path.get("data-to")) for path in panel.iter(f"{SVG}path")}
+    assert {message for message in drawn if not {"problem", "answer", None} & set(message)} == seen

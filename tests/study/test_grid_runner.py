@@ -1,0 +1,199 @@
+"""The Snakefile runs each missing cell and evaluation once, with the grid's own parameters, and never one that is DONE."""
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.presets import MODELS, TINY
+from multirole_study.experiment.run_folder import folder_of
+from multirole_study.paper.grid import Grid, Study
+
+ROOT = Path(__file__).parents[2]
+GRID = Grid("tiny-r", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
+CONFIG = ("seeds=[0, 3]", "parameters={iterations: 2, learning_rate: 2e-5, lr_schedule: constant}", "base_rollouts=2")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what the grid runner reads, apart from the package."""
+    for name in ("Snakefile", "grid.yaml", "profiles", "notebooks"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def snakemake(checkout: Path, *options: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", *options, "--cores", "1", "--config", *CONFIG],
+        cwd=checkout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+
+
+def folders(checkout: Path) -> dict[Path, object]:
+    """Results folder -> what belongs there, for all of the grid."""
+    cells = {checkout / folder_of(cell, "runs"): cell for cell in GRID.cells()}
+    return cells | {checkout / what.folder("runs"): what for what in GRID.evaluations()}
+
+
+def finish(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "DONE").write_text("{}")
+    return folder / "DONE"
+
+
+def commands(output: str) -> dict[str, tuple[str, dict[str, object]]]:
+    """Executed notebook -> its source and its parameters, as papermill's command line would read them."""
+    from papermill.cli import _resolve_type as papermill_value  # its imports take seconds, of every worker at the top
+
+    found = {}
+    for line in re.findall(r"^(?:Shell command: )?(exec flock .*) < /dev/null$", output, re.MULTILINE):
+        words = shlex.split(line)
+        source, executed, *words = words[words.index("600") + 1 :]
+        found[executed] = (
+            source,
+            {
+                name: text if flag == "-r" else papermill_value(text)
+                for flag, name, text in zip(words[::3], words[1::3], words[2::3], strict=True)
+            },
+        )
+    return found
+
+
+def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(checkout):
+    done = snakemake(checkout, "--dry-run", "--printshellcmds")
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
+    trained = 2 * 2 * (3 * 2 + 1)  # seeds, tasks, workflows x policies and the single agent
+    evaluated = 2 * 4 + trained + 2 * 2 * 3 * 2  # base, own, transfer to one role or to all
+    assert counts == {
+        "train": str(trained),
+        "evaluate": str(evaluated),
+        "paper": "1",
+        "total": str(trained + evaluated + 1),
+    }
+    planned = commands(done.stdout)
+    assert planned == {
+        f"{folder_of(cell, 'runs')}/train.ipynb": (
+            "notebooks/train_cell.ipynb",
+            GRID.parameters_of(cell) | {"results_dir": "runs", "n_processes": 1},
+        )
+        for cell in GRID.cells()
+    } | {
+        f"{what.folder('runs')}/eval.ipynb": (
+            "notebooks/eval_cell.ipynb",
+            GRID.parameters_of(what) | {"results_dir": "runs"},
+        )
+        for what in GRID.evaluations()
+    }
+    assert {type(given["learning_rate"]) for _, given in planned.values()} == {float}
+    assert not (checkout / "runs").exists(), "a dry run leaves nothing"
+
+
+def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
+    """Neither edits nor times run anything again."""
+    everything = folders(checkout)
+    missing = next(
+        folder
+        for folder, what in everything.items()
+        if what == Evaluation(GRID.cell("voting", "sp", "math", 3), "transfer")
+    )
+    for age, folder in enumerate(everything):
+        if folder != missing:
+            stamp = 1e9 - age  # a trained cell is newer than the evaluations of it
+            os.utime(finish(folder), (stamp, stamp))
+    for path in (checkout / "Snakefile", *checkout.glob("notebooks/*_cell.ipynb")):
+        path.write_text(path.read_text().replace("papermill", "papermill ", 1))
+    (checkout / "Snakefile").write_text((checkout / "Snakefile").read_text() + "# a comment\n")
+    missing.mkdir(parents=True)
+    notebook = missing / "eval.ipynb"
+    with notebook.open("w") as other:
+        other.write("of the other process")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        done = snakemake(checkout, "trained", "evaluated")
+    assert done.returncode != 0 and "failed to get lock" in done.stdout, done.stdout[-3000:]
+    assert re.findall(r"^evaluate +(\d+)$", done.stdout, re.MULTILINE) == ["1"]
+    assert not re.search(r"^train +\d", done.stdout, re.MULTILINE)
+    assert notebook.read_text() == "of the other process"
+    assert {path.parent for path in checkout.glob("runs/**/DONE")} == set(everything) - {missing}
+    assert Grid.read(checkout / "runs" / "tiny-r") == GRID
+
+
+def test_packed_results_count_as_done_and_their_adapters_are_trained_again(checkout):
+    """A packed run has no adapters, so an evaluation of it that is missing needs it trained."""
+    cell = GRID.cell("voting", "ip", "math", 3)
+    names = [
+        cell.id,
+        *(what.id for what in GRID.cells()),
+        *(f"{what.name}/{what.cell.id}" for what in GRID.evaluations()),
+    ]
+    names.remove(f"own/{cell.id}")
+    (checkout / "runs" / "tiny-r").mkdir(parents=True)
+    pd.DataFrame({"run": names}).to_parquet(checkout / "runs" / "tiny-r" / "runs.parquet")
+    done = snakemake(checkout, "trained", "evaluated", "--dry-run", "--printshellcmds")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert set(commands(done.stdout)) == {
+        f"{folder_of(cell, 'runs')}/train.ipynb",
+        f"runs/tiny-r/evaluations/own/{cell.id}/eval.ipynb",
+    }
+
+
+def test_the_snakefile_imports_neither_torch_nor_trl():
+    imports = "\n".join(re.findall(r"^(?:from|import) .*", (ROOT / "Snakefile").read_text(), re.MULTILINE))
+    check = "import sys; sys.exit(bool({'torch', 'trl', 'transformers', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", f"{imports}\n{check}"], check=False).returncode == 0
+
+
+def test_a_grid_of_ones_own_workflow_and_task():
+    own = str(ROOT / "examples/debate.py")
+    grid = Grid("tiny-r", workflows=[f"{own}:Debate"], policies=["sp"], tasks=[f"{own}:task"])
+    assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]
+    assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{own}:Debate"
+    assert {what.name for what in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
+
+
+def test_every_scale_of_the_configuration_is_a_grid():
+    scales = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]
+    default = scales.pop("default")
+    assert set(scales) <= {TINY, *MODELS}
+    for scale, own in scales.items():
+        chosen = default | own
+        assert set(chosen) - {"tasks"} == {"seeds", "parameters", "base_rollouts", "gpus"}
+        del chosen["gpus"]
+        assert Grid(scale, **chosen).cells()
+
+
+def test_the_study_is_one_of_the_default_grid():
+    declared = yaml.safe_load((ROOT / "grid.yaml").read_text())
+    grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
+    assert Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
+
+
+@pytest.mark.parametrize("name", ["default", "slurm"])
+def test_every_profile_looks_at_done_files_only(name):
+    profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())
+    assert profile["rerun-triggers"] == "mtime" and profile["ignore-incomplete"] and profile["keep-going"]
+
+
+@pytest.mark.parametrize(("given", "folder"), [([], "results/tiny-r"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
+def test_make_paper_reads_one_folder_and_trains_nothing(given, folder):
+    done = subprocess.run(
+        ["make", "--dry-run", "--old-file=.venv/setup.stamp", "paper", *given],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f'multirole_study paper "{folder}"' in done.stdout and f'-r results "{folder}"' in done.stdout
+    assert not re.search("snakemake|_cell|pip install", done.stdout)

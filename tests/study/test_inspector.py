@@ -1,0 +1,339 @@
+"""The inspector's page: it needs nothing but itself, holds the run's numbers, and shows hostile text as text."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from multirole_study.__main__ import inspect
+from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.storage import write_table
+from multirole_study.inspector import inspect_run
+from multirole_study.inspector.episodes import name_steps, training_groups
+from multirole_study.inspector.run_figures import plot_roles
+from multirole_study.inspector.run_reader import PANELS, facts, state, validation
+from multirole_study.paper import pack
+from multirole_study.paper.grid import Grid
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = 'a</script><img src=x onerror="alert(1)"><!-- <script>alert(2)</script> @@data@@ \u2028 "quoted" \\boxed{1}'
+TURN = {"question": "2+2", "correct": True, "reason": "correct", "outcome": "answered", "finish_reason": "stop",
+        "prompt_tokens": 9, "completion_tokens": 3, "slot": 0, "round": 0}  # fmt: skip
+
+
+def make_run(
+    folder, steps=(0, 10), accuracy=None, texts=("4",), n_problems=2, role_rows=(), turn_columns=None, **config
+):
+    """A run's folder by hand: `texts` are the turns of each of two episodes, `accuracy` the share right per step."""
+    (folder / "turns").mkdir(parents=True)
+    policy = {"policy": {"generator": "shared"}}
+    cell = {"workflow": "single", "task": "math", "scale": "tiny-r", "seed": 3, "iterations": 20} | policy | config
+    (folder / "config.json").write_text(json.dumps(cell))
+    rows = [
+        {"step": step, "problem": f"p{i}", "correct": i < share * n_problems, "reward": 0.0, "reason": "wrong", "turns": 1,
+         "answer": "4"}
+        for step, share in zip(steps, accuracy or [1.0] * len(steps), strict=True) for i in range(n_problems)
+    ]  # fmt: skip
+    if rows:
+        pd.DataFrame(rows).to_parquet(folder / "eval.parquet")
+    for step in steps:
+        table = [
+            TURN | {"step": step, "problem": f"p{i}", "role": list(cell["policy"])[t % len(cell["policy"])], "text": text,
+                    "slot": t // len(cell["policy"])} | (turn_columns or {})
+            for i in range(2) for t, text in enumerate(texts)
+        ]  # fmt: skip
+        pd.DataFrame(table).to_parquet(folder / "turns" / f"step_{step:05d}.parquet")
+    if role_rows:
+        pd.DataFrame(role_rows).to_parquet(folder / "roles.parquet")
+    return folder
+
+
+def role_row(iteration, role="generator", **values):
+    base = {"chi2": 0.0, "perplexity": 1.0, "entropy": 0.1, "grad_norm": 0.1, "length_mean": 5.0, "length_p95": 9.0,
+            "unparsed_rate": 0.0, "optimizer_steps": 3}  # fmt: skip
+    return {"iteration": iteration, "role": role} | base | values
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and the text of the data element, as a browser would cut the page up."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.data, self.is_data = [], "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.is_data = dict(attrs).get("id") == "data"
+
+    def handle_endtag(self, tag):
+        self.is_data = False
+
+    def handle_data(self, data):
+        self.data += data if self.is_data else ""
+
+
+def read(page):
+    """The elements of a page and its data."""
+    parsed = Elements(page.read_text(encoding="utf-8"))
+    return parsed, json.loads(parsed.data)
+
+
+def text_of(turn):
+    return turn.get("text", "".join(turn["pieces"]))
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    """The page of a committed run, with its folder."""
+    results = ROOT / "results" / "tiny-r"
+    name = Grid.read(results).cell("voting", "sp", "math", 0).id
+    run = pack.unpack(results, name, tmp_path_factory.mktemp("runs"))
+    return run, inspect_run(
+        run, tmp_path_factory.mktemp("pages") / "page.html", index=tmp_path_factory.getbasetemp() / "index.html"
+    )
+
+
+def test_the_page_needs_nothing_from_elsewhere(committed):
+    text = committed[1].read_text(encoding="utf-8")
+    style = text.split("<style>")[1].split("</style>")[0]
+    assert not re.search(r"@import|url\(", style)
+    for tag, attributes in read(committed[1])[0].tags:
+        assert not {"src", "href", "srcset", "action"} & set(attributes), (tag, attributes)
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
+    assert policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
+
+
+def test_the_page_stays_below_5_mb_per_100_episodes(committed, tmp_path):
+    folder, page = committed
+    episodes = sum(pd.read_parquet(path)["problem"].nunique() for path in folder.glob("turns/*.parquet"))
+    assert page.stat().st_size < 5e6 * episodes / 100
+    long = "x<y " * 30_000  # four turns of 120 kB where 50 kB are allowed, and `<` takes six bytes
+    steps = tuple(range(0, 120, 10))
+    page = inspect_run(make_run(tmp_path / "run", steps, texts=[long] * 4, policy={"generator": "a"}))
+    assert page.stat().st_size < 5e6 * 2 * len(steps) / 100
+    turn = read(page)[1]["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
+    at, left_out = turn["gap"]
+    kept = "".join(turn["pieces"][:at])
+    assert len(text_of(turn)) + left_out == len(long) and long.startswith(kept) and len(kept) > 1000
+
+
+def test_model_text_cannot_become_markup(tmp_path):
+    page = inspect_run(make_run(tmp_path / "run", texts=(HOSTILE,), turn_columns={"question": HOSTILE}))
+    parsed, data = read(page)
+    tags = [tag for tag, _ in parsed.tags]
+    assert "img" not in tags and tags.count("script") == 2
+    problem = data["episodes"]["problems"][0]
+    assert problem["question"] == text_of(problem["steps"]["0"]["turns"][0]) == HOSTILE
+    scripts = page.read_text(encoding="utf-8").rsplit("<script>", 1)[1]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|DOMParser", scripts)
+
+
+def test_names_of_a_run_are_escaped_in_the_head(tmp_path):
+    page = inspect_run(make_run(tmp_path / "run", workflow="</title><img src=x>", policy={"<b>": "shared"}))
+    assert "img" not in [tag for tag, _ in read(page)[0].tags]
+
+
+def test_the_page_holds_the_numbers_of_the_tables(committed):
+    folder, page = committed
+    data = read(page)[1]
+    roles, metrics = pd.read_parquet(folder / "roles.parquet"), pd.read_parquet(folder / "metrics.parquet")
+    panels = {(panel["table"], panel["column"]): panel["series"] for panel in data["panels"]}
+    assert data["iterations"] == list(range(1, 61))
+    for column in ("chi2", "perplexity", "entropy", "grad_norm", "length_mean", "length_p95", "unparsed_rate"):
+        for role in ("generator", "aggregator"):
+            recorded = list(roles.loc[roles["role"] == role, column])
+            assert panels["roles", column][role] == pytest.approx(recorded, rel=1e-6)
+    for column in ("reward", "accuracy"):
+        assert panels["metrics", column][""] == pytest.approx(list(metrics[column]), rel=1e-6)
+    outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
+    assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 13
+    assert data["validation"]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
+    held = pd.read_parquet(folder / "turns" / "step_00060.parquet")
+    shown = data["episodes"]["problems"]
+    assert len(shown) == 32 and data["episodes"]["n_validation"] == 512
+    assert [text_of(turn) for problem in shown for turn in problem["steps"]["60"]["turns"]] == list(held["text"])
+    rewards = pd.read_parquet(folder / "eval.parquet").set_index(["step", "problem"])["reward"]
+    assert [p["steps"]["60"]["reward"] for p in shown] == [rewards[60, p["problem"]] for p in shown]
+
+
+def test_facts_by_hand(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
+    found = facts(run)
+    assert found["iteration"].to_dict() == {
+        "start": 0,
+        "best": 10,
+        "end": 30,
+    }  # the earlier of equals; 4 points are no fall
+    assert found["value"].tolist() == [
+        f"{value}\N{NO-BREAK SPACE}%" for value in ("50.0", "80.0", "76.0")
+    ] and found.loc["best", "detail"].endswith("n=50")
+    fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
+    assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
+    assert facts(make_run(tmp_path / "bare", steps=())).empty
+
+
+def test_start_best_and_last_by_hand():
+    assert name_steps([0, 10, 20, 30], 20) == {0: "start", 20: "best", 30: "last"}
+    assert name_steps([0, 10, 20, 30], 30) == {0: "start", 20: "", 30: "last, best"}
+    assert name_steps([0, 10, 20], 0) == {0: "start, best", 10: "", 20: "last"}  # the untrained workflow was best
+    assert name_steps([0, 10], None) == {0: "start", 10: "last"}
+    assert list(name_steps([0], 0)) == [0]
+
+
+def test_training_groups_by_hand(monkeypatch):
+    rows = [{"iteration": 3, "problem": "p", "episode": i, "reward": float(i % 2), "advantage": i - 1.5, "correct": i % 2 == 1}
+            for i in range(4)]  # fmt: skip
+    groups = training_groups(pd.DataFrame(rows), 2)  # one problem, drawn twice
+    assert groups == {3: [["p", [[0.0, -1.5, 0], [1.0, -0.5, 1]]], ["p", [[0.0, 0.5, 0], [1.0, 1.5, 1]]]]}
+    assert training_groups(pd.DataFrame(), 2) is None
+    monkeypatch.setattr("multirole_study.inspector.episodes.MAX_TRAINING", 20)
+    many = pd.DataFrame([row | {"iteration": i} for i in range(10) for row in rows])
+    assert list(training_groups(many, 2)) == [0, 2, 4, 6, 8]
+
+
+def test_token_ratios_are_differences_and_absent_without_their_columns(tmp_path):
+    columns = {"tokens": ["4", "2"], "logprobs": [-0.5, -1.25], "base_logprobs": [-2.5, None]}
+    data = read(inspect_run(make_run(tmp_path / "with", texts=("42",), turn_columns=columns)))[1]
+    turn = data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
+    assert turn["ratios"] == [2.0, None] and turn["pieces"] == ["4", "2"] and "text" not in turn
+    data = read(inspect_run(make_run(tmp_path / "other", texts=("4",), turn_columns=columns)))[1]
+    turn = data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
+    assert turn["pieces"] == ["4", "2"] and turn["text"] == "4"
+    data = read(inspect_run(make_run(tmp_path / "without", texts=("42",))))[1]
+    assert "ratios" not in data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
+
+
+def test_shortened_tokens_stay_aligned_with_their_text(tmp_path):
+    tokens = [f"t{i:05d} " for i in range(20_000)]
+    columns = {"tokens": tokens, "logprobs": [-i / 100 for i in range(20_000)], "base_logprobs": [0.0] * 20_000}
+    data = read(inspect_run(make_run(tmp_path / "run", texts=("".join(tokens),), turn_columns=columns)))[1]
+    turn = data["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
+    assert len(turn["ratios"]) == len(turn["pieces"]) < 20_000
+    assert [f"t{round(-100 * ratio):05d} " for ratio in turn["ratios"]] == turn["pieces"]
+    assert turn["pieces"][0] == "t00000 " and turn["pieces"][-1] == "t19999 "
+    assert 7 * len(turn["pieces"]) + turn["gap"][1] == 7 * 20_000
+
+
+def test_known_columns_are_shown(tmp_path):
+    rows = [role_row(i, grad_share=1.0, coherence=0.5, not_known=1.0) for i in range(1, 13)]
+    data = read(inspect_run(make_run(tmp_path / "run", role_rows=rows)))[1]
+    columns = [panel["column"] for panel in data["panels"]]
+    assert {"grad_share", "coherence"} <= set(columns) and "not_known" not in columns
+
+
+def test_a_divergence_is_never_drawn_below_zero(tmp_path):
+    rows = [role_row(i, chi2=value, chi2_after=-1e-3) for i, value in enumerate((-0.05, 0.2, -1e-7), start=1)]
+    folder = make_run(tmp_path / "run", role_rows=rows)
+    for group, name in (("main", "chi2, trainer against engine"), ("gradients", "chi2 after the update")):
+        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title() == name]
+        assert axes.get_ylim()[0] == 0 and all(line.get_ydata().min() >= 0 for line in axes.get_lines())
+    plt.close("all")
+    chi2 = next(panel for panel in read(inspect_run(folder))[1]["panels"] if panel["column"] == "chi2")
+    assert chi2["scale"] == "divergence" and chi2["series"]["generator"] == [-0.05, 0.2, -1e-7]
+
+
+def test_a_run_that_was_cut_short_is_shown_as_far_as_it_went(tmp_path):
+    bare = make_run(tmp_path / "bare", steps=())
+    data = read(inspect_run(bare))[1]
+    assert data["episodes"] is None and data["facts"] == [] and data["training_groups"] is None
+    rows = [role_row(1, chi2=float("nan"), perplexity=float("inf")), role_row(2)]
+    one = make_run(tmp_path / "one", steps=(0,), role_rows=rows)
+    write_table(one / "turns" / "step_00010.parquet", [])  # every prompt was too long
+    data = read(inspect_run(one))[1]
+    assert data["state"] == "not finished" and data["iterations"] == [1, 2]
+    panels = {panel["column"]: panel["series"]["generator"] for panel in data["panels"]}
+    assert panels["chi2"] == [None, 0.0] and panels["perplexity"] == [None, 1.0]
+    unevaluated = make_run(tmp_path / "turns", steps=(0,))
+    (unevaluated / "eval.parquet").unlink()  # turns are written at once, the table with the next checkpoint
+    data = read(inspect_run(unevaluated))[1]
+    assert data["episodes"]["columns"] == [0] and data["episodes"]["problems"][0]["steps"]["0"]["correct"]
+
+
+def test_a_workflow_of_your_own_has_its_roles_in_the_order_of_their_turns(tmp_path):
+    policy = {"judge": "x", "writer": "x", "editor": "y"}
+    folder = make_run(tmp_path / "run", texts="abc", workflow="newsroom", policy=policy)
+    table = pd.read_parquet(folder / "turns" / "step_00000.parquet")
+    table["role"] = table["role"].replace({"judge": "writer", "writer": "judge"})
+    table.to_parquet(folder / "turns" / "step_00000.parquet")
+    data = read(inspect_run(folder))[1]
+    assert [(role["name"], role["adapter"]) for role in data["roles"]] == [
+        ("writer", "x"),
+        ("judge", "x"),
+        ("editor", "y"),
+    ]
+    assert len({role["colour"] for role in data["roles"]}) == 3
+
+
+def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsys):
+    results = tmp_path / "results" / "tiny-r"
+    for name in ("a&b", "unfinished"):
+        make_run(results / name, accuracy=(0.5, 1.0))
+    digest = hashlib.sha256((results / "a&b" / "config.json").read_bytes()).hexdigest()
+    (results / "a&b" / "DONE").write_text(json.dumps({"config.json": digest}))
+    evaluation = results / "evaluations" / "own" / "a&b"  # has no page of its own
+    evaluation.mkdir(parents=True)
+    (evaluation / "config.json").write_text(json.dumps({"adapters": "own", "cell": {"policy": {}}}))
+    (evaluation / "DONE").write_text("{}")
+    assert inspect([str(tmp_path / "results")]) == 0
+    page = results / "a&b" / "inspector.html"
+    assert read(page)[1]["index"] == "../../inspector.html" and not (results / "unfinished" / "inspector.html").exists()
+    index = Elements((tmp_path / "results" / "inspector.html").read_text(encoding="utf-8"))
+    assert [dict(a)["href"] for tag, a in index.tags if tag == "a"] == ["tiny-r/a%26b/inspector.html"]
+    assert inspect([str(results / "unfinished"), "--out", str(tmp_path / "one.html")]) == 0
+    assert str(tmp_path / "one.html") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "out"])
+def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
+    (tmp_path / "empty").mkdir()
+    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
+    with pytest.raises(Refused, match="contains no finished run|is not the folder of a run"):
+        inspect([str(tmp_path / arguments[0]), *arguments[1:]])
+
+
+def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(committed, tmp_path):
+    folder = shutil.copytree(committed[0], tmp_path / "run")
+    inspect_run(folder)
+    assert state(folder) == read(inspect_run(folder))[1]["state"] == "finished"
+    (folder / "eval.parquet").unlink()
+    assert state(folder) == "changed after it finished"
+
+
+def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
+    """A renamed metric would leave an empty panel, and nobody would miss it."""
+    folder = shutil.copytree(finished, tmp_path / finished.name)
+    recorded = {name: set(pd.read_parquet(folder / f"{name}.parquet")) for name in ("roles", "metrics")}
+    assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
+    data = read(inspect_run(folder))[1]
+    rewards = {i: [r for _, group in groups for r, *_ in group] for i, groups in data["training_groups"].items()}
+    assert [sum(of) / len(of) for of in rewards.values()] == pytest.approx(data["panels"][0]["series"][""], abs=1e-3)
+    advantages = [sum(a for _, a, _ in group) for groups in data["training_groups"].values() for _, group in groups]
+    assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
+    assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}
+    assert list(facts(folder).index)[:3] == ["start", "best", "end"]
+
+
+def test_reading_a_run_imports_neither_torch_nor_trl():
+    code = "import sys, multirole_study.inspector, multirole_study.inspector.run_figures; print({'torch', 'trl'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_run_that_is_not_packed_whole_has_a_page(tmp_path):
+    """Such runs have neither advantages nor numbers by token."""
+    results = ROOT / "results" / "tiny-r"
+    name = Grid.read(results).cell("single", "sp", "math", 3).id
+    data = read(
+        inspect_run(pack.unpack(results, name, tmp_path), tmp_path / "page.html", index=tmp_path / "index.html")
+    )[1]
+    assert "NaN" not in json.dumps(data)

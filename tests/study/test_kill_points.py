@@ -1,0 +1,20 @@
+"""SIGKILL right before any file operation of a run, or at any moment: the restarted run ends as one that nobody killed."""
+
+import pytest
+from kill_run import sweep
+
+from multirole_study.experiment.cell import Cell
+
+CELL = Cell(
+    "voting", "ip", iterations=3, n_problems=2, n_episodes=2, n_validation=4, n_train=8, save_every=1, eval_every=1,
+    max_response_tokens=24, learning_rate=5e-3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("n_points", "n_moments"), [(1, 0), pytest.param(None, 10, marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_a_killed_run_resumes_to_the_same_files(n_points, n_moments, tmp_path):
+    n_operations, n_attempts, failed = sweep(CELL, tmp_path, n_points, n_moments)
+    assert failed == {} and n_attempts == (n_points or n_operations) + n_moments
+    assert n_operations > 200, "fewer points than a run has files: they are no longer counted"

@@ -1,0 +1,269 @@
+"""The math reward: which box counts, what equals the reference, and that no answer can hang, spoil or escape grading."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from paper_rows import DAPO
+
+import multirole_sandbox as sandbox
+from multirole_sandbox import SandboxError
+from multirole_study.tasks import math_answer
+from multirole_study.tasks.math import Math
+from multirole_study.tasks.math_answer import extract_boxed, grade_answers
+
+PAIRS = Path(__file__).parents[1] / "data" / "math_pairs.tsv"
+HEADER, *ROWS = [line.split("\t") for line in PAIRS.read_text(encoding="utf-8").splitlines()]
+PLAIN_ROWS = [row for row in ROWS if row[0] != "tower"]  # towers run into their limit: seconds each
+TOWER = (r"9^{9^{9^{9}}}", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shorter_limits():
+    """Half the time per comparison, so that towers end sooner, and one worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(math_answer, "LIMITS", dataclasses.replace(math_answer.LIMITS, test_seconds=1.0, workers=1))
+        yield
+    sandbox.close()
+
+
+def verdicts_of(rows: list[list[str]]) -> dict[tuple[str, ...], str]:
+    pairs = [(row[1], row[2]) for row in rows]
+    return dict(zip(pairs, grade_answers(pairs), strict=True))
+
+
+def grader_pid() -> int:
+    (worker,) = sandbox._running(str(math_answer.MODULE)).idle
+    return worker.process.pid
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(is_true) -> None:
+    deadline = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+# ---- the table
+
+
+def test_table_is_well_formed() -> None:
+    assert HEADER == ["kind", "answer", "reference", "right", "given", "note"] and len(ROWS) >= 70
+    for _, answer, reference, right, given, note in ROWS:
+        is_right = (given == "correct") == (right == "yes")
+        assert right in {"yes", "no"} and is_right != note.startswith("known limit: "), (answer, reference)
+    assert len({(answer, reference) for _, answer, reference, *_ in ROWS}) == len(ROWS)
+
+
+def check(rows: list[list[str]]) -> None:
+    """`given` is what we answer today: an upgrade of math-verify that changes it, for better or worse, shows here."""
+    assert verdicts_of(rows) == {(row[1], row[2]): row[4] for row in rows}
+
+
+def test_verdicts_of_a_tenth_of_the_table() -> None:
+    check([*PLAIN_ROWS[::10], next(row for row in ROWS if row[0] == "tower")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(dict.fromkeys(row[0] for row in ROWS)))
+def test_verdicts_of_the_table(kind: str) -> None:
+    check([row for row in ROWS if row[0] == kind])
+
+
+def test_order_and_splits_of_a_batch_do_not_matter() -> None:
+    rows = PLAIN_ROWS[5::12]
+    pairs = [(row[1], row[2]) for row in rows]
+    order = random.Random(0).sample(range(len(pairs)), len(pairs))
+    found = [
+        verdict for part in (order[:1], order[1:3], order[3:]) for verdict in grade_answers([pairs[i] for i in part])
+    ]
+    assert found == [rows[i][4] for i in order]
+
+
+def test_an_equal_text_is_correct_whatever_it_is() -> None:
+    references = [row[2] for row in ROWS] + [r"\overline{AB}", "10:30", "no such \\command", "東京"]
+    assert set(grade_answers([(reference, reference) for reference in references])) == {"correct"}
+
+
+def test_reference_that_cannot_be_parsed_is_matched_by_text_only() -> None:
+    assert grade_answers([("10:30", "10:30"), ("10.5", "10:30?"), ("42", r"\frac{")]) == ["correct", "wrong", "wrong"]
+
+
+def test_line_breaks_and_strange_characters() -> None:
+    answers = ["4\n2", "\n42\n", "4\x002", "\ud800", "42\u200b", "\u202f42"]
+    expected = ["unparsable", "correct", "unparsable", "unparsable", "unparsable", "correct"]
+    assert grade_answers([(answer, "42") for answer in answers]) == expected
+
+
+# ---- the box
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{42}.", "42"),
+        (r"\boxed{1} and then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{ 42 }", "42"),
+        (r"\boxed {42}", "42"),
+        (r"\boxed{}", ""),
+        (r"\boxed{\boxed{42}}", "42"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
+        (r"\boxed{\{1,2)}", r"\{1,2)"),
+        (r"\boxed{a \\ {b}}", r"a \\ {b}"),
+        ("\\boxed{4\n2}", "4\n2"),
+        (r"\boxed{1} } } {", "1"),
+        ("no box", None),
+        ("", None),
+        ("boxed{42}", None),
+        (r"\boxed 5", None),
+        (r"\boxed", None),
+        (r"\boxed{42", None),
+        (r"\boxed{\frac{1}{2}", None),
+        (r"\boxed{42\}", None),
+        (r"\boxed{1} but \boxed{2", None),
+        (r"\boxed{1} but \boxed 2", None),
+        (r"\boxed{1} \boxedeq{2}", "1"),
+        (r"\fbox{42}", None),
+        (r"<think>\boxed{1}</think>\boxed{2}", "2"),
+        (r"<think>\boxed{1}</think> nothing", None),
+        (r"<think>\boxed{1}", "1"),
+        (r"</think>\boxed{1}</think>\boxed{2}", "2"),
+    ],
+)
+def test_last_box(text: str, content: str | None) -> None:
+    assert extract_boxed(text) == content
+
+
+def test_megabytes_of_braces_and_boxes() -> None:
+    n = 200_000
+    assert extract_boxed("\\boxed{" + "{" * n) is None
+    assert extract_boxed("\\boxed{" + "{" * n + "}" * n + "}") == "{" * n + "}" * n
+    assert extract_boxed("\\boxed{" * n) is None
+    assert extract_boxed("\\boxed{7}" + "\\boxedx" * n) == "7"
+    assert extract_boxed("\\boxed" + " " * n) is None
+
+
+# ---- limits
+
+
+def test_long_answers_are_refused_by_their_length() -> None:
+    limit = math_answer.MAX_CHARACTERS
+    lengths = [("1" * limit, "wrong"), ("1" * (limit + 1), "too_long"), ("9^{" * 10**6, "too_long")]
+    assert grade_answers([(answer, "42") for answer, _ in lengths]) == [verdict for _, verdict in lengths]
+    with pytest.raises(ValueError, match="at most 1000 characters"):
+        grade_answers([("42", "1" * (limit + 1))])
+
+
+@pytest.mark.parametrize("deep", ["(" * 450 + "1" + ")" * 450, r"\sqrt{" * 140 + "2" + "}" * 140, "\\frac1" * 160])
+def test_deep_nesting_ends(deep: str) -> None:
+    assert grade_answers([(deep, r"\pi"), ("2/4", r"\frac12")])[1] == "correct"
+
+
+def test_after_a_tower_the_next_pairs_are_graded() -> None:
+    grade_answers([("x+1", "x-1")])
+    pid = grader_pid()
+    pairs = [("2x", "x+x"), TOWER, (r"\sqrt{8}", r"2\sqrt{2}"), ("3x", "x+x")]
+    assert grade_answers(pairs) == ["correct", "timeout", "correct", "wrong"]
+    assert grader_pid() == pid  # the process itself was not lost with the tower
+
+
+def test_no_answer_is_executed(tmp_path, monkeypatch) -> None:
+    target = tmp_path / "x"
+    monkeypatch.chdir(tmp_path)
+    codes = [f"__import__('os').system('touch {target}')", f"open('{target}','w')", "open('x','w').write('x')"]
+    shapes = ["{}", r"\text{{{}}}", r"\operatorname{{{}}}", "x={}", r"\frac{{{}}}{{2}}", "{{{}}}", "({},2)", "eval({})"]
+    answers = [shape.format(code) for code in codes for shape in shapes]
+    assert "correct" not in grade_answers(
+        [(answer, reference) for answer, reference in zip(answers, ["42", "(1,2)"] * 12, strict=True)]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
+    everything = Math(DAPO).problems("train") + Math(DAPO).problems("validation")
+    right = Math().score(everything, [f"so \\boxed{{{p.reference}}}" for p in everything])
+    assert [(r.value, r.reason, r.is_correct) for r in right] == [(1.0, "correct", True)] * 24
+    wrong = Math().score(everything, ["\\boxed{31415}"] * 24)
+    assert [(r.value, r.reason, r.is_correct) for r in wrong] == [(0.0, "wrong", False)] * 24
+
+
+# ---- the process
+
+
+@pytest.mark.slow
+def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same() -> None:
+    pid = grader_pid()
+
+    def kill() -> None:
+        wait_until(lambda: children_of(pid))
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert grade_answers([TOWER, (r"\sqrt{8}", r"2\sqrt{2}"), ("x+2", "x+3")]) == ["timeout", "correct", "wrong"]
+    killer.join()
+    assert pid not in [worker.process.pid for worker in sandbox._running(str(math_answer.MODULE)).idle]
+
+
+def test_any_thread_may_grade() -> None:
+    found = {}
+
+    def work(i: int) -> None:
+        found[i] = grade_answers([(f"{i}z", f"z+{i - 1}z"), (f"{i}z", "z^2"), (str(i), "3")])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: ["correct", "wrong", "correct" if i == 3 else "wrong"] for i in range(8)}
+
+
+@pytest.mark.slow
+def test_nothing_is_imported_after_the_preload() -> None:
+    """A locked process cannot open a file, so a late import would turn into a wrong verdict without a sound."""
+    script = (
+        f"import json, sys\nsys.path.append({str(math_answer.MODULE.parent)!r})\nimport math_compare\nmath_compare.preload()\n"
+        "before = set(sys.modules)\n"
+        "for answer, reference in json.load(sys.stdin):\n    math_compare.compare(answer, reference)\n"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    wanted = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
+    pairs = [item for item in wanted if not isinstance(item, str)]
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", script], input=json.dumps(pairs), text=True, capture_output=True, check=False
+    )
+    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        pytest.param("raise SystemExit('no math-verify here')", "no math-verify here", marks=pytest.mark.slow),
+        (
+            "def preload(): pass\ndef judge(answer, gold): return 'broken: ImportError'",
+            "could not be run .*ImportError",
+        ),
+    ],
+)
+def test_a_math_verify_that_cannot_be_run_is_never_a_verdict(script, message, tmp_path, monkeypatch) -> None:
+    module = tmp_path / "broken_compare.py"
+    module.write_text(script)
+    with monkeypatch.context() as patch, pytest.raises(SandboxError, match=message):
+        patch.setattr(math_answer, "MODULE", module)
+        grade_answers([("x+5", "x+6")])
+    assert grade_answers([("x+5", "x+6")]) == ["wrong"]

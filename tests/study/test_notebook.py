@@ -1,0 +1,89 @@
+"""The README's command at toy size: papermill runs the notebook to DONE; a misspelt name or value stops it at once."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from multirole_study.experiment.cell import cell_parameters
+from multirole_study.experiment.evaluation import evaluation_parameters
+
+ROOT = Path(__file__).parents[2]
+
+
+def papermill(tmp_path, **parameters):
+    given = {"results_dir": str(tmp_path / "runs")} | parameters
+    command = [sys.executable, "-m", "papermill", "-k", "python3", "--stdout-file", "-"]
+    command += [str(ROOT / "notebooks" / "train_cell.ipynb"), str(tmp_path / "out.ipynb")]
+    for name, value in given.items():
+        command += ["-p", name, str(value)]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("notebook", "listed"), [("train_cell", cell_parameters()), ("eval_cell", evaluation_parameters())]
+)
+def test_the_parameter_cell_lists_every_setting_with_its_default_and_help(notebook, listed):
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    source = next(cell["source"] for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    assert not [line for line in source if "=" in line.partition("#")[2]]  # papermill would not know the parameter
+    lines = [line.rstrip("\n") for line in source if not line.startswith("#") and line.strip()]
+    assert lines == [str(parameter) for parameter in listed]
+
+
+def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
+    done = papermill(
+        tmp_path, workflow="eval_opt", policy="ip", iterations=2, n_problems=2, n_episodes=2, n_validation=4, eval_every=2
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.glob("runs/tiny-r/eval_opt-ip-math-s0-*/DONE"))
+    out = tmp_path / "out.ipynb"
+    assert out.stat().st_size < 1_000_000
+    outputs = [o for cell in json.loads(out.read_text())["cells"] for o in cell.get("outputs", [])]
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 3
+    printed = "".join("".join(o.get("text", "")) for o in outputs)
+    assert "is finished" in printed and "iteration 1/2" not in printed  # the live lines are replaced
+    assert "iteration 1/2   reward" in done.stdout and "validation at iteration 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"worklow": "voting", "policy": "sp"}, "`worklow` is not a known parameter"),
+        pytest.param({"workflow": "votin"}, "'votin'. Did you mean 'voting'?", marks=pytest.mark.slow),
+    ],
+)
+def test_a_misspelt_name_never_trains_the_default_cell(tmp_path, parameters, message):
+    done = papermill(tmp_path, **parameters)
+    assert done.returncode == 1 and message in done.stderr
+    (error,) = [o for c in json.loads((tmp_path / "out.ipynb").read_text())["cells"] for o in c.get("outputs", [])
+                if o["output_type"] == "error"][:1]  # fmt: skip
+    assert len(error["traceback"]) == 1 and message in error["traceback"][0]
+    assert not (tmp_path / "runs").exists()
+
+
+def make(*arguments):
+    return subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("given", ["ITERATION=3", "workflow=eval_opt", "RESULT_DIR=x"])
+def test_an_unknown_make_variable_is_refused(given):
+    done = make("cell", given)
+    assert done.returncode == 2 and f"{given.partition('=')[0]}= is not a variable" in done.stderr
+    assert make("cell", "ITERATIONS=3", "OMP_NUM_THREADS=2").returncode == 0
+
+
+def test_make_variables_reach_papermill_as_they_are():
+    wanted = {"WORKFLOW": "x'; touch y", "RESULTS_DIR": 'a b"c', "SEED": "7"}
+    script = make("cell", *(f"{name}={value}" for name, value in wanted.items())).stdout
+    command = script[script.index("$RUN_PAPERMILL") : script.index("< /dev/null")].replace('$RUN_PAPERMILL"', "", 1)
+    words = shlex.split(command.replace("\\\n", ""))
+    given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word in ("-p", "-r")}
+    assert given == {"workflow": wanted["WORKFLOW"], "policy": "sp", "seed": "7", "results_dir": wanted["RESULTS_DIR"]}

@@ -1,0 +1,182 @@
+"""The planned memory is what a run then uses, and what cannot fit is refused."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from trl.kernels import chunked_logprob
+from trl.trainer import utils as trl_utils
+
+import multirole_study.plan as planner
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole_study.__main__ import plan as command
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
+from multirole_study.plan import (
+    GIB,
+    adapters,
+    disk_need,
+    plan,
+    report,
+    settled,
+    vllm_batch,
+)
+
+FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed
+    ("4b", "sp", 40960, 1280, True),
+    ("0.6b", "sp", 10240, 1024, False),
+]
+
+
+@pytest.mark.slow
+def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes():
+    """Of a micro-batch on a GPU: the base, the adapters, the gradients and the activations, and these alone."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("memory_on_fake_cuda.py")), json.dumps(FAKE)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for job, line in zip(FAKE, done.stdout.splitlines(), strict=True):
+        (scale, policy, tokens, length, recomputes), found = job, json.loads(line)
+        cell = Cell(
+            "voting",
+            policy,
+            scale=scale,
+            micro_batch_tokens=tokens,
+            max_prompt_tokens=length - 8,
+            max_response_tokens=8,
+        )
+        parts = by_name(plan(cell, Launch(gradient_checkpointing=recomputes), 1000 * GIB))
+        held = ("frozen base, bfloat16", "adapters, float32", "gradients, float32")
+        activations = parts[f"activations of {tokens} tokens"][1]
+        one = adapters(cell) // len(set(cell.policy.values()))
+        sys.stdout.write(f"{job}: {found}, planned activations {activations}\n")
+        assert sum(parts[name][1] for name in held) - one == pytest.approx(found["before"], rel=0.01), job
+        assert activations + one == pytest.approx(found["peak"] - found["before"], rel=0.15), job
+
+
+def test_constants_of_other_code_are_still_its_own():
+    assert chunked_logprob.TOKEN_CHUNK_SIZE == planner.HEAD_TOKENS
+    assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == planner.HEAD_COLUMNS
+    assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.ENGINE_ROWS
+    defaults = MultiRoleGRPOConfig  # whose attributes they are
+    assert (defaults.vllm_max_num_seqs, defaults.vllm_max_num_batched_tokens) == (planner.MOST_ROWS, planner.STEPS[1])
+
+
+def by_name(found) -> dict[str, tuple[int, int]]:
+    return {part.name: (part.rollout, part.update) for part in found.parts}
+
+
+def test_sharding_divides_the_base_and_not_the_activations():
+    cell = Cell("voting", "ip", scale="4b")
+    whole = by_name(plan(cell, Launch(n_processes=2), 80 * GIB))
+    shards = by_name(plan(cell, Launch(n_processes=2, sharding="fsdp2"), 80 * GIB))
+    base, act = "frozen base, bfloat16", "activations of 40960 tokens"
+    assert shards[base][1] == whole[base][1] // 2 and shards[act] == whole[act]
+    assert whole[base][1] == 2 * 4_022_468_096  # Qwen3-4B
+
+
+def test_the_sleeping_engine_and_the_activations_do_not_add_up():
+    found = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
+    parts = by_name(found)
+    engine, act = parts["vLLM, 40% of the GPU"], parts["activations of 40960 tokens"]
+    assert engine[0] == 32 * GIB and engine[1] < 4 * GIB and act[0] == 0
+    assert max(found.peaks.values()) < engine[0] + act[1] + engine[1]
+
+
+def test_tiny_scales_are_planned_for_the_transformers_engine_on_a_gpu_too():
+    assert plan(Cell("voting", "ip"), gpu_bytes=8 * GIB).cache is None
+    assert plan(Cell("voting", "ip", engine="vllm"), gpu_bytes=8 * GIB).cache > 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "launch", "gib", "advice"),
+    [
+        ({"scale": "4b"}, {}, 24, "fsdp2"),
+        ({"scale": "1.7b", "micro_batch_tokens": 400_000}, {}, 80, "lower micro_batch_tokens"),
+        ({"scale": "1.7b"}, {"vllm_memory": 0.98}, 80, "lower vllm_memory below 0.98"),
+        ({"scale": "4b"}, {"vllm_memory": 0.1}, 80, "Raise vllm_memory"),
+    ],
+)
+def test_what_cannot_fit_is_refused_and_told_what_to_lower(cell, launch, gib, advice):
+    found = plan(Cell("voting", "ip", **cell), Launch(**launch), gib * GIB)
+    assert not found.fits and "does not fit" in found.verdict() and advice in found.verdict()
+
+
+def test_the_papers_cells_fit_the_papers_two_gpus():
+    for workflow in ("voting", "eval_opt", "orch_workers"):
+        for scale in ("0.6b", "1.7b", "4b"):
+            found = plan(Cell(workflow, "ip", scale=scale), Launch(n_processes=2), 80 * GIB)
+            assert found.fits and " fits" in found.verdict()
+
+
+def test_the_table_adds_up():
+    launch = Launch(n_processes=2)
+    found = plan(Cell("voting", "sp", scale="1.7b"), launch, 80 * GIB)
+    lines = report(found, launch).splitlines()[2:]
+    table = [[float(number) for number in line.split()[-2:]] for line in lines[: len(found.parts) + 1]]
+    for phase, *parts, total in zip(found.peaks, *table, strict=True):
+        assert sum(parts) == pytest.approx(total, abs=0.01)
+        assert total == pytest.approx(found.peaks[phase] / GIB, abs=0.001)
+
+
+def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
+    cell, launch = Cell("voting", "ip"), Launch(results_dir=str(tmp_path / "not" / "made"))
+    planner.check(cell, launch)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    with pytest.raises(ValueError, match="1 MiB free"):
+        planner.check(cell, launch)
+    monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 2**28))
+    with pytest.raises(ValueError, match="does not fit"):
+        planner.check(cell, launch)
+
+
+def test_disk_by_hand():
+    """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments; steps 10, 20 … 500 of 500 in bfloat16."""
+    one = 2 * 4 * 28 * 64 * 22_528
+    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 50 / 2) * one
+    assert disk_need(Cell("voting", "ip", scale="0.6b", eval_every=120)) == (3 * 3 + 5 / 2) * one
+
+
+def test_layers_are_kept_where_they_fit_and_computed_again_where_not():
+    cell = Cell("voting", "sp", scale="0.6b", micro_batch_tokens=10240)
+    assert not settled(cell, Launch(), 141 * GIB).recomputes("0.6b")
+    assert settled(cell, Launch(), 24 * GIB).recomputes("0.6b")
+    assert settled(cell, Launch(gradient_checkpointing=True), 141 * GIB).recomputes("0.6b")
+    assert not settled(Cell("voting", "sp"), Launch(), 8 * GIB).recomputes("tiny-r")
+
+
+def test_vllm_batches_by_hand():
+    """Qwen3-0.6B on 10 of 20 GiB: the work space of 16,384 tokens, 384 MiB, is less than a 20th of that."""
+    cell = Cell("voting", "sp", scale="0.6b", n_problems=8, n_episodes=8)
+    graphs, logits, step = GIB, 512 * 151_936 * 8, 16384 * 2 * 3 * (3072 + 1024)
+    held = 2 * (596_049_920 + 2 * 28 * 64 * 22_528)
+    room = (10 * GIB - held - graphs - logits - step) / (2 * 2 * 28 * 8 * 128)  # tokens, at 112 kB each
+    asked, fitting = 8 * 8 * 3, int(room / (5120 / 4))
+    chosen = vllm_batch(cell, Launch(vllm_memory=0.5), 20 * GIB)
+    assert chosen == {"vllm_max_num_seqs": min(asked, fitting) // 8 * 8, "vllm_max_num_batched_tokens": 16384}
+    assert fitting < asked
+    assert vllm_batch(cell, Launch(vllm_memory=0.5), 80 * GIB)["vllm_max_num_seqs"] == asked
+    assert vllm_batch(cell, Launch(vllm_memory=0.5, n_processes=2), 80 * GIB)["vllm_max_num_seqs"] == asked // 2
+    assert vllm_batch(Cell("voting", "sp", scale="0.6b"), Launch(), 1000 * GIB)["vllm_max_num_seqs"] == 512
+    assert vllm_batch(Cell("voting", "sp", scale="4b"), Launch(), 24 * GIB)["vllm_max_num_batched_tokens"] == 8192
+    launch = settled(cell, Launch(vllm_max_num_seqs=7), 80 * GIB)
+    assert launch.vllm_sizes() == {"vllm_max_num_seqs": 7, "vllm_max_num_batched_tokens": 16384}
+    assert settled(Cell("voting", "sp"), Launch(), 80 * GIB).vllm_sizes() == {}  # the transformers engine
+
+
+def test_the_command_line(capsys):
+    cell = ["-p", "workflow", "voting", "-p", "policy", "ip", "-p", "scale", "1.7b"]
+    assert command([*cell, "--devices", "2", "--memory-gib", "80"]) == 0
+    out = capsys.readouterr().out
+    assert "vLLM runs 304 requests at once" in out and "A step has 16384 tokens" in out
+    assert "frozen base, bfloat16" in out and "GiB of disk" in out and " fits" in out
+    assert command([*cell, "--memory-gib", "8"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        command(["--unknown"])

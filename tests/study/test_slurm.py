@@ -1,0 +1,62 @@
+"""Two cells of the grid under a real SLURM on this machine: one is requeued half way and ends as if it had not been."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+from trainers import table
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.record import TABLES
+from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.run_folder import is_done
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {
+    "iterations": 6, "n_problems": 2, "n_episodes": 4, "save_every": 2, "eval_every": 3, "n_validation": 8, "n_train": 12,
+    "warmup_iterations": 1, "learning_rate": 5e-3,
+}  # fmt: skip
+
+
+def compare(one: Path, other: Path) -> None:
+    """Every table and every adapter, bit for bit."""
+    for name in [name for name in TABLES if (one / f"{name}.parquet").exists()]:
+        a, b = (table(folder, name) for folder in (one, other))
+        a, b = (frame.drop(columns=[column for column in frame if column.endswith("seconds")]) for frame in (a, b))
+        pd.testing.assert_frame_equal(a, b)
+    names = sorted(path.relative_to(one) for path in one.glob("adapters/*/*/*.safetensors"))
+    assert any("step_00006" in str(name) for name in names)
+    for name in names:
+        mine, theirs = load_file(one / name), load_file(other / name)
+        assert mine.keys() == theirs.keys() and all(mine[key].equal(theirs[key]) for key in mine)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="SLURM's daemons need root")
+@pytest.mark.skipif(shutil.which("slurmctld") is None, reason="SLURM is not installed; docker/slurm.sh says how")
+def test_a_requeued_cell_ends_as_an_unbroken_one(tmp_path):
+    cells = [Cell("voting", policy, "math", **FIELDS) for policy in ("ip", "sp")]
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("Snakefile", "grid.yaml", "profiles", "notebooks"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, checkout / name)
+    parameters = ", ".join(f"{name}: {value}" for name, value in FIELDS.items())
+    config = ["seeds=[0]", "workflows=[voting]", "tasks=[math]", f"parameters={{{parameters}}}"]
+    script = str(ROOT / "tests" / "two_cells_on_slurm.py")
+    done = subprocess.run(
+        [str(ROOT / "docker" / "slurm.sh"), sys.executable, script, str(checkout), *(cell.id for cell in cells), "--",
+         "--config", *config],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "COMPLETED, restarts 1" in done.stdout and "COMPLETED, restarts 0" in done.stdout, done.stdout[-2000:]
+    for cell in cells:
+        folder = checkout / "runs" / "tiny-r" / cell.id
+        assert is_done(folder)
+        compare(run_cell(cell, tmp_path / "unbroken"), folder)

@@ -1,0 +1,339 @@
+"""A study's runs are the grid's with one thing changed; its tables pair them by seed and problem, by hand."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy.stats import ttest_1samp
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run_folder import folder_of, write_done
+from multirole_study.experiment.storage import write_text
+from multirole_study.paper import study_tables
+from multirole_study.paper.claims import DECLARED as CLAIMS
+from multirole_study.paper.figures import figures_of_study
+from multirole_study.paper.grid import Grid, Study, Variant
+from multirole_study.paper.output import number
+from multirole_study.paper.pack import pack
+from multirole_study.paper.results import Results, Run
+from multirole_study.paper.statistics import Interval
+from multirole_study.paper.study_tables import (
+    controls,
+    factorial,
+    is_unstable,
+    judges,
+    matched_updates,
+    phenomena_elsewhere,
+    predictors,
+    twins,
+    vote,
+)
+from multirole_study.paper.tables import tables_of_study
+
+ROOT = Path(__file__).parents[2]
+GIVEN = {
+    "seeds": [0, 1],
+    "variants": {
+        "one step": {
+            "question": "updates",
+            "parameters": {"updates": "one"},
+            "cells": ["voting ip math", "voting sp math"],
+        },
+        "clock": {
+            "question": "setup",
+            "parameters": {"lr_clock": "update_call"},
+            "cells": ["voting ip math", "voting sp math"],
+        },
+        "A/A": {"question": "aa", "parameters": {"micro_batch_tokens": 512}, "cells": ["voting ip math"]},
+    },
+}
+STEPS = {"updates": "tokens", "step_tokens": 750}
+ARMS = {  # what falls: four steps
+    "1 step of 64 rows, four times the rate": {"learning_rate": 0.008},
+    "4 steps of 16 rows, a quarter of the rate": STEPS | {"learning_rate": 0.0005},
+    "4 steps of 16 rows, the rate": STEPS,
+    "4 steps of 64 rows, the rate": STEPS | {"n_problems": 32, "step_tokens": 3000},
+}
+FALLING = {(4, 16), (4, 64)}
+FACTORIAL = {
+    "seeds": [0, 1, 2, 3, 4],
+    "variants": {
+        name: {"question": "factorial", "parameters": parameters, "cells": ["single sp math"], "seeds": [0, 1, 2]}
+        for name, parameters in ARMS.items()
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def results(grid_results, tmp_path_factory):
+    """Every variant ends all right on IP and as its twin on SP; else it is its twin."""
+    folder = tmp_path_factory.mktemp("results") / grid_results.name
+    shutil.copytree(grid_results, folder)
+    results = Results(folder)
+    for cell in Study(results.grid, **GIVEN).cells():
+        twin = folder_of(cell, folder.parent)
+        shutil.copytree(
+            folder_of(results.grid.cell(cell.workflow, cell.policy_name, cell.task, cell.seed), folder.parent), twin
+        )
+        write_text(twin / "config.json", json.dumps(cell.to_dict()))
+        table = pd.read_parquet(twin / "eval.parquet")
+        if cell.policy_name == "ip":
+            table.loc[table["step"] == table["step"].max(), "correct"] = True
+        table.to_parquet(twin / "eval.parquet")
+        write_done(twin)
+    pack(folder)
+    return Results(folder)
+
+
+class MadeUp(Run):
+    """A run with these validation accuracies, of 100 problems."""
+
+    def __init__(self, cell: Cell, accuracies: list[float]) -> None:
+        super().__init__(cell, ROOT)
+        ranks = np.arange(100)[:, None] / 100
+        self.correct = pd.DataFrame((ranks < accuracies).astype(float), columns=[0, 10, 20, 30])
+
+    def table(self, name: str, *columns: str) -> pd.DataFrame:
+        return pd.DataFrame({"iteration": [1, 1, 2, 2], "chi2": [0.1, 0.2, 0.4, 0.3]})
+
+
+@pytest.fixture
+def arm_results(monkeypatch) -> Results:
+    """Arms of four steps fall in every seed but at a quarter of the rate."""
+
+    def made_up(self: Results, cell: Cell) -> Run | None:
+        if cell.workflow != "single":
+            return None
+        steps = 4 if cell.updates == "tokens" else 1
+        falls = steps == 4 and cell.learning_rate >= 2e-3
+        return MadeUp(cell, [0.25, 0.5, 1.0, 0.25] if falls else [0.25, 0.5, 0.75, 1.0])
+
+    monkeypatch.setattr(Results, "find", made_up)
+    return Results(ROOT / "results/tiny-r")
+
+
+def test_the_arms_of_the_factorial_by_hand(arm_results):
+    study = Study(arm_results.grid, **FACTORIAL)
+    values = pd.DataFrame(factorial(arm_results, study)).set_index(["steps", "rows", "rate", "number"])["value"]
+    unstable = values[:, :, :, "unstable"]
+    assert len(unstable) == 5 and (1, 64, "1") in unstable.index  # with the grid's own run
+    assert {arm[:2] for arm in unstable[unstable == 1].index} == FALLING
+    recovered = [SimpleNamespace(falls=True, ends_fallen=False)] * 3
+    assert is_unstable(recovered) and not is_unstable(recovered, "ends_fallen")
+    assert values[4, 16, "0.25", "runs"] == 3 and values[4, 16, "1", "falls"] == 3
+    assert values[4, 16, "1", "steps per iteration"] == 2 and values[4, 16, "1", "end"] == pytest.approx(0.25)
+
+
+@pytest.fixture(scope="module")
+def study(results):
+    return Study(results.grid, **GIVEN)
+
+
+def test_what_tells_unstable_arms_apart_by_hand(arm_results):
+    study = Study(arm_results.grid, **FACTORIAL)
+    values = pd.DataFrame(predictors(arm_results, study)).set_index(["quantity", "number"])["value"]
+    assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
+    # steps >= 4 is wrong of the quarter, rate x steps >= 4 of one step at four times the rate
+    assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
+    assert values["rate × steps (displacement)", "arms misjudged"] == 1
+    assert values["steps", "arms misjudged, terminal falls"] == 1  # the made-up falls are all terminal
+
+
+def ends(results, policy):
+    return [results.runs_of("voting", policy, "math")[seed].accuracy.iloc[-1] for seed in (0, 1)]
+
+
+def test_gains_are_paired_by_seed_and_problem(results, study):
+    rows = pd.DataFrame(matched_updates(results, study))
+    values = rows[rows["variant"] == "one step"].set_index(["policy", "number"])["value"]
+    assert values["ip", "end"] == 1.0 and values["ip", "end, twin"] == pytest.approx(sum(ends(results, "ip")) / 2)
+    assert values["ip", "change at the end"] == pytest.approx(1 - sum(ends(results, "ip")) / 2)
+    assert values["sp", "change at the end"] == 0
+
+
+def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study):
+    """Its gain is decided above zero after Holm's correction, and the end lies at most 3 points below the control's."""
+    measured = {"keeps": (0.3, 0.001, -0.02), "costs accuracy": (0.3, 0.001, -0.04), "undecided": (0.3, 0.04, 0.0),
+                "harms": (-0.3, 0.001, 0.0)}  # fmt: skip
+    rows = []
+    for variant, (change, p, end) in measured.items():
+        where = {"workflow": "voting", "policy": "sp", "task": "math", "variant": variant, "role": "selects"}
+        for name, value, of in (("change of the gain", change, p), ("change at the end", end, 0.9)):
+            rows.append(number(name, Interval(value, -1, 1, of, 0.9, 0.1, 3), "difference", **where))
+    monkeypatch.setattr(study_tables, "kept", lambda found: pd.DataFrame(rows))
+    monkeypatch.setattr(study_tables, "twins", lambda *_, **__: [None])
+    values = judges(results, study)
+    assert values[values["number"] == "protects"].set_index("variant")["value"].to_dict() == {
+        "keeps": 1, "costs accuracy": 0, "undecided": 0, "harms": 0,
+    }  # fmt: skip
+
+
+def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
+    """As an arm that is read against another arm, which is then not compared with itself."""
+    given = GIVEN | {"variants": {
+        "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
+        "arm": {"question": "judges", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
+    }}  # fmt: skip
+    study = Study(results.grid, **given)
+    assert [(name, cell.seed) for name, _, cell in study.runs("judges")] == [
+        ("control", 0), ("control", 1), ("arm", 1), ("arm", 7),
+    ]  # fmt: skip
+    held = {cell.id: Run(cell, results.folder) for cell in [*study.cells(), study.cell("control", "voting sp math", 7)]}
+    with_all = SimpleNamespace(find=lambda cell: held.get(cell.id))
+    (twin,) = twins(with_all, study, "judges", control="control")
+    assert twin.variant == "arm" and [run.cell.seed for run in twin.usual] == [1, 7]
+
+
+def test_controls_count_what_was_spent(results, study):
+    given = GIVEN | {"variants": GIVEN["variants"] | {
+        "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
+        "the same": {"question": "controls", "parameters": {"n_episodes": 8}, "cells": ["single sp math"]},
+    }}  # fmt: skip
+    values = pd.DataFrame(controls(results, Study(results.grid, **given))).set_index(["run", "number"])["value"]
+    cell = results.grid.cell("voting", "sp", "math", 0)
+    steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
+    assert values["Voting-SP", "optimizer steps"] == len(steps)
+    assert "Single agent, more" not in values  # not trained here
+    peaks = {name: results.accuracy(name, "sp", "math", "best")[[0, 1]].mean() for name in ("voting", "single")}
+    assert values["Voting-SP", "peak − the same"] == pytest.approx(peaks["voting"] - peaks["single"])
+    assert not list(controls(results, study))  # asked of no task
+
+
+def test_a_vote_by_hand():
+    box = "\\boxed{%d}".__mod__
+    answers = pd.DataFrame(
+        [("a", 0, box(1), False), ("a", 1, box(2), True), ("a", 2, box(2), True),  # two against one
+         ("b", 0, box(3), True), ("b", 1, box(4), False), ("b", 2, "no box", False),  # a tie: the first
+         ("c", 0, "none", False), ("c", 1, "none", False), ("c", 2, box(5), True)],  # silence does not vote
+        columns=["problem", "rollout", "answer", "correct"],
+    )  # fmt: skip
+    answers["extracted"] = answers["answer"].map(Cell("single", "sp").make_task().extract)
+    assert vote(answers, 3).to_dict() == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert vote(answers, 2).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
+
+
+def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
+    """With the same seeds on both sides, the paired difference is that of the means; the votes are the two beside its tokens."""
+    table = pd.read_csv(ROOT / "results/tiny-r/tables/inference.csv").pivot_table("value", "run", "number", sort=False)
+    is_vote = table.index.str.match("Single agent, (once|vote)")
+    votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
+    counted = {"vote": "sampled tokens per problem", "vote, prompts counted": "with prompts"}
+    assert len(workflows) == 6
+    assert table.loc[is_vote, [column for column in table if column.startswith("minus")]].isna().all(axis=None)
+    for name, row in workflows.iterrows():
+        assert row["with prompts"] > 1.5 * row["sampled tokens per problem"], "a judge reads what others wrote"
+        for label, tokens in counted.items():
+            beside = {
+                "smaller": votes[votes[tokens] <= row[tokens]][-1:],
+                "larger": votes[votes[tokens] >= row[tokens]][:1],
+            }
+            for which, one in beside.items():
+                column = f"minus the next {which} {label}"
+                if one.empty:  # more tokens than all answers that were drawn
+                    assert np.isnan(row[column])
+                else:
+                    expected = row["accuracy"] - one["accuracy"].squeeze()
+                    assert row[column] == pytest.approx(expected, abs=1e-5), (name, column)
+
+
+def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(results, study):
+    """The fixture's variants reply as their twins do."""
+
+    def change(variant: str, policy: str, seed: int) -> float:
+        roles = results.find(study.cell(variant, f"voting {policy} math", seed)).table("roles")
+        lengths = roles[roles["role"] == "aggregator"].set_index("iteration")["length_mean"]
+        return lengths[-5:].mean() / lengths[:5].mean() - 1
+
+    table = pd.DataFrame(phenomena_elsewhere(results, study)).query("phenomenon == 'the aggregator grows verbose'")
+    assert set(table["variant"]) == {"one step", "clock"}
+    for variant, rows in table.groupby("variant"):
+        rows = rows.set_index("number")
+        gaps = [change(variant, "sp", seed) - change(variant, "ip", seed) for seed in GIVEN["seeds"]]
+        assert rows.loc["SP − IP", "value"] == pytest.approx(np.mean(gaps))
+        assert rows.loc["SP − IP", "p"] == pytest.approx(ttest_1samp(gaps, 0).pvalue)
+        assert rows.loc["SP − IP, twin", "value"] == pytest.approx(np.mean(gaps))
+        assert np.isnan(rows.loc["SP − IP, twin", "p"]), "tested in `phenomena`"
+
+
+def test_longer_training_is_drawn_beside_the_runs_of_its_seeds(results, study, monkeypatch):
+    assert [plate.name for plate in figures_of_study(results, study, [])] == ["matched_updates"]
+    parameters = {"iterations": 100, "eval_every": 10, "save_every": 10}
+    long = Variant("setup", parameters, ["voting ip math", "voting sp math"], seeds=[0, 1])
+    study = Study(results.grid, [0, 1], study.variants | {"long": long})
+    ends = {(20, 0): 0.5, (20, 1): 0.7, (100, 0): 0.8, (100, 1): 0.9}
+    monkeypatch.setattr(
+        Results, "find", lambda self, cell: MadeUp(cell, [0.25, 0.5, 0.5, ends[cell.iterations, cell.seed]])
+    )
+    *_, plate = figures_of_study(results, study, [])
+    drawn = [[line.get_ydata()[-1] for line in axes.lines[:6]] for axes in plate.figure.axes[:2]]
+    assert drawn == [pytest.approx([0.5, 0.7, 0.6, 0.8, 0.9, 0.85])] * 2
+    labels = [text.get_text() for text in plate.figure.legends[0].get_texts()]
+    assert labels[:2] == ["20 iterations, as in the grid", "100 iterations"] and "2 seeds of both" in plate.caption
+
+
+def test_a_grid_without_a_study_has_none(results, study, tmp_path):
+    assert Study.read(results.grid, results.folder) is None
+    study.write(tmp_path)
+    assert Study.read(results.grid, tmp_path / "tiny-r") == study
+    assert [t.name for t in tables_of_study(results, study)] == [
+        "matched_updates", "setup", "phenomena_elsewhere", "power",
+    ]  # fmt: skip
+
+
+def test_the_shipped_study_changes_what_it_says_and_nothing_else():
+    grid = Grid.read(ROOT / "results/tiny-r")
+    study = Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text()))
+    for name, where, cell in study.runs():
+        usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
+        changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
+        assert changed == set(parameters) or "preset" in parameters, name
+        assert Cell(**study.parameters_of(cell)) == cell
+    assert len({cell.id for cell in study.cells()} | {cell.id for cell in grid.cells()}) == len(study.cells()) + len(
+        grid.cells()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seeds": [0, 7]}, "must be seeds of the grid"),
+        ({"variants": {"x": {"question": "why", "parameters": {}, "cells": []}}}, "updates.*setup.*controls"),
+        (
+            {"variants": {"x": {"question": "updates", "parameters": {"updates": "two"}, "cells": ["voting ip math"]}}},
+            "updates",
+        ),
+    ],
+)
+def test_bad_studies_are_refused(results, change, said):
+    with pytest.raises(ValueError, match=said):
+        Study(results.grid, **GIVEN | change)
+
+
+def test_the_rules_were_committed_before_the_runs_that_they_judge():
+    """The commit that the grid's runs of a task were made from has that task in its grid, and the lines that judge it."""
+    packed = pd.read_parquet(ROOT / "results/tiny-r/runs.parquet").set_index("run")
+    grid = Grid.read(ROOT / "results/tiny-r")
+    for task in grid.tasks:
+        made = {
+            json.loads(packed.loc[cell.id, "provenance"])["git_sha"]
+            for cell in grid.cells()
+            if cell.task == task and cell.id in packed.index
+        }
+        for commit in made:
+            shown = [
+                subprocess.run(
+                    ["git", "show", f"{commit}:{path}"], cwd=ROOT, capture_output=True, text=True, check=False
+                )
+                for path in ("grid.yaml", "src/multirole_study/paper/claims.yaml")
+            ]
+            if any(one.returncode for one in shown):
+                pytest.skip("a shallow clone")
+            declared, rules = (yaml.safe_load(one.stdout) for one in shown)
+            assert task in declared["scales"]["tiny-r"]["tasks"]
+            assert rules["phenomena"] == CLAIMS["phenomena"] and rules["claims"] == CLAIMS["claims"]

@@ -1,0 +1,25 @@
+"""The lines of a run."""
+
+import pandas as pd
+
+from multirole_study.experiment.progress import iteration_line, result_lines, validation_line
+
+
+def test_the_lines_of_a_run_by_hand():
+    tokens = {"generator": 33.6, "aggregator": 12.0}
+    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens) == (
+        "iteration  7/60   reward 0.500   accuracy 43.8 %   3.0 s, 1:01 left   tokens generator 34, aggregator 12"
+    )
+    assert iteration_line(7, 60, 0.5, 0.4375, 3.05, 61, tokens, 0.156).endswith(
+        "aggregator 12   16 % over max_prompt_tokens"
+    )
+    skills = [("generator", "solves", 0.9, None), ("aggregator", "selects", 0.75, 0.5), ("", "workflow", 0.9, 0.8)]
+    rows = pd.DataFrame(skills, columns=["role", "measure", "skill", "trivial"]).to_dict("records")
+    shown = "validation at iteration 10   reward 1.000   8 problems"
+    assert validation_line(10, 1.0, None, 8, rows) == f"{shown}   skill aggregator selects +25.0"
+    assert validation_line(10, 1.0, None, 8, rows[:1]) == shown
+    outcomes = pd.DataFrame({"step": [0, 0, 10, 10, 20, 20], "correct": [False, True, True, True, True, False]})
+    assert [line.split("(")[0] for line in result_lines(outcomes)] == [
+        "  before      accuracy 50.0 % ", "  best        accuracy 100.0 % ", "  after       accuracy 50.0 % ",
+    ]  # fmt: skip
+    assert result_lines(outcomes.assign(correct=None)) == []

@@ -1,0 +1,40 @@
+"""One cell under FSDP2 on CPU processes.
+
+accelerate shards models on GPUs only. Here it is told that its gloo processes are GPUs' processes: everything after that,
+sharding, collectives, checkpoints, is the code that a GPU node runs, on CPU tensors.
+"""
+
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor
+
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run import run_cell
+
+plain_init = PartialState.__init__
+plain_step = MultiRoleGRPOTrainer.optimizer_step
+
+
+def init(self, *args, **kwargs):
+    plain_init(self, *args, **kwargs)
+    if self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = DistributedType.MULTI_GPU
+
+
+def step(self, *args, **kwargs):
+    assert self.model.is_gradient_checkpointing == self.args.gradient_checkpointing
+    layers = [p for name, p in self.model.named_parameters() if ".layers." in name]  # embeddings stay gathered
+    assert layers and all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in layers), "not sharded"
+    return plain_step(self, *args, **kwargs)
+
+
+def be_a_gpus_process() -> None:
+    """Let accelerate shard what this process trains."""
+    PartialState.__init__, MultiRoleGRPOTrainer.optimizer_step = init, step
+
+
+def run_sharded(parameters: dict[str, object]) -> None:
+    """Run a cell in this process, as one of several."""
+    be_a_gpus_process()
+    run_cell(*Cell.from_parameters(parameters))

@@ -1,0 +1,118 @@
+"""The peak memory of a micro-batch at a paper's scale on a GPU that is not there: python memory_on_fake_cuda.py -> JSON lines.
+
+torch's fake tensors have shapes and storages without memory, so that the real model, adapters, autocast, gradient checkpointing
+and TRL's head run at their real sizes; every storage that an operation returns is counted while it lives. They are taken for a
+GPU's where code asks: attention is the flash kernel, TRL's Triton kernels, which work in place, do nothing, and its products add
+without a copy.
+"""
+
+import json
+import math
+import sys
+import weakref
+from types import SimpleNamespace
+
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from toy_qwen3 import config_of
+from transformers import Qwen3ForCausalLM
+from trl.kernels import chunked_logprob
+
+from multirole.core.policy import adapter_names
+from multirole.core.validation import add_adapters
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.presets import MODELS
+from multirole_study.plan import HEAD_COLUMNS, n_parts
+
+
+class NoKernel:
+    """Can be launched on any grid."""
+
+    def __getitem__(self, grid):
+        return lambda *_, **__: None
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the storages that operations return, while they live."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(found):
+            if isinstance(tensor, Tensor) and (key := tensor.untyped_storage()._cdata) not in self.known:
+                self.known.add(key)
+                size = tensor.untyped_storage().nbytes()
+                weakref.finalize(tensor.untyped_storage(), self.forget, key, size)
+                self.now += size
+                self.peak = max(self.peak, self.now)
+        return found
+
+    def forget(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):
+    """The flash kernel, which a GPU takes for rows without a mask; it needs no copies of shared keys."""
+    assert attn_mask is None and is_causal
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
+
+
+def materialise(model: nn.Module) -> None:
+    """Give every tensor of a model on the meta device a storage, and one to tied ones; adapters are in float32."""
+    new: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is not None and old not in new:
+                    empty = torch.empty(old.shape, dtype=old.dtype)
+                    new[old] = nn.Parameter(empty, old.requires_grad) if isinstance(old, nn.Parameter) else empty
+                held[name] = new.get(old)
+
+
+def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> dict[str, int]:
+    """Bytes before the micro-batch, and at its peak."""
+    cell, s = Cell("voting", policy, scale=scale), MODELS[scale].shape
+    names = adapter_names(cell.policy)
+    with torch.device("meta"):
+        base = Qwen3ForCausalLM(config_of(s)).to(torch.bfloat16)
+        model = add_adapters(base, LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM"), names)
+    with FakeTensorMode(), Live() as live:
+        materialise(model)
+        model.set_adapter(names[0])
+        if recomputes:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        gradients = torch.zeros(n_parts(cell), trained)
+        before = live.now
+        live.peak = 0
+        ids = torch.zeros(tokens // length, length, dtype=torch.long)
+        with torch.autocast("cpu", torch.bfloat16):
+            no_mask = {"full_attention": None}  # under fake tensors transformers would make one
+            hidden = base.base_model(input_ids=ids, attention_mask=no_mask, use_cache=False).last_hidden_state
+            valid = hidden.flatten(0, 1).clone()
+            targets = torch.zeros(len(valid), dtype=torch.long)
+            logps, entropies, *_ = chunked_logprob.ChunkedLogProbFunction.apply(
+                valid, base.lm_head.weight, None, targets, 0.7, HEAD_COLUMNS, None, 1.0, ("entropy",)
+            )
+        (logps.sum() + 0 * entropies.detach().sum()).backward()
+        return {"before": before, "peak": live.peak, "gradients": gradients.nbytes}
+
+
+if __name__ == "__main__":
+    chunked_logprob._use_triton = lambda device: True
+    chunked_logprob._addmm_fp32 = lambda total, a, b: None
+    chunked_logprob._forward_kernel = chunked_logprob._backward_kernel = NoKernel()
+    chunked_logprob.triton = SimpleNamespace(cdiv=lambda a, b: math.ceil(a / b))
+    torch.nn.functional.scaled_dot_product_attention = attend
+    for job in json.loads(sys.argv[1]):
+        sys.stdout.write(json.dumps(run(*job)) + "\n")

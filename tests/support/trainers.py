@@ -1,0 +1,145 @@
+"""Random-weight trainers and canned episodes for the tests: the smallest useful Qwen3, adapters with non-zero effect."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from toy_qwen3 import toy_model
+from transformers import PreTrainedTokenizerBase
+
+from multirole.core.advantages import set_advantages
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.engine import Engine
+from multirole.core.policy import adapter_names, parse_policy
+from multirole.core.rows import Row
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow
+from multirole.core.validation import add_adapters
+from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import make_trainer
+
+SMALL_RUN = Cell(
+    "voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=3,
+    max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3,
+)  # fmt: skip
+"""Evaluated after each iteration and saved after two of the four. The fixture `finished` is a run of it."""
+
+
+def slow_but(always: Iterable, cases: Iterable) -> list:
+    """The cases of a parametrized test, of which the quick suite runs some."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=() if case in always else pytest.mark.slow)
+        for case in cases
+    ]
+
+
+def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed: int = 0) -> PeftModel:
+    lora = LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    base = toy_model(tokenizer, seed, head_dim=16, max_position_embeddings=1024)
+    model = add_adapters(base, lora, adapter_names(policy))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.manual_seed(seed + 1)  # every adapter gets the same B: policies can be compared
+            parameter.data = torch.randn_like(parameter) * 0.1
+        elif "lora_A" in name:
+            torch.manual_seed(seed + 2)
+            parameter.data = torch.randn_like(parameter) * 0.1
+    return model
+
+
+def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path, engine=None, **kwargs):
+    """The cell's trainer over a model, ready for `optimizer_step` and `update`."""
+    problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
+    trainer = make_trainer(
+        cell, str(folder / "out"), problems=(problems, problems[:4]), model=(model, tokenizer), engine=engine, **kwargs
+    )
+    return ready(trainer)
+
+
+def library_trainer(
+    workflow: Workflow, tokenizer: PreTrainedTokenizerBase, folder: Path, engine: Engine | None = None, reward_funcs=None,
+    n_prompts: int = 64, callbacks=None, **config,
+) -> MultiRoleGRPOTrainer:  # fmt: skip
+    """A trainer without any callback of ours, built as TRL's is."""
+    usual = {
+        "generation_batch_size": 16, "num_generations": 8, "max_completion_length": 96, "epsilon_high": 0.28,
+        "learning_rate": 1e-3, "max_grad_norm": 1e9, "max_steps": 60, "micro_batch_tokens": 1024, "bf16": False,
+    }  # fmt: skip
+    args = MultiRoleGRPOConfig(str(folder / "library"), use_cpu=True, report_to="none", **usual | config)
+    trainer = MultiRoleGRPOTrainer(
+        build_model(tokenizer, parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
+        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_chain"] * n_prompts}),
+        processing_class=tokenizer, engine=engine, callbacks=callbacks,
+    )  # fmt: skip
+    return ready(trainer)
+
+
+def no_reward(completions: list, **_: object) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def ready(trainer: MultiRoleGRPOTrainer) -> MultiRoleGRPOTrainer:
+    """What `train` and `update` do before the first optimizer step."""
+    trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
+    trainer.state.max_steps = trainer.args.max_steps
+    for watcher in trainer.watchers:
+        if isinstance(watcher, RoleDiagnostics):
+            watcher.on_update_begin(trainer, [], {})
+    return trainer
+
+
+def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
+    (found,) = [watcher for watcher in trainer.watchers if isinstance(watcher, RoleDiagnostics)]
+    return found
+
+
+def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]:
+    """One row per turn with its advantage, in the order of the episodes."""
+    rows = [Row(episode, turn, trainer.policy[turn.role]) for episode in episodes for turn in episode.turns]
+    set_advantages(rows, trainer.args)
+    return rows
+
+
+def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
+    """Finished episodes of a cell, see `episodes_of`."""
+    return episodes_of(cell.make_workflow().roles, cell.n_episodes, **kwargs)
+
+
+def episodes_of(
+    roles: dict[str, int], n_episodes: int = 8, n_problems: int = 2, vocab: int = 64, seed: int = 0, rounds: int = 1
+) -> list[Episode]:
+    """Finished episodes with random tokens: every role and slot of the workflow speaks in each round."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(low: int, high: int) -> list[int]:
+        n = int(torch.randint(low, high, (1,), generator=generator))
+        return torch.randint(1, vocab, (n,), generator=generator).tolist()
+
+    episodes = []
+    for p in range(n_problems):
+        for index in range(n_episodes):
+            episode = Episode(Problem(str(p), "tiny_chain", f"question {p}", None), index, answer=Answer(""))
+            for round in range(rounds):
+                for role, slots in roles.items():
+                    for slot in range(slots):
+                        prompt, completion = tokens(3, 30), tokens(1, 20)
+                        noise = torch.randn(len(completion), generator=generator)
+                        logprobs = (0.3 * noise - 6.2).tolist()  # ~ -log 510
+                        episode.turns.append(
+                            Turn(role, slot, round, prompt, completion, logprobs, "text", "stop", "answered")
+                        )
+            value = float(torch.randint(0, 2, (1,), generator=generator))
+            episode.reward = Reward(value, "", bool(value))
+            episode.advantage = float(torch.randn(1, generator=generator))
+            episodes.append(episode)
+    return episodes
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    """One table of a run's folder."""
+    return pd.read_parquet(folder / f"{name}.parquet")

@@ -1,0 +1,70 @@
+"""What vLLM makes of our arguments on an H100, without one: python vllm_on_fake_cuda.py MODEL -> a JSON line.
+
+The platform is vLLM's own for CUDA, with the few questions that it would put to a driver answered here; its kernels are empty
+modules, since a configuration calls none.
+"""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+H100 = SimpleNamespace(
+    name="NVIDIA H100 80GB HBM3", total_memory=80 * 2**30, major=9, minor=0, multi_processor_count=132
+)
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.current_device = lambda: 0
+torch.cuda.get_device_properties = lambda *_: H100
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch.cuda.mem_get_info = lambda *_: (79 * 2**30, 80 * 2**30)
+for kernels in ("vllm._C_stable_libtorch", "vllm._C", "vllm._moe_C", "vllm._moe_C_stable_libtorch"):
+    sys.modules[kernels] = ModuleType(kernels)
+
+from vllm import platforms
+from vllm.platforms.cuda import CudaPlatformBase
+from vllm.platforms.interface import DeviceCapability
+
+
+class FakeCuda(CudaPlatformBase):
+    """vLLM's CUDA platform over one H100 that is not there."""
+
+    get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(9, 0))
+    get_device_name = classmethod(lambda cls, device_id=0: H100.name)
+    get_device_total_memory = classmethod(lambda cls, device_id=0: H100.total_memory)
+    is_fully_connected = classmethod(lambda cls, ids: True)
+    device_count = classmethod(lambda cls: 1)
+    log_warnings = classmethod(lambda cls: None)
+    is_cumem_allocator_available = lambda self: True
+
+
+platforms._current_platform = FakeCuda()
+
+from vllm.config import vllm as settings
+
+settings.HAS_TRITON = True  # Triton sees no driver here and calls itself absent
+
+from vllm.engine.arg_utils import EngineArgs
+
+from multirole.engines.vllm_engine import llm_options
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
+from multirole_study.plan import vllm_batch
+
+sizes = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), H100.total_memory).values()
+options = llm_options(2, 64, 25600, torch.bfloat16, 0.6, *sizes)
+found = EngineArgs(model=sys.argv[1], **options | {"max_model_len": 512}).create_engine_config()
+settled = {
+    "second runner": found.use_v2_model_runner,
+    "async scheduling": found.scheduler_config.async_scheduling,
+    "chunked prefill": found.scheduler_config.enable_chunked_prefill,
+    "tokens of a step": found.scheduler_config.max_num_batched_tokens,
+    "sequences": found.scheduler_config.max_num_seqs,
+    "graphs": found.compilation_config.cudagraph_mode.name,
+    "largest graph": max(found.compilation_config.cudagraph_capture_sizes),
+    "LoRA dtype": str(found.lora_config.lora_dtype),
+    "LoRA slots": found.lora_config.max_loras,
+    "sleep mode": found.model_config.enable_sleep_mode,
+}
+sys.stdout.write(json.dumps(settled) + "\n")
