@@ -206,7 +206,7 @@ def test_presets_differ_in_every_documented_option(scale, beyond):
     differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}
     assert differ == beyond | {
         "preset", "code_reward", "malformed_reward", "advantage_group", "lr_clock", "lr_schedule", "minibatch_split",
-        "row_order", "aggregator_fallback",
+        "row_order", "aggregator_fallback", "verdict_rule",
     }  # fmt: skip
     code = Cell("voting", "sp", "code", preset="released_code")
     assert released.advantage_group == "slot" and code.advantage_group == "role"

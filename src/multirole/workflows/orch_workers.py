@@ -6,16 +6,32 @@ import re
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
+_MARKUP = r"(?:^[ \t]*(?:[-+*•]|\d+[.)])[ \t]+)?(?:[*_#>~`]|\\(?:text(?:bf|it|rm)?|mathbf|underline|emph)\s*\{)*[ \t]*"
+HEADER = re.compile(
+    rf"{_MARKUP}\bSTRATEGY[ \t]+(?:#|NO\.?|NUMBER)?[ \t]*\(?(?P<number>\d+)\)?[ \t]*[*_}}]{{0,3}}[ \t]*:[ \t]*[*_}}]{{0,3}}"
+    rf"|^[ \t]*{_MARKUP}STRATEGY[ \t]*#?[ \t]*(?P<heading>\d+)[ \t]*[*_}}]{{0,3}}[ \t]*(?:[.)–—-][ \t]*[*_}}]{{0,3}}[ \t]*|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""The line that starts a strategy: "STRATEGY 1:", also styled ("**Strategy 1:**", "### Strategy 2 -")."""
+ITEM = re.compile(r"^\s*(?:[*_]{1,3})?\d+[.)]\s*(.+)$", re.MULTILINE)
+
 
 def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:
     """At most `limit` strategies and how they were found: "strategies", "list", "lines" or "unparsed" (the whole reply)."""
-    sections = re.findall(r"STRATEGY\s+(\d+):(.*?)(?=STRATEGY\s+\d+:|\Z)", text, re.IGNORECASE | re.DOTALL)
+    headers = list(HEADER.finditer(text))
+    ends = [*(header.start() for header in headers[1:]), len(text)]
+    bodies = [text[header.end() : end].strip() for header, end in zip(headers, ends, strict=False)]
     numbered = sorted(
-        ((int(number), body.strip()) for number, body in sections if body.strip()), key=lambda pair: pair[0]
+        (
+            (int((header["number"] or header["heading"])[:9]), body)
+            for header, body in zip(headers, bodies, strict=True)
+            if body
+        ),
+        key=lambda pair: pair[0],
     )
     if numbered:
         return [body for _, body in numbered][:limit], "strategies"
-    if items := re.findall(r"^\s*\d+[.)]\s*(.+)$", text, re.MULTILINE):
+    if items := ITEM.findall(text):
         return [item.strip() for item in items][:limit], "list"
     if lines := [line.strip() for line in text.splitlines() if len(line.strip()) > 10]:
         return lines[:limit], "lines"

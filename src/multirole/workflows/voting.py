@@ -1,23 +1,53 @@
 """Voting: three independent candidates, one aggregator that selects (paper sec 3).
 
-The aggregator only selects: its own prose is never graded. A reply without a valid `\\boxed{N}` is recorded as
-"unparsed" and candidate 1 is used (the released code takes any digit instead: `fallback="first_digit"`).
+The aggregator only selects: its own prose is never graded. A reply without a valid `\\boxed{N}`, in whatever
+style, is recorded as "unparsed" and candidate 1 is used (the released code takes any digit: `fallback="first_digit"`).
 """
 
 import asyncio
 import re
 
+from multirole.core.replies import find_boxes, plain_words
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
+NUMBERS = {
+    word: number
+    for number, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], start=1)
+}
+_LABEL = (
+    r"(?:solution|candidate|answer|option|choice|response|proposal|attempt|voter|generator|selection|number|no\.?|n|#)"
+)
+SELECTION = re.compile(
+    rf"(?:(?:the|my|best|final|selected|correct|is|:|=|{_LABEL})[\s:=]*)*"
+    rf"(?P<number>\d+|{'|'.join(NUMBERS)})(?:\.0+)?(?: is (?:the )?(?:best|correct|right)(?: (?:one|solution|answer))?)?"
+)
+"""A selection in plain words, behind a label such as "Solution"."""
+
 
 def parse_selection(text: str, n: int, fallback: str = "candidate_1") -> tuple[int, str]:
-    """The selected candidate (0-based) and the outcome: "1".."n", "digit:k" (fallback="first_digit") or "unparsed"."""
+    """Return the selected candidate (0-based) and the outcome: "1".."n", "digit:k" or "unparsed".
+
+    The last box that holds the number of a candidate counts, in whatever style; without one the outcome is "unparsed" and
+    candidate 1 is selected. `fallback="first_digit"` is the released code's rule instead: the first literal `\\boxed{k}`,
+    else the first digit that stands alone ("digit:k"), else "unparsed".
+    """
+    if fallback == "first_digit":
+        return _first_digit(text, n)
+    for box in reversed(find_boxes(text)):
+        selection = SELECTION.fullmatch(plain_words(box.content))
+        number = (NUMBERS.get(selection["number"]) or int(selection["number"][:9])) if selection else 0
+        if 1 <= number <= n:
+            return number - 1, str(number)
+    return 0, "unparsed"
+
+
+def _first_digit(text: str, n: int) -> tuple[int, str]:
     boxed = re.search(r"\\boxed\{(\d+)\}", text)
-    if boxed and 1 <= int(boxed[1]) <= n:
+    if boxed and 1 <= int(boxed[1][:9]) <= n:
         return int(boxed[1]) - 1, boxed[1]
     digit = re.search(r"(?<!\d)[1-9](?!\d)", text)
-    if fallback == "first_digit" and digit and int(digit[0]) <= n:
+    if digit and int(digit[0]) <= n:
         return int(digit[0]) - 1, f"digit:{digit[0]}"
     return 0, "unparsed"
 

@@ -75,6 +75,9 @@ class Cell(Settings):
     aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
         "what a selection without a box is", "candidate_1", released="first_digit"
     )
+    verdict_rule: Literal["last_box", "first_literal"] = option(
+        "which box of an evaluator is its verdict", "last_box", released="first_literal"
+    )
 
     # rewards, and what becomes of them
     malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released=0.0, ge=-1, le=1)
@@ -192,7 +195,7 @@ class Cell(Settings):
         if self._workflow is not None:
             return self._workflow
         sizes: dict[str, tuple] = {
-            "eval_opt": (self.rounds,),
+            "eval_opt": (self.rounds, None, self.verdict_rule),
             "voting": (self.n_voters, self.aggregator_fallback),
             "orch_workers": (self.n_workers,),
         }
