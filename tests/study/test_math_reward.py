@@ -103,7 +103,7 @@ def test_reference_that_cannot_be_parsed_is_matched_by_text_only() -> None:
 
 def test_line_breaks_and_strange_characters() -> None:
     answers = ["4\n2", "\n42\n", "4\x002", "\ud800", "42\u200b", "\u202f42"]
-    expected = ["unparsable", "correct", "unparsable", "unparsable", "unparsable", "correct"]
+    expected = ["wrong", "correct", "unparsable", "unparsable", "unparsable", "correct"]
     assert grade_answers([(answer, "42") for answer in answers]) == expected
 
 
@@ -137,10 +137,9 @@ def test_line_breaks_and_strange_characters() -> None:
         (r"\boxed{1} but \boxed{2", None),
         (r"\boxed{1} but \boxed 2", None),
         (r"\boxed{1} \boxedeq{2}", "1"),
-        (r"\fbox{42}", None),
         (r"<think>\boxed{1}</think>\boxed{2}", "2"),
         (r"<think>\boxed{1}</think> nothing", None),
-        (r"<think>\boxed{1}", "1"),
+        (r"<think>\boxed{1}", None),
         (r"</think>\boxed{1}</think>\boxed{2}", "2"),
     ],
 )
@@ -239,7 +238,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
     script = (
         f"import json, sys\nsys.path.append({str(math_answer.MODULE.parent)!r})\nimport math_compare\nmath_compare.preload()\n"
         "before = set(sys.modules)\n"
-        "for answer, reference in json.load(sys.stdin):\n    math_compare.compare(answer, reference)\n"
+        "for item in json.load(sys.stdin):\n    math_compare.compare(*item)\n"
         "print(sorted(set(sys.modules) - before))"
     )
     wanted = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
@@ -255,7 +254,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
     [
         pytest.param("raise SystemExit('no math-verify here')", "no math-verify here", marks=pytest.mark.slow),
         (
-            "def preload(): pass\ndef judge(answer, gold): return 'broken: ImportError'",
+            "def preload(): pass\ndef judge(*texts): return 'broken: ImportError'",
             "could not be run .*ImportError",
         ),
     ],

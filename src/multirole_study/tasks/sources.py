@@ -11,9 +11,12 @@ turn the answers 3 and 2.5 into "3.0" and "2.5".
 
 import hashlib
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +30,7 @@ SPLIT_SEED = 42
 MOST_BROKEN = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
 SUFFIXES = (".parquet", ".jsonl")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
@@ -116,7 +120,27 @@ def text_of(row: Row, column: str, reason: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(reason)
+    if fault := fault_of(value):
+        raise BadRow(fault)
     return value
+
+
+def fault_of(value: Any) -> str | None:
+    """Return why a value cannot be a reference or a text, None where it can: "not_finite" or "half_a_character".
+
+    NaN and infinity are what a missing number becomes on its way through pandas, and half a surrogate pair is what is left
+    of an emoji that was cut; it cannot be encoded.
+    """
+    if isinstance(value, (float, np.floating)):
+        return None if math.isfinite(value) else "not_finite"
+    if isinstance(value, Decimal):
+        return None if value.is_finite() else "not_finite"
+    if isinstance(value, str):
+        return "half_a_character" if _SURROGATE.search(value) else None
+    members = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
+    if isinstance(value, (Mapping, list, tuple)):
+        return next(filter(None, map(fault_of, members)), None)
+    return None
 
 
 def file_of_rows(data: str | Path) -> Path:
@@ -140,7 +164,7 @@ def read_rows(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=256):
                     yield from batch.to_pylist()
             return
-        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 may stand inside a string
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: U+2028 may stand inside a string
         rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
     except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from multirole.core.types import Problem, Reward
-from multirole_study.tasks.sources import DataError, file_of_rows, question_id, read_rows, take
+from multirole_study.tasks.sources import DataError, fault_of, file_of_rows, question_id, read_rows, take
 from multirole_study.tasks.splits import check_split
 
 RewardFunction = Callable[..., list[float]]
 """`reward(prompts, completions, **columns)` returns one number per completion; 1 or more counts as correct."""
 Data = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, a `datasets.Dataset`, or a list of dicts; each row has a "prompt" column and any others."""
+
+
+FAULTS = {
+    "not_finite": ("NaN or infinity", "Write None for a missing value, or leave the row out."),
+    "half_a_character": ("half a character (a lone surrogate)", "Write the text again, or leave the row out."),
+}
 
 
 @runtime_checkable
@@ -112,12 +118,23 @@ class Task:
                     f"Each row of task {self.name!r} needs a text in the column 'prompt', but row {number} of "
                     f"{_source(data)} has {question!r}; its columns are {sorted(row)}."
                 )
+            self._check_values(row, number, data)
             name = question_id(self.name, question)
             name = f"{name}-{number}" if name in problems else name
             problems[name] = Problem(name, self._prompts, question, {k: v for k, v in row.items() if k != "prompt"})
         if not problems:
             raise DataError(f"Each split of task {self.name!r} needs at least one row, got none from {_source(data)}.")
         return list(problems.values())
+
+    def _check_values(self, row: Mapping[str, Any], number: int, data: Data) -> None:
+        """Refuse NaN, infinity and halves of characters, which are no references and no text (DataError)."""
+        for column, value in row.items():
+            if fault := fault_of(value):
+                what, advice = FAULTS[fault]
+                raise DataError(
+                    f"Row {number} of {_source(data)} has {what} in the column {column!r} of task {self.name!r}: "
+                    f"{ascii(value)[:80]}. {advice}"
+                )
 
     def _describe(self, split: str) -> dict[str, object]:
         rows = [{"prompt": problem.question} | problem.reference for problem in self.problems(split)]
