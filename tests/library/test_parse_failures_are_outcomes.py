@@ -32,6 +32,11 @@ def test_no_selection_is_unparsed(text):
     assert parse_selection(text, 3) == (0, "unparsed")
 
 
+def test_selection_by_the_first_literal_box():
+    assert parse_selection("\\boxed{3}, no, \\boxed{1}", 3, box_rule="first_literal") == (2, "3")
+    assert parse_selection("\\boxed{\\text{2}}", 3, box_rule="first_literal") == (0, "unparsed")
+
+
 def test_selection_by_the_rule_of_the_released_code():
     assert parse_selection("The best is 2.", 3, "first_digit") == (1, "digit:2")
     assert parse_selection("12 is right, so 3", 3, "first_digit") == (2, "digit:3")

@@ -19,6 +19,8 @@ THOUGHT_TAGS = (
 )
 """The tags that open and close a thought: Qwen3, DeepSeek-R1 and others, then Seed-OSS, Magistral, Kimi, Sky-T1."""
 
+MOST_WORDS = 400
+"""Characters of a box that are read as words."""
 _BOX = r"\\(?:boxed|fbox|framebox)(?![A-Za-z])"
 _BOX_TOKEN = re.compile(rf"(?P<box>{_BOX}\s*(?:\[[^\]\n]{{0,40}}\]\s*)?\{{)|\\.|[{{}}]", re.DOTALL)
 _BARE_BOX = re.compile(rf"{_BOX}(?!\s*[\[{{])\s*[-+\d\\(]")  # \boxed 5 is a malformed box, "use \boxed" is a mention
@@ -98,7 +100,7 @@ def plain_words(content: str) -> str:
     `\textbf{ Correct. }`, `**correct**` and `\text{Correct}` all give "correct". Signs, points between digits and commands
     that are no styles stay, so that -2, 1/2, 1.5 and `\sqrt{2}` are not taken for other numbers.
     """
-    text = unicodedata.normalize("NFKC", content)
+    text = unicodedata.normalize("NFKC", content[:MOST_WORDS])
     text = _COLOR.sub(" ", text).replace(r"\#", "#").replace(r"\%", "%").replace(r"\_", "_")
     text = _STYLE.sub(" ", text)
     text = re.sub(r"[*_`$~#\"'“”‘’()\[\]<>{}✓✔✅❌✗]|\\(?=[{}()\[\]])", " ", text)

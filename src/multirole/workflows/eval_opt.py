@@ -11,18 +11,18 @@ from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, a
 from multirole.workflows.prompts import render
 
 VERDICT = re.compile(
-    r"(?:(?:the|my|final|this|verdict|judg[e]?ment|answer|solution|is|n|:|=)[\s:=]*)*"
+    r"(?:(?:the|my|final|this|verdict|judge?ment|answer|solution|is)(?![a-z])[\s:=]*)*"
     r"(?P<verdict>correct|incorrect|in-correct|not correct)"
 )
 """A verdict in plain words, behind a label such as "Verdict:" or "The solution is"."""
 
 
-def parse_verdict(text: str, rule: str = "last_box") -> str:
+def parse_verdict(text: str, box_rule: str = "last_box") -> str:
     """Return "correct", "incorrect" or "unparsed": the last box that holds a verdict, in whatever style.
 
-    `rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
+    `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
     """
-    if rule == "first_literal":
+    if box_rule == "first_literal":
         literal = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
         return literal[1].lower() if literal else "unparsed"
     for box in reversed(find_boxes(text)):
@@ -46,9 +46,9 @@ class EvalOpt:
         ),
     )
 
-    def __init__(self, rounds: int = 3, prompts: str | None = None, verdict_rule: str = "last_box") -> None:
+    def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "last_box") -> None:
         self.roles = {"generator": 1, "evaluator": 1}
-        self.rounds, self.prompts, self.verdict_rule = rounds, prompts, verdict_rule
+        self.rounds, self.prompts, self.box_rule = rounds, prompts, box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts = self.prompts or problem.task
@@ -58,7 +58,7 @@ class EvalOpt:
         for round in range(self.rounds):
             history.append(assistant(draft.text))
             verdict = await call("evaluator", [*history, critique], round=round)
-            verdict.outcome = parse_verdict(verdict.text, self.verdict_rule)
+            verdict.outcome = parse_verdict(verdict.text, self.box_rule)
             if verdict.outcome == "correct" or round == self.rounds - 1:
                 break
             history.append(assistant(verdict.text))

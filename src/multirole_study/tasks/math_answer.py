@@ -72,7 +72,7 @@ _BASE = re.compile(
 )
 _BASE_WORDS = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
 _CHOICE = re.compile(
-    r"(?:\\text\{)?\s*(?:(?:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
+    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
     re.DOTALL,
 )
 _RATIO = re.compile(r"\d+(?::\d+)+", re.ASCII)
@@ -181,7 +181,7 @@ def _powers_of_ten(text: str) -> str:
 def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
     """Return the verdict for words and for the letters of a multiple choice."""
     letters = [_choice(text) for text in (ours, gold)]
-    if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", re.sub(r"\\\\text", "", gold)):
+    if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", re.sub(r"\\text", "", gold)):
         if letters[0]:
             return "correct" if letters[0] == letters[1] else "wrong"
         return None
@@ -197,7 +197,11 @@ def _choice(text: str) -> str | None:
     if match is None:
         return None
     rest = match["rest"].strip(" }.")
-    if match["bare"] and rest and not (match["mark"] and match["rest"][:1] in " }\\"):
+    if (
+        match["bare"]
+        and rest
+        and (match["mark"] not in {")", ":"} and match["rest"][:1] not in " }\\" or len(rest) == 1)
+    ):
         return None
     return match["round"] or match["bare"]
 

@@ -225,7 +225,7 @@ def equal(gold: Value, value: Value) -> bool:
         return isinstance(gold, Words) and isinstance(value, Words) and _spelled(gold.text) == _spelled(value.text)
     if _is_matrix(gold) or _is_matrix(value):
         return _equal_matrices(gold, value)
-    if _is_relation(gold) or _is_relation(value):
+    if any(_is_relation(one) or _are_relations(one) for one in (gold, value)) and not _are_items(gold, value):
         return _equal_relations(gold, value)
     if isinstance(gold, sympy.Set) or isinstance(value, sympy.Set):
         return _equal_sets(_as_set(gold), _as_set(value))
@@ -249,7 +249,7 @@ def _spelled(text: str) -> str:
 
 def _equal_items(gold: Items, value: Items) -> bool:
     kinds = {gold.kind, value.kind}
-    if all(all(_is_relation(item) for item in one.values) for one in (gold, value)):
+    if _are_items(gold, value):
         kinds = {"set"}
     if kinds <= {"list", "set"}:
         return _equal_unordered(gold, value, is_set="set" in kinds)
@@ -380,6 +380,14 @@ def _numerator(value: Value) -> Value:
 
 def _is_relation(value: Value) -> bool:
     return isinstance(value, (Relational, And, sympy.And))
+
+
+def _are_relations(value: Value) -> bool:
+    return isinstance(value, Items) and all(map(_is_relation, value.values))
+
+
+def _are_items(gold: Value, value: Value) -> bool:
+    return _are_relations(gold) and _are_relations(value)
 
 
 def _equal_relations(gold: Value, value: Value) -> bool:

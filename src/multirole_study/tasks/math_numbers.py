@@ -23,6 +23,7 @@ PRODUCTS = (sympy.factorial, sympy.factorial2, sympy.subfactorial, sympy.gamma, 
 POSITIVE = ("7/3", "11/5", "13/7", "3/11", "17/13", "2/19", "23/5", "29/31")
 """Values of the first, second, ... variable at a point; points rotate and change signs."""
 
+DIVISORS = {"gcd": sympy.igcd, "lcm": sympy.ilcm}
 UNRESOLVED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
 
 Value = Any
@@ -106,8 +107,8 @@ def _undefined(value: Value, point: dict[Value, Value], is_real: bool) -> Value:
     name = str(value.func).strip("\\").removeprefix("text{").removesuffix("}").strip()
     if name == "cis" and len(arguments) == 1:
         return sympy.cos(arguments[0]) + sympy.I * sympy.sin(arguments[0])
-    if name in {"lcm", "gcd"} and all(argument.is_Integer for argument in arguments):
-        return getattr(sympy, f"i{name}" if name != "lcm" else "ilcm")(*arguments)
+    if name in DIVISORS and all(argument.is_Integer for argument in arguments):
+        return DIVISORS[name](*arguments)
     digest = hashlib.sha256(repr((name, arguments)).encode()).digest()
     return sympy.Rational(int.from_bytes(digest[:4], "big") + 1, 10**9 + 7)
 

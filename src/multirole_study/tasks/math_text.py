@@ -19,7 +19,7 @@ _UNICODE = {
     "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "ⅇ": "e", "ⅈ": "i", "…": r"\ldots ", "⋯": r"\ldots ", "∖": r"\setminus ",
     "≈": r"\approx ", "≡": r"\equiv ", "∠": r"\angle ", "△": r"\triangle ", "⟨": r"\langle ", "⟩": r"\rangle ",
     "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "¢": r"\text{ cents}",
-    "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "₹": r"\text{₹}",
+    "或": " or ", "和": " and ", "、": ",", "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "₹": r"\text{₹}",
 }  # fmt: skip
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -85,9 +85,9 @@ _GREEK = [
     "tau",
 ]
 _BARE = re.compile(rf"(?<![\\A-Za-z])(pi|sqrt|infty|infinity|oo|{'|'.join([*_FUNCTIONS, *_GREEK])})(?![A-Za-z])")
-_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{cis\})(?![A-Za-z])")
-_GAP = r"(?:\\[,;: ]|~|\{,\}|,\\!|\\!,|,\s*\\!)"
-_THOUSANDS_GAP = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GAP}\d{{3}})+(?![\d])", re.ASCII)
+_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{\s*cis\s*\})(?![A-Za-z])")
+_GAP = r"(?:\\[,;: ]|~|\{,\}|\\!,|,\s*\\!\s*)"
+_THOUSANDS_GAP = re.compile(rf"(?<![\d.,])[1-9]\d{{0,2}}(?:{_GAP}\d{{3}})+(?![\d])", re.ASCII)
 _THOUSANDS = re.compile(r"([+-]?)(\d{1,3}(?:([, ])\d{3})(?:\3\d{3})*)((?:\.\d+)?)", re.ASCII)
 _THOUSANDS_FACTOR = re.compile(r"(?<![\d.,{(\[])(\d{1,3}(?:,\d{3})+)(?=(?:\.\d+)?(?:\\[a-zA-Z%]|[a-zA-Z^%]|\s*$))")
 _REPEATING = re.compile(
@@ -110,6 +110,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text).replace(r"\!", "")
     text = re.sub(r"(?<=\d)[ \t]*[\r\n]+[ \t]*(?=\d)", r"\\newline ", text)
     text = _SPACE.sub(" ", _SWITCH.sub("", _COLOR.sub("", text)))
+    text = re.sub(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
     text = _WRAPPER.sub("", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\[dt]binom(?![A-Za-z])", r"\\binom", text)
@@ -129,6 +130,7 @@ def normalize(text: str) -> str:
     text = _numbers(text)
     if _ANGLE.search(text):
         text = re.sub(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)", r"{\\frac{\1\\pi}{180}}", text)
+    text = _cis(text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])\s?", r"^{\\circ}", text)
     text = re.sub(r"(?<![A-Za-z0-9\\]) +| +(?![A-Za-z0-9\\])", "", text)
     return re.sub(r"^(?:\{\}|[,;:])+|(?:[,;:]|(?<!\.)\.)+$", "", text).strip()
@@ -207,6 +209,16 @@ def _arguments(text: str) -> str:
             text += name + head + "".join(f"{{{argument}}}" for argument in arguments if argument) + rest
     text = re.sub(r"\^\s*\(", "^(", text)
     return re.sub(r"\^\(([^()]*)\)", r"^{\1}", text)
+
+
+def _cis(text: str) -> str:
+    r"""Write the polar form `2\text{cis}\theta` with sine and cosine."""
+    head, *parts = re.split(r"\\text\{\s*cis\s*\}|\\cis(?![A-Za-z])", text)
+    for part in parts:
+        number = re.match(r"\s*(\d+(?:\.\d+)?)", part)
+        angle, rest = (number[1], part[number.end() :]) if number else _argument(part)
+        head += rf"(\cos{{{angle}}}+i\sin{{{angle}}}){rest}"
+    return head
 
 
 def _argument(text: str) -> tuple[str, str]:
