@@ -109,3 +109,12 @@ def test_plan_in_every_style(text):
 )
 def test_strategies(text, strategies, outcome):
     assert parse_strategies(text, 3) == (strategies, outcome)
+
+
+def test_long_markup_is_parsed_in_linear_time():
+    for unit in ("*", "_#", "\n", " ", "1.\n", "STRATEGY ", "\\text{", "\\boxed{", "\\boxed{}", "the "):
+        text = unit * (100_000 // len(unit))
+        assert parse_verdict(text) == "unparsed" and parse_selection(text, 3) == (0, "unparsed")
+        assert parse_strategies(text, 3)[1] in {"strategies", "list", "lines", "unparsed"}
+        boxed = f"\\boxed{{{text}}}"
+        assert parse_verdict(boxed) == "unparsed" and parse_selection(boxed, 3) == (0, "unparsed")

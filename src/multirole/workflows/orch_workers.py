@@ -6,14 +6,15 @@ import re
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
-_MARKUP = r"(?:^[ \t]*(?:[-+*•]|\d+[.)])[ \t]+)?(?:[*_#>~`]|\\(?:text(?:bf|it|rm)?|mathbf|underline|emph)\s*\{)*[ \t]*"
+_MARKUP = r"(?:^[ \t]{0,8}(?:[-+*•]|\d{1,3}[.)])[ \t]{1,4})?(?:[*_#>~`]|\\(?:text(?:bf|it|rm)?|mathbf|underline|emph)\{){0,6}[ \t]{0,4}"
+_END = r"[ \t]{0,4}[*_}]{0,3}[ \t]{0,4}"
 HEADER = re.compile(
-    rf"{_MARKUP}\bSTRATEGY[ \t]+(?:#|NO\.?|NUMBER)?[ \t]*\(?(?P<number>\d+)\)?[ \t]*[*_}}]{{0,3}}[ \t]*:[ \t]*[*_}}]{{0,3}}"
-    rf"|^[ \t]*{_MARKUP}STRATEGY[ \t]*#?[ \t]*(?P<heading>\d+)[ \t]*[*_}}]{{0,3}}[ \t]*(?:[.)–—-][ \t]*[*_}}]{{0,3}}[ \t]*|$)",
+    rf"{_MARKUP}\bSTRATEGY\s{{1,8}}(?:#|NO\.?|NUMBER)?[ \t]{{0,4}}\(?(?P<number>\d+)\)?{_END}:{_END}"
+    rf"|^[ \t]{{0,8}}{_MARKUP}STRATEGY[ \t]{{0,4}}#?[ \t]{{0,4}}(?P<heading>\d+){_END}(?:[.)–—-]{_END}|$)",
     re.IGNORECASE | re.MULTILINE,
 )
 """The line that starts a strategy: "STRATEGY 1:", also styled ("**Strategy 1:**", "### Strategy 2 -")."""
-ITEM = re.compile(r"^\s*(?:[*_]{1,3})?\d+[.)]\s*(.+)$", re.MULTILINE)
+ITEM = re.compile(r"^[^\S\n]*(?:[*_]{1,3})?\d+[.)]\s*(.+)$", re.MULTILINE)
 
 
 def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:
