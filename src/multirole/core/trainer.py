@@ -12,6 +12,7 @@ Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order
 import copy
 import functools
 import itertools
+import logging
 import math
 import shutil
 import time
@@ -47,9 +48,10 @@ from multirole.core.distributed import (
 )
 from multirole.core.engine import Engine, Sampling
 from multirole.core.episode_metrics import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
-from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
+from multirole.core.gradients import PartSums, clip, gradient_of, keeps_rows, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.logprobs import score
+from multirole.core.noise import disable_noise
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import (
     Attempt,
@@ -65,6 +67,8 @@ from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, proble
 from multirole.core.stock import GRPOTrainer
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
 from multirole.core.validation import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
+
+logger = logging.getLogger(__name__)
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
@@ -183,6 +187,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
+        self._disable_noise()
         if self.aux_loss_enabled:
             raise ValueError("`router_aux_loss_coef` is not supported by multi-role training. Set it to 0.0.")
         self.is_sharded = self.is_fsdp_enabled
@@ -193,7 +198,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             )
         if self.is_sharded:
             keep_float32(self.accelerator)
-        self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no"
+        self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no" and keeps_rows(self.peft_model)
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
         if args.n_problems % args.world_size:
             raise ValueError(
@@ -203,11 +208,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.problems = to_problems(train_dataset)
         base = self.peft_model.get_base_model()
         is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
-        self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
+        self.engine = engine or import_module(ENGINES).load_engine(args.engine, peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
             render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
         )  # fmt: skip
+
+    def _disable_noise(self) -> None:
+        """Compute all log-probs without dropout and NEFTune, as the engine does that samples; say so where there was any."""
+        noise = disable_noise(self.peft_model)
+        if self.neftune_noise_alpha is not None:
+            noise.append(f"neftune_noise_alpha={self.neftune_noise_alpha}")
+            self.neftune_noise_alpha = None  # what HF's loop reads
+        if noise and self.accelerator.is_main_process:
+            logger.warning(
+                "%s: switched off. The ratio of the loss compares the trainer's log-probs with those of the engine, which samples without "
+                "noise.", ", ".join(noise),
+            )  # fmt: skip
 
     @property
     def sampling(self) -> Sampling:
