@@ -5,7 +5,13 @@ from collections.abc import Callable
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 HEADS = SMALL | {"head_dim": 16}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 512}
 WINDOW = 8

@@ -104,7 +104,10 @@ def keeps_rows(model: PeftModel) -> bool:
     """Whether every LoRA layer is given (N, L, in) for N rows of L tokens, as `MergedLinear` expects; experts see single tokens."""
     ids, shapes = torch.tensor([[0, 1, 2], [0, 1, 2]], device=model.device), []
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    handles = [layer.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape[:-1])) for layer in layers]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape[:-1] if inputs else None))
+        for layer in layers
+    ]
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
     for handle in handles:
         handle.remove()

@@ -24,12 +24,14 @@ def compact_head() -> Iterator[None]:
         utils._use_triton = former
 
 
-def score(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:
+def score(
+    model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probs and entropies (N, C) of the last C = `n_completion` of ids and mask (N, P + C), padded as TRL pads them.
 
-    Causal attention over rows at the left edge needs no mask and no position ids.
+    Causal attention over rows at the left edge needs no mask and no position ids. The model is given a multiple of `multiple` tokens.
     """
-    ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion)
+    ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion, multiple)
     with compact_head():
         outputs = model(input_ids=ids, labels=labels, fused_lm_head=True)
     logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)

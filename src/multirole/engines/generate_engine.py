@@ -15,7 +15,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
@@ -140,7 +147,10 @@ class GenerateEngine:
             do_sample=False, use_cache=True, eos_token_id=self.eos_ids, pad_token_id=self.pad_id,
             max_new_tokens=max(request.max_tokens for request in requests),
         )  # fmt: skip
-        usual, base.generation_config = base.generation_config, config  # or `generate` would add the model's own penalties
+        usual, base.generation_config = (
+            base.generation_config,
+            config,
+        )  # or `generate` would add the model's own penalties
         try:
             output = base.generate(
                 input_ids, attention_mask=shown.long().to(base.device), generation_config=config,
