@@ -1,7 +1,5 @@
 """Random decoders of many families, small enough to train, with logits that are far from flat."""
 
-from collections.abc import Callable
-
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -65,11 +63,8 @@ def decoder(family: str, vocab: int, eos: int = 1, pad: int = 0) -> PreTrainedMo
         kind, vocab_size=vocab, bos_token_id=None, eos_token_id=eos, pad_token_id=pad, **options
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=None)
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "conv" not in name:
             torch.nn.init.normal_(parameter, std=0.25)
     return model.float()
-
-
-Make = Callable[[], PreTrainedModel]
