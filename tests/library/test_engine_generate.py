@@ -97,13 +97,19 @@ def train(base, tokenizer, folder, lora, policy="ip", **options):
     "family", slow_but(("gemma2", "opt"), [name for name in FAMILIES if name != "recurrent_gemma"])
 )
 def test_the_adapter_that_samples_is_the_one_that_trains(family, tokenizer, tmp_path):
-    """Not RecurrentGemma, whose logits TRL's head does not cap."""
     base = decoder(family, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     options = {"router_aux_loss_coef": 0.0} if family in WITH_MOE_LOSS else {}
     lora = {"target_modules": WITH_MAMBA[family]} if family in WITH_MAMBA else {}
     trainer, gap = train(base, tokenizer, tmp_path, lora, **options)
     assert isinstance(trainer.engine, GenerateEngine)
     assert max(gap.gaps) < (2e-4 if family in ROUGH else 3e-5)
+
+
+def test_a_model_that_trls_head_does_not_score_is_refused(tokenizer, tmp_path):
+    """TRL does not know the name of this model's cap (huggingface/trl's `add_fused_lm_head`)."""
+    base = decoder("recurrent_gemma", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    with pytest.raises(ValueError, match="fused head does not compute the log-probs of a RecurrentGemmaForCausalLM"):
+        train(base, tokenizer, tmp_path, {})
 
 
 @pytest.mark.parametrize("kind", slow_but(("dora", "saved head"), ADAPTERS))

@@ -51,7 +51,7 @@ from multirole.core.entropy import StepEntropy, next_coef, select_tokens
 from multirole.core.episode_metrics import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
 from multirole.core.gradients import PartSums, clip, gradient_of, keeps_rows, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.logprobs import score
+from multirole.core.logprobs import check_head, score
 from multirole.core.noise import disable_noise
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.rollout import (
@@ -203,6 +203,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if self.is_sharded:
             keep_float32(self.accelerator)
         self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no" and keeps_rows(self.peft_model)
+        base = self.peft_model.get_base_model()
+        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+        if not self.is_sharded:
+            with self.accelerator.autocast():
+                check_head(self.peft_model, self.temperature, 0.01 if is_float32 else 0.5)
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
         if args.n_problems % args.world_size:
             raise ValueError(
@@ -210,8 +215,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 "`generation_batch_size` so that they can."
             )
         self.problems = to_problems(train_dataset)
-        base = self.peft_model.get_base_model()
-        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         load_engine = import_module(ENGINES).load_engine
         self.engine = engine or load_engine(args.engine, self.peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
