@@ -33,6 +33,8 @@ HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """TRL's fused LM head works on tiles of so many tokens and columns."""
 ENGINE_ROWS = 384
 """Requests that the transformers engine runs at once."""
+GENERATE_ROWS = 128
+"""Requests of a batch of the engine "generate"."""
 MOST_ROWS, STEPS, STEP_SHARE = 512, (16384, 8192, 4096, 2048), 0.05
 """vLLM captures CUDA graphs up to so many rows. Of its steps' sizes in tokens, the largest whose work space takes so much of its
 memory (not measured)."""
@@ -142,13 +144,15 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         ),
     ]  # fmt: skip
     cache = None
-    if on_gpu and uses_vllm(cell, gpu_bytes):
+    engine = engine_of(cell, gpu_bytes is not None)
+    if on_gpu and engine == "vllm":
         part, cache = vllm_engine(cell, launch, s, size)
         parts.append(part)
-    else:  # float32 weights with each adapter merged, and every row at its full length
+    else:  # every row at its full length; the engine "transformers" has float32 weights with each adapter merged
         weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
-        rows = min(most_asked(cell) // n, ENGINE_ROWS)
-        parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
+        rows = min(most_asked(cell) // n, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
+        if engine == "transformers":
+            parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
         parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
@@ -198,11 +202,6 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
 # ---- vLLM
 
 
-def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
-    """Whether vLLM samples; a GPU that is only named is assumed to have it."""
-    return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
-
-
 def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
     """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
 
@@ -243,7 +242,7 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing: none where all layers fit with room to spare.
     """
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
-    if kind == "GPU" and uses_vllm(cell, gpu_bytes):
+    if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
         launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
     if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
         return launch

@@ -7,6 +7,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+from multirole.engines import SERVED
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
@@ -47,6 +48,17 @@ def shape_of(cell: Cell) -> Shape:
     return Shape(
         layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, is_tied, config.get("model_type") == "qwen3"
     )
+
+
+def is_served(cell: Cell) -> bool:
+    """Whether the engine "transformers" implements the base model's architecture, by its config.json; the pinned ones are."""
+    folder = local_folder(cell)
+    try:
+        config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # which `shape_of` and the preflight report
+        config = {}
+    architectures = config.get("architectures")
+    return not architectures or architectures[0] in SERVED
 
 
 def _complete(folder: Path) -> Path:

@@ -172,7 +172,9 @@ class Cell(Settings):
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
     # engine and precision
-    engine: Literal["auto", "transformers", "vllm"] = option("auto takes vllm on a GPU", "auto", smollm2="transformers")
+    engine: Literal["auto", "transformers", "generate", "vllm"] = option(
+        "auto takes vllm on a GPU; generate runs any decoder, slowly", "auto", smollm2="transformers"
+    )
     dtype: Literal["float32", "bfloat16"] = option(
         "of the base, adapters are float32", "bfloat16", tiny="float32", smollm2="float32"
     )

@@ -19,6 +19,7 @@ from multirole.core.event_loop import in_thread, user_lines
 from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
 from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user
 from multirole.core.validation import check_reward
+from multirole.engines import SERVED
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of, look, stopping
@@ -26,8 +27,6 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.released_code import RENDERERS
 from multirole_study.tasks.user_task import RewardError, Task
 
-SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
-"""What the transformers engine can run (`engines.qwen3`)."""
 TURN = "<|im_start|>"
 DRY_SECONDS = 30.0
 REPLIES = ("", "\\boxed{1}")
@@ -84,7 +83,7 @@ def _model_problem(cell: Cell, folder: Path) -> str:
     if kind not in CAUSAL.values():
         return f"holds a {kind}, which is not a causal language model."
     if engine_of(cell) == "transformers" and kind not in SERVED:
-        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='vllm'."
+        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='auto' or 'generate'."
     highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         return f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."
