@@ -131,6 +131,12 @@ def test_the_hub_comes_first_and_its_base_is_recorded_as_such(fetching, monkeypa
     assert {k: describe(CELL)[k] for k in ("name", "revision")} == {"name": pinned.repo, "revision": pinned.revision}
 
 
+def test_rows_of_ones_own_are_refused_and_a_model_of_ones_own_is_not(tmp_path):
+    with pytest.raises(ValueError, match="`data` replaces the rows.*scale='0.6b'"):
+        Cell("single", "sp", scale="smollm2", data=str(tmp_path))
+    assert Cell("single", "sp", scale="smollm2", model=str(tmp_path)).model == str(tmp_path)
+
+
 def test_nothing_is_downloaded_where_it_may_not_be(fetching):
     with pytest.raises(ValueError, match="not in this machine's cache"):
         locate(CELL, may_download=False)
