@@ -45,7 +45,7 @@ SNAKEMAKE = $(BIN)/python -m snakemake
 GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-r)) results_dir=$(call quoted,$(RESULTS_DIR)) \
 	$(if $(STUDY),study=$(call quoted,$(STUDY))) $(if $(SEEDS),$(call quoted,seeds=[$(SEEDS)])) $(ARGS)
 
-.PHONY: help setup cell smollm2 grid study grid-status paper docs test test-all bench clean
+.PHONY: help setup cell smollm2 grid study grid-status paper docs test test-all frameworks bench clean
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
@@ -61,6 +61,7 @@ help:
 	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-r"
 	@echo "make docs    build the documentation as a site, with the API from the docstrings; a dead link stops it"
 	@echo "make test    run the tests; make test-all also the exhaustive lists (an hour)"
+	@echo "make frameworks  install the agent frameworks of examples/frameworks"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv and caches; results stay"
 
@@ -141,8 +142,12 @@ docs: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder < /dev/null
 
-test-all: $(STAMP)
+test-all: $(STAMP) frameworks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu" < /dev/null
+
+# The agent frameworks of examples/frameworks, on top of the locked environment.
+frameworks: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-frameworks.lock
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null

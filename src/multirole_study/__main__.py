@@ -99,7 +99,7 @@ def plan(argv: list[str]) -> int:
 def doctor(argv: list[str]) -> int:
     """Train two iterations of a cell on this machine: checks, speed and memory. The exit code is 1 if a check fails.
 
-    For several processes, write torchrun --nproc_per_node 2 -m multirole doctor -p workflow voting -p policy ip
+    For several processes, write torchrun --nproc_per_node 2 -m multirole_study doctor -p workflow voting -p policy ip
     """
     from multirole_study.experiment.cell import Cell
 
@@ -113,9 +113,25 @@ def doctor(argv: list[str]) -> int:
         if launch.n_processes not in (1, n):
             raise ValueError(
                 f"`n_processes` is {launch.n_processes}, but the doctor examines the processes that a launcher starts, here {n}. "
-                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole doctor ..."
+                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole_study doctor ..."
             )
         return smoke_run.run(cell, planner.settled(cell, launch.replace(n_processes=n)))
+
+
+def serve(argv: list[str]) -> int:
+    """Serve the roles of a run as models of OpenAI's API, until Ctrl-C."""
+    parser = _parser(serve)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--step", type=int, help="the evaluated step whose adapters are served (default: the last)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
+    parser.add_argument("--model", help="the base model's folder, for a run that had one of its own")
+    options = parser.parse_args(argv)
+    with refusing():
+        from multirole_study.serving import serve_run
+
+        serve_run(options.folder, options.step, options.host, options.port, options.model)
+    return 0
 
 
 def inspect(argv: list[str]) -> int:
@@ -219,7 +235,8 @@ def fetch(argv: list[str]) -> int:
 
 
 COMMANDS = {
-    command.__name__: command for command in (train, evaluate, plan, doctor, inspect, pack, paper, questions, fetch)
+    command.__name__: command
+    for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper, questions, fetch)
 }
 
 

@@ -82,7 +82,7 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
     raise ValueError(
         f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache{why}. "
         f"Where there is a network, run `hf download {pinned.repo} --revision {pinned.revision}` and set HF_HOME to that cache "
-        "here; or pass model=FOLDER with a local copy; or use scale='tiny-r', whose model is in this package."
+        "here; or pass a local copy with `-p model FOLDER` (in Python model=FOLDER); or use scale='tiny-r', whose model is in this package."
     )
 
 

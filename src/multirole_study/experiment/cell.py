@@ -31,7 +31,15 @@ from multirole_study.experiment.presets import (
     preset_key,
     scale_lengths,
 )
-from multirole_study.experiment.settings import Parameter, Settings, option, parameters, refusing, unknown_name
+from multirole_study.experiment.settings import (
+    Parameter,
+    Settings,
+    looked_in,
+    option,
+    parameters,
+    refusing,
+    unknown_name,
+)
 from multirole_study.experiment.user_files import own_object
 from multirole_study.tasks.gym import PREFIX, Gym, is_gym
 from multirole_study.tasks.gym import parse as parse_gym
@@ -220,7 +228,7 @@ class Cell(Settings):
             elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
                 yield f"`data` replaces the rows of task='math' or 'code' at a paper scale, got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
-                yield f"`{name}` must be an existing local path, got {path!r}. Leave it out for the pinned download."
+                yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
         if self._task is not None and self.data is not None:
             yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
 

@@ -100,7 +100,7 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
         )
     if is_small(cell.scale) or cell.model is not None:
         return Found("a GPU", found)
-    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or model=FOLDER with a small model of yours."
+    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
     return Found("a GPU", found, f"scale={cell.scale!r} needs one. {advice} {instead}")
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole_study.tasks.math_answer import extract_boxed, grade_answers
-from multirole_study.tasks.sources import Published, Row, Source, question_id, text_of
+from multirole_study.tasks.sources import BadRow, Published, Row, Source, question_id, text_of
 
 
 def to_problem(row: Row) -> Problem:
@@ -18,6 +18,8 @@ def to_problem(row: Row) -> Problem:
     question, solution = text_of(row, "prompt", "no_question"), row.get("solution")
     if isinstance(solution, (int, float)) and not isinstance(solution, bool):
         row = row | {"solution": str(solution)}
+    if isinstance(solution, str) and solution.strip().lower() == "nan":  # what pandas makes text of a missing one
+        raise BadRow("no_answer")
     return Problem(question_id("math", question), "math", question, text_of(row, "solution", "no_answer").strip())
 
 

@@ -11,9 +11,12 @@ turn the answers 3 and 2.5 into "3.0" and "2.5".
 
 import hashlib
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,13 +143,36 @@ def read_rows(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=256):
                     yield from batch.to_pylist()
             return
-        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 may stand inside a string
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: U+2028 may stand inside a string
         rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
-    except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read, because it is not UTF-8: {error}. Save it as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # JSON and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} must hold one JSON object per line.")
     yield from rows
+
+
+def broken_value(value: object) -> str | None:
+    """What is wrong with a value of a row, at any depth; None if nothing is.
+
+    NaN and infinity are no data: pandas writes the first for what is missing, and it equals nothing. Half a character (a
+    lone surrogate, as of an emoji that was cut) cannot be written as UTF-8.
+    """
+    if isinstance(value, str):
+        if value.isascii():
+            return None
+        half = re.search("[\ud800-\udfff]", value)
+        return half and f"half a character ({half[0]!r}), which is not Unicode text"
+    if isinstance(value, Mapping):
+        return next((found for pair in value.items() for one in pair if (found := broken_value(one))), None)
+    if isinstance(value, (list, tuple)):
+        return next((found for one in value if (found := broken_value(one))), None)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return broken_value(value.tolist())
+    is_finite = not isinstance(value, (float, Decimal)) or math.isfinite(value)
+    return None if is_finite else f"{value}, which is not a number to train or score with"
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
@@ -161,11 +187,13 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
     if is_pinned and digests != pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
-            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
+            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows: -p data FILE."
         )
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
         try:
+            if any(map(broken_value, (row.get(column) for column in source.columns))):
+                raise BadRow("not_a_number_or_text")
             outcomes.append(source.to_problem(row))
         except BadRow as error:
             outcomes.append(str(error))
