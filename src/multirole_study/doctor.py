@@ -35,13 +35,14 @@ from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Episode, Problem
 from multirole.diagnostics.gradient_parts import weights_of
+from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
 from multirole_study.experiment.hardware import GIB, look
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
-from multirole_study.experiment.progress import announced, say
+from multirole_study.tasks.gym import Gym
 
 ITERATIONS = 2
 NOISE, STEP = 0.15, 0.05
@@ -274,10 +275,14 @@ def adapters(trial: Trial) -> Finding:
 def grading(trial: Trial) -> Finding:
     """Right and wrong answers of a built-in task are told apart here, in the sandbox where it is code."""
     task = trial.cell.make_task()
-    if task.name not in ANSWERS:
+    if isinstance(task, Gym):
+        problem = task.problems("validation", 1)[0]
+        right, wrong = (f"\\boxed{{{answer}}}" for answer in (problem.reference["answer"], "no answer"))
+    elif task.name in ANSWERS:
+        reference, right, wrong = ANSWERS[task.name]
+        problem = Problem("doctor", task.name, "", reference)
+    else:
         return Finding(True, "no answers to a task of your own are known", "nothing")
-    reference, right, wrong = ANSWERS[task.name]
-    problem = Problem("doctor", task.name, "", reference)
     rewards = task.score([problem] * 3, [right, wrong, ""])
     found = [bool(reward.is_correct) for reward in rewards]
     due = [True, False, False]
@@ -301,6 +306,11 @@ ANSWERS: dict[str, tuple[object, str, str]] = {
     "tiny_pipe": (
         {"arguments": [[[]], [[1, 2]]], "expected": [0, 3]},
         FENCE % "def f(xs):\n    return sum(xs)", FENCE % "def f(xs):\n    return 0",
+    ),
+    "functions": (
+        json.dumps([{"input": str(n), "output": str(2 * n), "testtype": "functional", "metadata": {"func_name": "f"}}
+                    for n in (0, 1)]),
+        FENCE % "def f(n):\n    return 2 * n", FENCE % "def f(n):\n    return 0",
     ),
     "code": (
         json.dumps([{"input": f"{n}\n", "output": f"{2 * n}\n", "testtype": "stdin"} for n in (0, 1)]),

@@ -90,6 +90,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
             A turn whose prompt is longer ends its episode without an answer.
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
+        turn_seeds (`str`, defaults to `"position"`):
+            What seeds the sampling of a turn beside run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
+            `"prompt"` and occurrence, as for calls without a slot.
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed,
             a GPU is visible and the model computes in half precision. vLLM reads the base from where `model` was loaded: save a base
@@ -108,6 +111,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     micro_batch_tokens: int = 16384
     max_prompt_tokens: int = 2048
     max_turns: int = 256
+    turn_seeds: Literal["position", "prompt"] = "position"
     engine: str = "auto"
     vllm_max_num_seqs: int = 512
     vllm_max_num_batched_tokens: int = 8192

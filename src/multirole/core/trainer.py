@@ -207,6 +207,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
             render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
+            args.turn_seeds,
         )  # fmt: skip
 
     @property

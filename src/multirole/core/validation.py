@@ -13,13 +13,11 @@ from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.types import Episode, Problem
+from multirole.core.types import LARGEST_REWARD, REWARD_ARGUMENTS, Episode, Problem, check_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-LARGEST_REWARD = 1e6
-"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
 REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
 INDEX = "_index"
@@ -91,6 +89,9 @@ def check_dataset(name: str, dataset: "Dataset", reward_funcs: Iterable[Any] = (
         raise ValueError(f'`{name}` needs a "prompt" column; it has {dataset.column_names}.')
     if images := {"image", "images"} & set(dataset.column_names):
         raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
+    if INDEX in dataset.column_names:
+        raise ValueError(f"`{name}` has a column {INDEX!r}, in which the trainer keeps the places of rows. Rename it.")
+    check_columns(f"`{name}`", dataset.column_names)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
     for function in reward_funcs:
@@ -151,12 +152,11 @@ def check_signature(function: Any, name: str, dataset: "Dataset") -> None:
     except (TypeError, ValueError):  # of a builtin
         return
     columns = [column for column in dataset.column_names if column not in ("prompt", "completion", "completion_ids")]
-    passed = ("prompts", "completions", "completion_ids", "episodes", "trainer_state", "log_extra", "log_metric")
     try:
-        signature.bind(**dict.fromkeys([*passed, *columns]))
+        signature.bind(**dict.fromkeys([*REWARD_ARGUMENTS, *columns]))
     except TypeError as error:
         raise ValueError(
-            f"The reward function {get_callable_name(function)!r} does not fit `{name}`: {error}. It gets {', '.join(passed)} and the "
+            f"The reward function {get_callable_name(function)!r} does not fit `{name}`: {error}. It gets {', '.join(REWARD_ARGUMENTS)} and the "
             f"columns {columns}, all by keyword. Name those that it reads, and end its parameters with `**kwargs`."
         ) from error
 

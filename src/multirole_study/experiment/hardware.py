@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
-from multirole_study.experiment.presets import is_tiny
+from multirole_study.experiment.presets import is_small, is_tiny
 
 GIB = 2**30
 VLLM_VERSIONS = ((0, 22), (0, 31))
@@ -98,9 +98,9 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
             "torch must be that of requirements-cuda.lock, and the driver of the 580 series or newer. Where both are, start the "
             "container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."
         )
-    if is_tiny(cell.scale) or cell.model is not None:
+    if is_small(cell.scale) or cell.model is not None:
         return Found("a GPU", found)
-    instead = "Use scale='tiny-r' to try the same code here, or model=FOLDER with a small model of yours."
+    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
     return Found("a GPU", found, f"scale={cell.scale!r} needs one. {advice} {instead}")
 
 

@@ -7,8 +7,6 @@ they come. In a stored notebook only the closing block stays.
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +16,11 @@ from transformers import TrainerState
 from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.types import Episode
+from multirole_study.experiment.announce import say
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of
 from multirole_study.falls import wilson
-
-
-def say(text: str) -> None:
-    """Print a line at once, also into a pipe."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def announced(what: str, is_said: bool) -> Iterator[None]:
-    """Say that something begins which may take minutes, and how long it took."""
-    started = time.monotonic()
-    if is_said:
-        say(f"  {what} ...")
-    yield
-    if is_said:
-        say(f"  {what} took {time.monotonic() - started:.0f} s")
 
 
 def interval(right: int, n: int) -> str:

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
 from multirole.diagnostics.turn_grading import grade
+from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
@@ -30,7 +31,7 @@ from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_o
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
-from multirole_study.experiment.progress import Progress, announced, conclude, interval, introduce, say
+from multirole_study.experiment.progress import Progress, conclude, interval, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
 from multirole_study.experiment.run_folder import folder_of, is_done, newest_whole, open_folder, staging, write_done
 from multirole_study.experiment.settings import refusing

@@ -46,6 +46,16 @@ def table(path: Path) -> dict[str, object]:
     return {"name": path.stem, "title": title, "body": markup(body)}
 
 
+def table_order(path: Path) -> tuple[bool, bool, str]:
+    """Table 1 first, then the paper's other tables, then those of the study."""
+    return path.stem != "table_1", not path.stem.startswith("table_"), path.stem
+
+
+def notebook(folder: Path, name: str) -> str:
+    """The file name of an executed notebook: its HTML where `make paper` has written one."""
+    return f"{name}.html" if (folder / f"{name}.html").exists() else f"{name}.ipynb"
+
+
 def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path) -> Path:
     """Write the page of a scale beside its results, and `inspector/` with the pages of its runs.
 
@@ -70,8 +80,8 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         figures=[figure(folder / "figures" / f"{name}.md", made_by) for name, made_by in shown["figures"].items()],
         facts=INDEXED,
         runs=runs,
-        tables=[table(path) for path in sorted(folder.glob("tables/*.md"))],
-        notebooks=shown["notebooks"],
+        tables=[table(path) for path in sorted(folder.glob("tables/*.md"), key=table_order)],
+        notebooks={notebook(folder, name): about for name, about in shown["notebooks"].items()},
     )
     write_text(index, text)
     return index

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.presets import MODELS, is_tiny
+from multirole_study.experiment.presets import MODELS, PAPER_SCALES, SMOLLM2, TINY
 from multirole_study.paper import claims
 from multirole_study.paper.dynamics import FIRST_ITERATIONS
 from multirole_study.paper.grid import LINES, POLICIES, WORKFLOWS, Study
@@ -30,7 +30,11 @@ from multirole_study.paper.statistics import (
 from multirole_study.signatures import signatures_of_frame
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-MODEL = "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B)."
+MODEL_SENTENCES = {
+    TINY: "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B).",
+    SMOLLM2: "SmolLM2-135M-Instruct, sums of two numbers, and functions from one sentence of English (the paper: 0.6B to 4B).",
+}
+"""scale -> what captions say of its model and its problems."""
 """What a caption says of the embedded model."""
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
 """Problems of the paper's tasks: training and validation."""
@@ -51,7 +55,7 @@ def sentences(results: Results) -> dict[str, str]:
     times = "" if times == 1 else f"{times:.3g} times "
     lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
-    model = MODEL if is_tiny(cell.scale) else f"Scale {cell.scale}."
+    model = MODEL_SENTENCES.get(cell.scale, f"Scale {cell.scale}.")
     regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
     over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
     asked = len(results.grid.cells()), len(results.grid.evaluations())
@@ -198,17 +202,24 @@ def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tu
                     yield where | {"number": checkpoint, "unit": unit} | spread(known)
 
 
+def n_problems(cell: Cell) -> list[int]:
+    """All training and all validation problems of a generated task that has an end."""
+    return [len(cell.make_task().problems(split)) for split in ("train", "validation")]
+
+
 def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFrame:
     """The hyper-parameters of the paper, of this project's preset of them, and of this grid."""
     grid = results.grid
 
     def filled(text: str, cell: Cell) -> str:
-        train, validation = SIZES[cell.task]
-        counts = {"train": cell.n_train or train, "validation": cell.n_validation or validation}
+        counts = {"train": cell.n_train, "validation": cell.n_validation}
+        if cell.n_train is None:  # all that there are; those of the paper's data sets are known without a download
+            sizes = SIZES[cell.task] if cell.scale in PAPER_SCALES else n_problems(cell)
+            counts = dict(zip(counts, sizes, strict=True))
         text = text.format(cell=cell, rows=cell.n_problems * cell.n_episodes, **counts)
         return text.replace("e-0", "e-").replace("None", "none")
 
-    repos = ", ".join(f"{model.repo} at {model.revision[:8]}" for model in MODELS.values())
+    repos = ", ".join(f"{MODELS[scale].repo} at {MODELS[scale].revision[:8]}" for scale in PAPER_SCALES)
     here = MODELS[grid.scale].repo if grid.scale in MODELS else f"{grid.scale}, embedded"
     rows = [
         ("Base models", "Qwen3 0.6B, 1.7B, 4B", repos, here),

@@ -30,7 +30,6 @@ SPLIT_SEED = 42
 MOST_BROKEN = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
 SUFFIXES = (".parquet", ".jsonl")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
@@ -120,27 +119,7 @@ def text_of(row: Row, column: str, reason: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(reason)
-    if fault := fault_of(value):
-        raise BadRow(fault)
     return value
-
-
-def fault_of(value: Any) -> str | None:
-    """Return why a value cannot be a reference or a text, None where it can: "not_finite" or "half_a_character".
-
-    NaN and infinity are what a missing number becomes on its way through pandas, and half a surrogate pair is what is left
-    of an emoji that was cut; it cannot be encoded.
-    """
-    if isinstance(value, (float, np.floating)):
-        return None if math.isfinite(value) else "not_finite"
-    if isinstance(value, Decimal):
-        return None if value.is_finite() else "not_finite"
-    if isinstance(value, str):
-        return "half_a_character" if _SURROGATE.search(value) else None
-    members = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
-    if isinstance(value, (Mapping, list, tuple)):
-        return next(filter(None, map(fault_of, members)), None)
-    return None
 
 
 def file_of_rows(data: str | Path) -> Path:
@@ -166,11 +145,34 @@ def read_rows(path: Path) -> Iterator[Row]:
             return
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: U+2028 may stand inside a string
         rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
-    except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read, because it is not UTF-8: {error}. Save it as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # JSON and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} must hold one JSON object per line.")
     yield from rows
+
+
+def broken_value(value: object) -> str | None:
+    """What is wrong with a value of a row, at any depth; None if nothing is.
+
+    NaN and infinity are no data: pandas writes the first for what is missing, and it equals nothing. Half a character (a
+    lone surrogate, as of an emoji that was cut) cannot be written as UTF-8.
+    """
+    if isinstance(value, str):
+        if value.isascii():
+            return None
+        half = re.search("[\ud800-\udfff]", value)
+        return half and f"half a character ({half[0]!r}), which is not Unicode text"
+    if isinstance(value, Mapping):
+        return next((found for pair in value.items() for one in pair if (found := broken_value(one))), None)
+    if isinstance(value, (list, tuple)):
+        return next((found for one in value if (found := broken_value(one))), None)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return broken_value(value.tolist())
+    is_finite = not isinstance(value, (float, Decimal)) or math.isfinite(value)
+    return None if is_finite else f"{value}, which is not a number to train or score with"
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
@@ -185,11 +187,13 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
     if is_pinned and digests != pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
-            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
+            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows: -p data FILE."
         )
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
         try:
+            if any(map(broken_value, (row.get(column) for column in source.columns))):
+                raise BadRow("not_a_number_or_text")
             outcomes.append(source.to_problem(row))
         except BadRow as error:
             outcomes.append(str(error))
