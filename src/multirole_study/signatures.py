@@ -172,7 +172,7 @@ def by_role(replies: Iterable[Reply]) -> dict[str, dict[str, float]]:
     roles: dict[str, list[Reply]] = defaultdict(list)
     for reply in replies:
         roles[reply.role].append(reply)
-    return {role: of_role(said) for role, said in roles.items()}
+    return {role: of_role(role_replies) for role, role_replies in roles.items()}
 
 
 def signatures(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
@@ -199,6 +199,6 @@ def signatures_of_frame(turns: pd.DataFrame) -> pd.DataFrame:
         )
     columns, rows = ["problem", "role", "slot", "round", "completion_tokens", "finish_reason", "text"], []
     for step, part in turns.groupby("step", sort=True):
-        found = by_role(Reply(*row) for row in part[columns].itertuples(index=False))
-        rows += [{"step": step, "role": role} | values for role, values in found.items()]
+        values_by_role = by_role(Reply(*row) for row in part[columns].itertuples(index=False))
+        rows += [{"step": step, "role": role} | values for role, values in values_by_role.items()]
     return pd.DataFrame(rows, columns=["step", "role", *SIGNATURES])

@@ -8,7 +8,7 @@ import pytest
 
 from multirole_study import Task
 from multirole_study.tasks.math import Math
-from multirole_study.tasks.sources import DataError, broken_value
+from multirole_study.tasks.sources import DataError, fault_of
 
 ROWS = [{"prompt": f"What is {i}+1?", "solution": str(i + 1)} for i in range(200)]
 BROKEN = {
@@ -43,7 +43,7 @@ def test_a_broken_solution_of_math_is_left_out_and_counted(text, tmp_path):
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_many_broken_solutions_of_math_are_refused_with_their_rows(text, tmp_path):
-    with pytest.raises(DataError, match=r"rows.jsonl.*row 20\d: (not_a_number_or_text|no_answer)"):
+    with pytest.raises(DataError, match=r"rows.jsonl.*row 20\d: (not_finite|half_a_character)"):
         Math(write(tmp_path / "rows.jsonl", ROWS, [text] * 5)).problems("train")
 
 
@@ -52,23 +52,20 @@ def test_many_broken_solutions_of_math_are_refused_with_their_rows(text, tmp_pat
 )
 def test_a_broken_value_of_a_task_is_refused_with_its_row(value):
     rows = [*ROWS[:3], {"prompt": "q", "solution": value}]
-    with pytest.raises(DataError, match=r"task 'sums' .*the column 'solution' of .*row 3.* holds"):
+    with pytest.raises(DataError, match="task 'sums' .* the column 'solution' of row 3 of a list in memory holds"):
         Task("sums", rows, rows, reward).problems("train")
 
 
 def test_a_broken_row_of_a_file_is_refused_with_the_file_and_the_row(tmp_path):
     """huggingface/transformers#8886: half of an emoji."""
     path = write(tmp_path / "rows.jsonl", ROWS, ['"\\ud83d"'])
-    with pytest.raises(
-        DataError,
-        match=r"the column 'solution' of .*(row 200.*rows\.jsonl|rows\.jsonl.*row 200).* holds half a character",
-    ):
+    with pytest.raises(DataError, match=r"row 200 of .*rows\.jsonl holds half a character"):
         Task("sums", path, path, reward).problems("train")
 
 
 def test_a_question_with_half_a_character_is_refused():
     rows = [{"prompt": "Cut \ud83d", "solution": "1"}]
-    with pytest.raises(DataError, match="the column 'prompt' of .*row 0.* holds half a character"):
+    with pytest.raises(DataError, match="the column 'prompt' of row 0 .* holds half a character"):
         Task("sums", rows, rows, reward).problems("train")
 
 
@@ -82,4 +79,4 @@ def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path):
 
 @pytest.mark.parametrize("value", ["infinity", r"\infty", "1", 1, 2.5, None, [1, "a"], {"a": 1.5}, "😀", True, b"x"])
 def test_sound_values(value):
-    assert broken_value(value) is None
+    assert fault_of(value) is None

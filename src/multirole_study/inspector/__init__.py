@@ -62,7 +62,8 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
     points = run_reader.validation(folder)
     panels = [
-        vars(panel) | {"series": {name: run_reader.numbers(one.reindex(iterations)) for name, one in series.items()}}
+        vars(panel)
+        | {"series": {name: run_reader.numbers(values.reindex(iterations)) for name, values in series.items()}}
         for panel, series in run_reader.curves(folder)
     ]
     return {

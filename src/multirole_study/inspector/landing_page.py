@@ -28,10 +28,10 @@ def markup(text: str) -> Markup:
 def findings(readme: Path) -> Markup:
     """What stands between the README's comments "findings" and "end of findings"."""
     text, start, end = readme.read_text(encoding="utf-8"), "<!-- findings:", "<!-- end of findings -->"
-    found = re.search(rf"{start}[^>]*-->\s*\n(.*?)\n{end}", text, re.DOTALL)
-    if not found:
+    match = re.search(rf"{start}[^>]*-->\s*\n(.*?)\n{end}", text, re.DOTALL)
+    if not match:
         raise ValueError(f"{readme} has no findings between a comment that begins with `{start}` and `{end}`.")
-    return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]))  # its links lead out of the results
+    return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match[1]))  # its links lead out of the results
 
 
 def figure(path: Path, made_by: str) -> dict[str, object]:

@@ -74,8 +74,8 @@ PANELS = (
 
 def load(folder: str | Path, table: str) -> pd.DataFrame:
     """One table of a run, such as "metrics", "roles", "eval" or "turns" (all steps together); empty if it was not written."""
-    found = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
-    tables = [table for table in map(pd.read_parquet, found) if len(table)]
+    paths = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
+    tables = [table for table in map(pd.read_parquet, paths) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
