@@ -1,4 +1,4 @@
-"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). The answer's last `\\boxed{}` is compared by math-verify.
+"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). `math_answer` compares the last `\\boxed{}` exactly.
 
 12,704 training and 1,412 validation problems: the 14,116 English rows with one row in ten, rounded up, for validation,
 which is the paper's test split. One's own rows have the columns `prompt` and `solution` (text or a number).

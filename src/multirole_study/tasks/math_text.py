@@ -40,8 +40,9 @@ _TEXT = re.compile(
 )
 _ROMAN = re.compile(r"\{\s*\\rm(?![A-Za-z])\s*([^{}]*)\}|\\rm(?![A-Za-z])\s*([A-Za-z]+)")
 _SPACE = re.compile(
-    r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick|en)space(?![A-Za-z])|\\(?:hspace|vspace)\*?\{[^{}]*\}|\s+"
+    r"(?:(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick|en)space(?![A-Za-z])|\\[hv]space\*?\{[^{}]*\}|\s)+"
 )
+_QUANTITY = re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{\\?([^{}]*)\}")
 _FUNCTIONS = [
     "arcsin",
     "arccos",
@@ -111,7 +112,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"(?<=\d)[ \t]*[\r\n]+[ \t]*(?=\d)", r"\\newline ", text)
     text = _SPACE.sub(" ", _SWITCH.sub("", _COLOR.sub("", text)))
     text = re.sub(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
-    text = _WRAPPER.sub("", text)
+    text = _WRAPPER.sub("", _QUANTITY.sub(r"\1\\text{\2}", text))
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\[dt]binom(?![A-Za-z])", r"\\binom", text)
     text = _ROMAN.sub(lambda found: rf"\text{{{found[1] or found[2]}}}", text)
