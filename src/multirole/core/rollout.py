@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from multirole.core import event_loop
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector, in_thread, position
+from multirole.core.replies import opens_thought, text_outside_thoughts
 from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ Renderer = Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]
 """Chat messages -> the ids of the prompt."""
 PATIENCE = 600.0
 """Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
+
+
+PROMPT_TAIL = 16
+"""Last tokens of a prompt that are searched for the tag that opens a thought."""
 
 
 class PromptOverflow(Exception):
@@ -86,11 +91,18 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
     )
 
 
-def reply_text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
-    """What a reply says: its text after the reasoning, if it reasoned all the same (exactly one `</think>`)."""
+def reply_text(
+    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None
+) -> str:
+    """What a reply says: its text outside thoughts; "" for a thought that the token limit cut off.
+
+    Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one.
+    """
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    _, think, said = text.partition("</think>")
-    return said.strip() if think and "</think>" not in said else text
+    if prompt_ids is None:
+        return text_outside_thoughts(text)
+    prompt_end = tokenizer.decode(prompt_ids[-PROMPT_TAIL:], skip_special_tokens=False)
+    return text_outside_thoughts(text, is_thinking=opens_thought(prompt_end))
 
 
 def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
@@ -240,7 +252,7 @@ class Rollout:
             place = None if slot is None or self.turn_seeds == "prompt" else (slot, round)
             asked.append(ask(prompt_ids, episode, role, place, nth, max_tokens))
             done = await asked[-1]
-            text = reply_text(self.tokenizer, done.token_ids)
+            text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
             turn = Turn(role, slot or 0, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
             if slot is None:
                 unplaced[role].append((turn, nth))

@@ -99,16 +99,24 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
 
 
 def _snapshot(pinned: PinnedModel, is_local: bool) -> Path | Exception:
-    """The folder of a pinned model in the Hub's cache, where `is_local` downloads nothing; the error where there is none."""
+    """The folder of a pinned model in the Hub's cache, where `is_local` downloads nothing; the error where it is not whole."""
     import httpx  # the Hub's client; its errors are no OSErrors
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        return Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
-                                      local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
+        folder = Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
+                                        local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
+        return folder if _is_whole(folder) else FileNotFoundError(f"{folder} is half a download")
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
         return error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder of the Hub's cache has every file of weights; of an interrupted download it has some."""
+    index = folder / "model.safetensors.index.json"
+    weights = json.loads(index.read_text())["weight_map"].values() if index.exists() else ["model.safetensors"]
+    return all((folder / name).is_file() for name in {*NEEDED, *weights})
 
 
 def describe(cell: Cell) -> dict[str, object]:
