@@ -154,6 +154,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
             if dataset is not None:
                 check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset, reward_funcs)
+        import_module(ENGINES).check_engine(args.engine)
         self.workflow = workflow
         self.policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.adapters = adapter_names(self.policy)
