@@ -16,6 +16,8 @@ Message = dict[str, str]
 
 OVERFLOW = "prompt_overflow"
 """`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
+FAILED = "workflow_failed"
+"""`Answer.reason` of an episode whose workflow raised, where `max_failed_episodes` allows it."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,12 @@ class Answer:
     reason: str | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Episode:
-    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out."""
+    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out.
+
+    `failure` is the error of an episode whose workflow raised. It has no turns and no reward, so its group is compared without it.
+    """
 
     problem: Problem
     index: int
@@ -82,6 +87,12 @@ class Episode:
     answer: Answer | None = None
     reward: Reward | None = None
     advantage: float = 0.0
+    failure: str | None = None
+
+    def __repr__(self) -> str:
+        """A line: TRL prints what a reward function was given where it returned no number."""
+        turns = ", ".join(f"{turn.role} {turn.slot}.{turn.round}" for turn in self.turns)
+        return f"Episode(problem {self.problem.id!r}, {self.index}, turns [{turns}])"
 
     def group(self, num_generations: int) -> tuple[str, int]:
         """The n attempts that are compared. A problem drawn twice in an iteration makes two groups."""
