@@ -81,6 +81,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
 from multirole.core.stock import GRPOTrainer
 from multirole.core.streams import StreamedRows
+from multirole.core.threads import use_fitting_threads
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow
 from multirole.core.validation import (
     INDEX,
@@ -219,6 +220,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             args.set_epochs(len(train_dataset))
             train_dataset = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
         peft_model = with_adapters(model, peft_config, self.adapters, args)
+        if args.device.type == "cpu":
+            use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
         if isinstance(model, str):
             processing_class = processing_class or load_processor(model, args)
         self.model_options = dict(args.model_init_kwargs or {}) if isinstance(model, str) else {}
