@@ -33,7 +33,7 @@ REFUSED = {
     "vllm_importance_sampling_clip_min": (None, RATIO),
     "vllm_importance_sampling_clip_max": (3.0, RATIO),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
-    "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
+    "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
     "mask_truncated_completions": (False, "every completion token is trained, so that role masks partition the tokens"),
     "top_entropy_quantile": (1.0, PER_MICRO_BATCH),
     "entropy_coef": (0.0, PER_MICRO_BATCH),
@@ -63,7 +63,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
       down. What is left over starts the next pass. A strategy `"epoch"` acts once per that many iterations.
     - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
     - `max_completion_length` and `temperature` hold for every turn.
-    - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
+    - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
+      `PeftModel` that was trained before, as they were given. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` is passed on.
     - `num_generations_eval` episodes per evaluation problem, 1 by default.
     - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
