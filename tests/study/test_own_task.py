@@ -128,7 +128,8 @@ def fails_on_two(prompts, completions, **_):
         (lambda **_: [0.0], r"one number per completion, got 1 for 4 completions, the first of {0}\."),
         (lambda **_: [0.0] * 5, r"one number per completion, got 5 for 4 completions"),
         (lambda **_: sys.exit(0), r"raised SystemExit\(0\) on {0}\."),
-        (lambda prompts, **_: [None] * len(prompts), r"raised TypeError.* on {0}\."),
+        (lambda prompts, **_: [None] * len(prompts), r"returned None and no number for the answer .* \({0}\)\."),
+        (lambda prompts, **_: ["much"] * len(prompts), r"returned 'much' and no number for the answer .* \({0}\)\."),
         (lambda prompts: [0.0] * len(prompts), r"raised TypeError\(.*unexpected keyword argument.*on {0}\."),
     ],
 )

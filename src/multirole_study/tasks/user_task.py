@@ -89,22 +89,34 @@ class Task:
         columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
         try:
             found = self.reward(prompts=prompts, completions=texts, **columns)
-            values = list(map(float, found)) if isinstance(found, Iterable) else None
         except (Exception, SystemExit) as error:  # whatever the user's function raises is reported with the problem
             if len(problems) > 1:  # alone, the one that failed is found
                 for problem, text in zip(problems, texts, strict=True):
                     self._call([problem], [text])
             raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {', '.join(ids[:3])}.") from error
+        values = list(found) if isinstance(found, Iterable) and not isinstance(found, (str, bytes)) else None
         if values is None or len(values) != len(ids):
             raise RewardError(
                 f"The reward of task {self.name!r} must return a list with one number per completion, got "
-                f"{repr(found) if values is None else len(values)} for {len(ids)} completions, the first of {ids[0]}."
+                f"{repr(found)[:80] if values is None else len(values)} for {len(ids)} completions, the first of {ids[0]}."
             )
-        return values
+        return [
+            self._number(value, problem, text) for value, problem, text in zip(values, problems, texts, strict=True)
+        ]
+
+    def _number(self, value: object, problem: Problem, text: str) -> float:
+        try:
+            return float(value)  # type: ignore[arg-type]  (numbers, and arrays of one)
+        except (TypeError, ValueError):
+            raise RewardError(
+                f"The reward of task {self.name!r} returned {value!r} and no number for the answer {text[:80]!r} to "
+                f"{problem.question[:80]!r} ({problem.id})."
+            ) from None
 
     def _read(self, data: Data) -> list[Problem]:
         problems: dict[str, Problem] = {}
-        rows = read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data
+        rows = list(read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data)
+        columns = dict.fromkeys(name for row in rows for name in row if name != "prompt")  # a row may lack some
         for number, row in enumerate(rows):
             question = row.get("prompt")
             if not isinstance(question, str) or not question.strip():
@@ -114,7 +126,8 @@ class Task:
                 )
             name = question_id(self.name, question)
             name = f"{name}-{number}" if name in problems else name
-            problems[name] = Problem(name, self._prompts, question, {k: v for k, v in row.items() if k != "prompt"})
+            values = {column: row.get(column) for column in columns}
+            problems[name] = Problem(name, self._prompts, question, values)
         if not problems:
             raise DataError(f"Each split of task {self.name!r} needs at least one row, got none from {_source(data)}.")
         return list(problems.values())
