@@ -77,10 +77,13 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 
 .PHONY: environment
 environment:
+	@echo "Installing the environment into $(VENV): about 4 GB, a few minutes without further output ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); \
 	  echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "  torch"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	@echo "  the packages of requirements-cpu.lock"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-cpu.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 

@@ -3,7 +3,7 @@
     export OMP_NUM_THREADS=1
     multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p n_validation 128 -p results_dir card
     multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p task code -p results_dir card
-    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow voting -p n_validation 64 -p results_dir card
+    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow voting -p n_validation 32 -p results_dir card
     (and eval_opt, and orch_workers)
     python tools/smollm2_card.py card/smollm2
 

@@ -20,9 +20,9 @@ from multirole_study.experiment.settings import Parameter, Refused, did_you_mean
 def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
     """A command's parser, with its docstring and its parameters as its help."""
     lines = []
-    for one in parameters:
-        default = "" if one.default is None else f" ({one.default})"
-        lines.append(f"  {one.name:<31}{one.help}{default}")
+    for parameter in parameters:
+        default = "" if parameter.default is None else f" ({parameter.default})"
+        lines.append(f"  {parameter.name:<31}{parameter.help}{default}")
     return ArgumentParser(
         prog=f"multirole {command.__name__}",
         description=cleandoc(command.__doc__ or ""),
@@ -40,8 +40,8 @@ def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str,
     # argparse takes -1e-3 for an option, but no word with a space
     argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
     options = parser.parse_args(argv)
-    given = json.loads(options.parameters.read_text()) if options.parameters else {}
-    return options, given | {name: value(text) for name, text in options.pair}
+    from_file = json.loads(options.parameters.read_text()) if options.parameters else {}
+    return options, from_file | {name: value(text) for name, text in options.pair}
 
 
 def train(argv: list[str]) -> int:
@@ -86,14 +86,14 @@ def plan(argv: list[str]) -> int:
     parser = _parser(plan)
     parser.add_argument("--devices", type=int, help="processes of the cell, each with its GPU")
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
-    options, given = _read(parser, argv)
+    options, parameters = _read(parser, argv)
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
     with refusing():
-        cell, launch = Cell.from_parameters(given)
+        cell, launch = Cell.from_parameters(parameters)
         launch = planner.settled(cell, launch.replace(n_processes=options.devices or launch.n_processes), size)
-        found = planner.plan(cell, launch, size)
-    sys.stdout.write(f"{planner.report(found, launch)}\n")
-    return 0 if found.fits else 1
+        memory_plan = planner.plan(cell, launch, size)
+    sys.stdout.write(f"{planner.report(memory_plan, launch)}\n")
+    return 0 if memory_plan.fits else 1
 
 
 def doctor(argv: list[str]) -> int:
@@ -162,10 +162,10 @@ def pack(argv: list[str]) -> int:
     from multirole_study.paper.grid import detailed
 
     with refusing():
-        added, held = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
-    if held.empty:
+        added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
+    if packed.empty:
         raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
-    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(held)}\n"]))
+    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
     return 0
 
 
@@ -250,16 +250,16 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"multirole {__version__}")
     parser.add_argument("command", metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.command not in COMMANDS:
-        known = did_you_mean(given.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
-        parser.error(f"there is no command {given.command!r}.{known}")
+    options = parser.parse_args()
+    if options.command not in COMMANDS:
+        known = did_you_mean(options.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
+        parser.error(f"there is no command {options.command!r}.{known}")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for package in ("multirole", "multirole_sandbox", "multirole_study"):
         level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
         logging.getLogger(package).setLevel(level)
     try:
-        return COMMANDS[given.command](given.arguments)
+        return COMMANDS[options.command](options.arguments)
     except Refused as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -25,6 +25,12 @@ MARKED = {  # CommonMark sec 4.5; microsoft/autogen#571, simonw/llm#1695: what m
     "nothing": f"{T}\n{P}\n{T}",
     "CRLF": f"{T}python\r\n{P}\r\n{T}\r\n",
     "a byte order mark": f"\ufeff{T}python\n{P}\n{T}",
+    "lines to be marked": f"{T}python {{1,3-5}}\n{P}\n{T}",
+    "a class of HTML": f"{T}language-python\n{P}\n{T}",
+    "options": f"{T}python,linenos\n{P}\n{T}",
+    "another interpreter": f"{T}pypy3\n{P}\n{T}",
+    "two words": f"{T}Python 3\n{P}\n{T}",
+    "another word": f"{T}code\n{P}\n{T}",
     "four backticks": f"{T}`python\n{P}\n{T}`",
     "a longer closing fence": f"{T}python\n{P}\n{T}``",
     "tildes": f"~~~python\n{P}\n~~~",
@@ -38,6 +44,7 @@ PLACED = {  # stbenjam/skillsaw#122: indented fences; prose on the line of a fen
     "closed at the end of its last line": f"{T}python\n{P}{T}\nFor the sample:\n{T}text\n3\n{T}",
     "a word behind the closing fence": f"{T}python\n{P}\n{T}Done\nAll cases pass.",
     "behind a draft in the thought": f"<think>{T}python\nprint(0)\n{T}</think>\n{T}python\n{P}\n{T}",
+    "with both fences on its line": f"Simply {T}python {P}{T}.",
     "behind inline code": f"use `x` and {T}x{T} here\n{T}Python3\n{P}\n{T}",
     "behind a fence named in prose": f"The symbol {T} is\n{T}python\n{P}\n{T}",
 }
@@ -52,6 +59,9 @@ OTHER_BLOCKS = {  # LiveCodeBench/LiveCodeBench#118: a last block that is no pro
     "a last fence without a partner": f"{T}python\n{P}\n{T}\nThis adds one.\n{T}\n",  # noonghunna/benchlocal-cli#120
     "a first fence without a partner": f"Here:\n{T}\n\n{T}python\n{P}\n{T}",
     "text that is not closed": f"{T}text\n3\n\n{T}python\n{P}\n{T}",
+    "the input's format before it": f"Input:\n{T}\nn\na1 a2\n{T}\n{T}python\n{P}\n{T}",
+    "apostrophes": f"{T}python\n{P}\n{T}\nIt's right; don't worry.\n{T}text\nit's 3\n{T}",
+    "an end of turn": f"{T}python\n{P}\n{T}<|im_end|>",
     "C++": f"{T}python\n{P}\n{T}\nThe same:\n{T}c++\nint main() {{}}\n{T}",
 }
 NESTED = {  # AnswerDotAI/fastcore#873
@@ -99,6 +109,16 @@ def test_the_program_is_found_in_every_form_of_fence(reply):
 )
 def test_the_program_is_what_was_written_between_the_fences(reply, program):
     assert extract_program(reply).strip() == program
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize(
+    "piece", [T, f"{T}python\n", f"{T}x\n'''\n", '"""', "> ", "1. ", "#\n", "a ", "_", "def ", "'", "~~~ ", '\\"']
+)
+def test_reading_costs_in_proportion_to_the_reply(piece, end):
+    """Steps of the pattern matcher cannot be counted; with a quadratic rule this would take hours."""
+    for opening in ("", f"{T}python\n", f"{T}text\n"):
+        extract_program(opening + (piece + end) * 20_000)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_broken_values_in_published_rows_are_counted(tmp_path):
         {"prompt": "b?", "solution": "nan"},
     ]
     found = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
-    assert found["skipped"] == {"no_answer": 1, "not_a_number_or_text": 2}
+    assert found["skipped"] == {"half_a_character": 1, "not_finite": 2}
 
 
 def test_an_episode_prints_as_one_line():

@@ -131,6 +131,35 @@ def test_the_hub_comes_first_and_its_base_is_recorded_as_such(fetching, monkeypa
     assert {k: describe(CELL)[k] for k in ("name", "revision")} == {"name": pinned.repo, "revision": pinned.revision}
 
 
+@pytest.mark.parametrize(
+    ("files", "is_whole"),
+    [
+        ({"model.safetensors": ""}, True),
+        ({}, False),
+        (
+            {
+                "model.safetensors.index.json": '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}',
+                "1.safetensors": "",
+            },
+            False,
+        ),
+    ],
+)
+def test_half_a_download_from_the_hub_is_none(files, is_whole, monkeypatch, tmp_path):
+    """The Hub's client returns the folder of an interrupted download when it is asked for local files."""
+    for name, text in ({"config.json": "{}", "tokenizer_config.json": "{}"} | files).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    found = base_models._snapshot(MODELS["smollm2"], is_local=True)
+    assert (found == tmp_path) is is_whole and isinstance(found, FileNotFoundError) is not is_whole
+
+
+def test_rows_of_ones_own_are_refused_and_a_model_of_ones_own_is_not(tmp_path):
+    with pytest.raises(ValueError, match="`data` replaces the rows.*scale='0.6b'"):
+        Cell("single", "sp", scale="smollm2", data=str(tmp_path))
+    assert Cell("single", "sp", scale="smollm2", model=str(tmp_path)).model == str(tmp_path)
+
+
 def test_nothing_is_downloaded_where_it_may_not_be(fetching):
     with pytest.raises(ValueError, match="not in this machine's cache"):
         locate(CELL, may_download=False)

@@ -74,5 +74,5 @@ class ModelServer:
         self._waiting[key] = asyncio.get_running_loop().create_future()
         self.engine.add(key, Request(prompt_ids, self.policy[role], seed, most, self.sampling.temperature))
         done = await self._waiting[key]
-        text = reply_text(self.tokenizer, done.token_ids)
+        text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
         return Turn(role, 0, 0, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)

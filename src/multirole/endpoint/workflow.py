@@ -154,7 +154,10 @@ def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 
 def serve_on_loopback(app: Any) -> str:
     """Serve an ASGI application on a free port of 127.0.0.1 until the process ends; its base URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", backlog=4096)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", backlog=4096,
+        timeout_keep_alive=3600,  # a client that finds its idle connection closed fails its call
+    )  # fmt: skip
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:

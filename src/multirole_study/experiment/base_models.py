@@ -7,6 +7,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+from multirole.engines import SERVED
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
@@ -49,6 +50,17 @@ def shape_of(cell: Cell) -> Shape:
     )
 
 
+def is_served(cell: Cell) -> bool:
+    """Whether the engine "transformers" implements the base model's architecture, by its config.json; the pinned ones are."""
+    folder = local_folder(cell)
+    try:
+        config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # which `shape_of` and the preflight report
+        config = {}
+    architectures = config.get("architectures")
+    return not architectures or architectures[0] in SERVED
+
+
 def _complete(folder: Path) -> Path:
     missing = [name for name in NEEDED if not (folder / name).is_file()]
     if missing or not list(folder.glob("*.safetensors")):
@@ -87,16 +99,24 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
 
 
 def _snapshot(pinned: PinnedModel, is_local: bool) -> Path | Exception:
-    """The folder of a pinned model in the Hub's cache, where `is_local` downloads nothing; the error where there is none."""
+    """The folder of a pinned model in the Hub's cache, where `is_local` downloads nothing; the error where it is not whole."""
     import httpx  # the Hub's client; its errors are no OSErrors
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        return Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
-                                      local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
+        folder = Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
+                                        local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
+        return folder if _is_whole(folder) else FileNotFoundError(f"{folder} is half a download")
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
         return error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder of the Hub's cache has every file of weights; of an interrupted download it has some."""
+    index = folder / "model.safetensors.index.json"
+    weights = json.loads(index.read_text())["weight_map"].values() if index.exists() else ["model.safetensors"]
+    return all((folder / name).is_file() for name in {*NEEDED, *weights})
 
 
 def describe(cell: Cell) -> dict[str, object]:

@@ -118,6 +118,10 @@ class Cell(Settings):
     aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
         "what a selection without a box is", "candidate_1", released="first_digit"
     )
+    box_rule: Literal["last_box", "first_literal"] = option(
+        "which box is a verdict or a selection, in any style or literally",
+        "last_box", tiny="first_literal", released="first_literal",
+    )  # fmt: skip
 
     # rewards, and what becomes of them
     malformed_reward: float = option("of a math answer without a box (ours)", -0.1, released=0.0, ge=-1, le=1)
@@ -168,7 +172,9 @@ class Cell(Settings):
     kl_anchor: float | dict[str, float] = option("weight of KL to the base, or a dict of weights by role", 0.0)
 
     # engine and precision
-    engine: Literal["auto", "transformers", "vllm"] = option("auto takes vllm on a GPU", "auto", smollm2="transformers")
+    engine: Literal["auto", "transformers", "generate", "vllm"] = option(
+        "auto takes vllm on a GPU; generate runs any decoder, slowly", "auto", smollm2="transformers"
+    )
     dtype: Literal["float32", "bfloat16"] = option(
         "of the base, adapters are float32", "bfloat16", tiny="float32", smollm2="float32"
     )
@@ -256,8 +262,8 @@ class Cell(Settings):
         if self._workflow is not None:
             return self._workflow
         sizes: dict[str, tuple] = {
-            "eval_opt": (self.rounds,),
-            "voting": (self.n_voters, self.aggregator_fallback),
+            "eval_opt": (self.rounds, None, self.box_rule),
+            "voting": (self.n_voters, self.aggregator_fallback, None, self.box_rule),
             "orch_workers": (self.n_workers,),
         }
         return WORKFLOWS[self.workflow](*sizes.get(self.workflow, ()))

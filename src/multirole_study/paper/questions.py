@@ -42,16 +42,16 @@ MEASURES = {one.__name__: one for one in (end, fall, change, share)}
 OF_ACCURACIES = ("end", "fall")
 
 
-def verdict(found: Interval, is_accuracy: bool) -> str:
+def verdict(interval: Interval, is_accuracy: bool) -> str:
     """The answer that an interval gives, by the declared rules."""
-    if found.seeds < DECLARED["least_seeds"]:
+    if interval.seeds < DECLARED["least_seeds"]:
         return "undecided"
-    if found.low > 0:
+    if interval.low > 0:
         return "yes"
-    if found.high < 0:
+    if interval.high < 0:
         return "no"
-    error = max(found.sd / found.seeds**0.5, 1e-12)
-    p_match = t.sf((DECLARED["margin"] - abs(found.mean)) / error, found.seeds - 1)
+    error = max(interval.sd / interval.seeds**0.5, 1e-12)
+    p_match = t.sf((DECLARED["margin"] - abs(interval.mean)) / error, interval.seeds - 1)
     return "equivalent" if is_accuracy and p_match < ALPHA else "undecided"
 
 
@@ -61,11 +61,11 @@ def numbers(results: Results, study: Study | None, about: dict, line: dict, poli
         return (numbers(results, study, about, line, "sp") - numbers(results, study, about, line, "ip")).dropna()
     scale = DECLARED["scales"][results.grid.scale]
     changed = _parameters(study, scale[about["variant"]]) if "variant" in about else {}
-    found = _measured(results, about, line, line["workflow"], policy, changed)
+    values = _measured(results, about, line, line["workflow"], policy, changed)
     if "minus" in about:
         control = _parameters(study, scale[about["minus"]])
-        found = found - _measured(results, about, line, "single", "sp", control)
-    return found.dropna()
+        values = values - _measured(results, about, line, "single", "sp", control)
+    return values.dropna()
 
 
 def _parameters(study: Study | None, variant: str) -> dict[str, object] | None:
@@ -88,24 +88,28 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
     for about in DECLARED["questions"]:
         for line in about["lines"]:
             for policy in about["policies"]:
-                found = t_interval(numbers(results, study, about, line, policy))
+                interval = t_interval(numbers(results, study, about, line, policy))
                 is_accuracy = about["measure"] in OF_ACCURACIES
                 yield {
                     "question": about["name"],
                     "line": name_of(line, policy),
                     "scale": results.grid.scale,
-                    "mean": found.mean,
-                    "low": found.low,
-                    "high": found.high,
-                    "seeds": found.seeds,
-                    "verdict": verdict(found, is_accuracy) if found.seeds else MISSING,
+                    "mean": interval.mean,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "seeds": interval.seeds,
+                    "verdict": verdict(interval, is_accuracy) if interval.seeds else MISSING,
                 }
 
 
 def name_of(line: dict, policy: str) -> str:
     """A line in words: workflow, what is measured, policy."""
-    what = line.get("role") or line.get("gain")
-    names = [WORKFLOW_NAMES[line["workflow"]], *([what] if what else []), POLICY_NAMES.get(policy, policy.upper())]
+    subject = line.get("role") or line.get("gain")
+    names = [
+        WORKFLOW_NAMES[line["workflow"]],
+        *([subject] if subject else []),
+        POLICY_NAMES.get(policy, policy.upper()),
+    ]
     return ", ".join(names)
 
 
@@ -115,8 +119,8 @@ def table(folders: list[Path]) -> str:
     scales = list(dict.fromkeys(rows["scale"]))
     lines = [f"| question | line | {' | '.join(scales)} |", f"|---|---|{'---|' * len(scales)}"]
     words = {about["name"]: about["question"] for about in DECLARED["questions"]}
-    for (question, line), found in rows.groupby(["question", "line"], sort=False):
-        cells = [_cell(found[found["scale"] == scale].iloc[0]) for scale in scales]
+    for (question, line), answers_of_line in rows.groupby(["question", "line"], sort=False):
+        cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
         lines.append(f"| {words[question]} | {line} | {' | '.join(cells)} |")
     count = len(rows) // len(scales)
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {count} lines, no correction for their number."

@@ -4,7 +4,7 @@ What is read:
   * fences of three or more backticks or tildes, indented, in lists and in quotes; CRLF; attributes behind the language;
   * a fence inside a string or a comment of the program (backticks in text, examples in docstrings) does not close it;
   * a block may close at the end of a line of code, by the opening of the next block, or at the end of the reply;
-  * a program whose opening fence is missing, because the prompt was taken to hold it.
+  * a program whose opening fence is missing, because the prompt was taken to hold it, or with both fences on one line.
 
 Which block counts: the last closed one that is marked as Python. An unmarked block behind it counts if it defines,
 imports or reads something, so that a sample output does not. A block of another language (text, bash) counts only where
@@ -22,7 +22,7 @@ _FENCE = re.compile(r"(?P<before>(?:(?!```|~~~)[^\n])*)(?P<fence>`{3,}|~{3,})(?P
 _MARKERS = re.compile(r"[ \t]*(?:(?:>|[-*+]|\d{1,9}[.)])[ \t]*)*")
 _QUOTE = re.compile(r"^[ \t]*(?:>[ \t]?)+", re.MULTILINE)
 _PYTHON = re.compile(
-    r"[\W_]*(?:lang(?:uage)?\W+)?(?:[ic]?python|pypy|py)[\d.]*(?!\w|-(?:repl|console))[\W_]*|[\w/-]+\.py\b",
+    r"[^a-z0-9\n]*(?:lang(?:uage)?[^\w\n]+)?(?:[ic]?python|pypy|py)[\d.]*(?!\w|-(?:repl|console))[^\w\n]*|[\w/-]+\.py\b",
     re.IGNORECASE,
 )
 _STATEMENT = re.compile(r"(?:import|from|def|class|async|for|while|if|try|with|print)\b(?=[^:=]*[\w(:])|@\w|#|\w+\(")
@@ -47,16 +47,20 @@ def extract_program(text: str) -> str | None:
     """Return the program in a reply, or None where there is none; see the module for which block counts."""
     blocks = [block for block in fenced_blocks(text) if block.text.strip()]
     if not blocks:
-        return _without_opening(text)
+        return _without_opening(text) or _on_one_line(text)
     programs = _programs(blocks)
     return ([block for block in programs if block.is_closed] or programs)[-1].text
 
 
 def _programs(blocks: list[Block]) -> list[Block]:
     """The blocks that may be the program: marked as Python or looking like it, else unmarked, else all."""
-    python, unmarked = ([block for block in blocks if block.language == one] for one in ("python", ""))
-    if python:
-        return [one for one in blocks if one in python or (one in unmarked and _DEFINES_OR_READS.search(one.text))]
+    if any(block.language == "python" for block in blocks):
+        return [
+            one
+            for one in blocks
+            if one.language == "python" or (not one.language and _DEFINES_OR_READS.search(one.text))
+        ]
+    unmarked = [block for block in blocks if not block.language]
     acting = [one for one in unmarked if _DEFINES_OR_READS.search(one.text) or _PRINTS.search(one.text)]
     return acting or unmarked or blocks
 
@@ -107,18 +111,18 @@ def _find_closing(text: str, start: int, fence: str, language: str) -> tuple[int
     else:
         closes = run if fence[0] == "`" else rf"^[ \t>]*{run}"  # Python has an operator of tildes
         pattern = rf"{_STRING_OR_COMMENT}|(?P<run>{closes}{'' if language else '|' + python_opens})"
-    tokens = re.finditer(pattern, text[start:], re.DOTALL | re.MULTILINE | re.IGNORECASE)
+    tokens = re.compile(pattern, re.DOTALL | re.MULTILINE | re.IGNORECASE).finditer(text, start)
     closing = next((token for token in tokens if token["run"] is not None), None)
     if closing is None:
         return len(text), len(text)
-    at = start + closing.start()
+    at = closing.start()
     line = text.rfind("\n", start, at) + 1 or start
     if text[line:at].strip(" \t>"):  # at the end of a line of code
-        return at, start + closing.end()
+        return at, closing.end()
     opening = _FENCE.match(text, line)
     info = opening["info"].strip() if opening else ""
     is_next = _PYTHON.match(info) or re.fullmatch(r"\w\S*", info)  # it opens the next block as well
-    return line, (line if is_next else start + closing.end())
+    return line, (line if is_next else closing.end())
 
 
 def _without_indentation(body: str, before: str) -> str:
@@ -135,3 +139,9 @@ def _without_opening(text: str) -> str | None:
     closing = re.search(r"^[ \t]*`{3,}[ \t]*\r?$", text, re.MULTILINE)
     is_program = closing and (_STATEMENT.match(text.lstrip()) or _ASSIGNMENT.match(text.lstrip()))
     return text[: closing.start()] if closing and is_program else None
+
+
+def _on_one_line(text: str) -> str | None:
+    """The last program that stands with both of its fences on one line, which Markdown takes for code in a sentence."""
+    spans = re.findall(r"```(?:python|py)[\d.]*[ \t]+([^`\n]+)```", text, re.IGNORECASE)
+    return spans[-1] if spans else None

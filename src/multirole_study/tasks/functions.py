@@ -294,7 +294,7 @@ class Functions:
         return {"name": NAME, "is_embedded": True, "functions": len(specs())}
 
     def extract(self, text: str) -> str | None:
-        """Return the program, or None; see `code.extract_program`."""
+        """Return the program, or None; see `fences`."""
         return extract_program(text)
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import multirole_sandbox as sandbox
+from multirole.core.replies import text_outside_thoughts
 from multirole.core.types import Problem, Reward
 from multirole_sandbox import Limits, SandboxError
 from multirole_study.tasks.gym_score import NEEDS_PYCOSAT, encode, load_gym
@@ -114,7 +115,7 @@ class Gym:
         boxed = extract_boxed(text)
         if boxed is not None or self.fallback == "none" or "\\boxed" in text:
             return boxed, True
-        numbers = NUMBER.findall(text.rpartition("</think>")[2])
+        numbers = NUMBER.findall(text_outside_thoughts(text))
         return (numbers[-1] if numbers else None), False
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:

@@ -30,6 +30,7 @@ SPLIT_SEED = 42
 MOST_BROKEN = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
 SUFFIXES = (".parquet", ".jsonl")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
@@ -119,7 +120,33 @@ def text_of(row: Row, column: str, reason: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(reason)
+    if fault := fault_of(value):
+        raise BadRow(fault)
     return value
+
+
+def broken_part(value: object) -> tuple[str, object] | None:
+    """The first part of a value, at any depth, that cannot be a reference or a text, with its fault; None if nothing is wrong.
+
+    Faults are "not_finite", for NaN and infinity, which a missing number becomes on its way through pandas, and "half_a_character",
+    for half a surrogate pair, which is left of an emoji that was cut and cannot be encoded.
+    """
+    if isinstance(value, str):
+        return ("half_a_character", value) if _SURROGATE.search(value) else None
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return broken_part(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return next((broken for part in value if (broken := broken_part(part))), None)
+    is_finite = not isinstance(value, (float, Decimal)) or math.isfinite(value)
+    return None if is_finite else ("not_finite", value)
+
+
+def fault_of(value: object) -> str | None:
+    """The fault that `broken_part` finds in a value, None where there is none."""
+    broken = broken_part(value)
+    return broken and broken[0]
 
 
 def file_of_rows(data: str | Path) -> Path:
@@ -155,24 +182,14 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def broken_value(value: object) -> str | None:
-    """What is wrong with a value of a row, at any depth; None if nothing is.
-
-    NaN and infinity are no data: pandas writes the first for what is missing, and it equals nothing. Half a character (a
-    lone surrogate, as of an emoji that was cut) cannot be written as UTF-8.
-    """
-    if isinstance(value, str):
-        if value.isascii():
-            return None
-        half = re.search("[\ud800-\udfff]", value)
-        return half and f"half a character ({half[0]!r}), which is not Unicode text"
-    if isinstance(value, Mapping):
-        return next((found for pair in value.items() for one in pair if (found := broken_value(one))), None)
-    if isinstance(value, (list, tuple)):
-        return next((found for one in value if (found := broken_value(one))), None)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return broken_value(value.tolist())
-    is_finite = not isinstance(value, (float, Decimal)) or math.isfinite(value)
-    return None if is_finite else f"{value}, which is not a number to train or score with"
+    """What is wrong with a value of a row, in words; None if nothing is."""
+    match broken_part(value):
+        case ("half_a_character", str(text)):
+            half = _SURROGATE.search(text)
+            return f"half a character ({half and half[0]!r}), which is not Unicode text"
+        case ("not_finite", number):
+            return f"{number}, which is not a number to train or score with"
+    return None
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
@@ -192,8 +209,8 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
         try:
-            if any(map(broken_value, (row.get(column) for column in source.columns))):
-                raise BadRow("not_a_number_or_text")
+            if fault := fault_of([row.get(column) for column in source.columns]):
+                raise BadRow(fault)
             outcomes.append(source.to_problem(row))
         except BadRow as error:
             outcomes.append(str(error))
