@@ -107,7 +107,7 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
         raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
     if INDEX in columns:
         raise ValueError(f"`{name}` has a column {INDEX!r}, in which the trainer keeps the places of rows. Rename it.")
-    check_columns(f"`{name}`", [column for column in columns if column != "completion_ids"])
+    check_columns(f"`{name}`", columns)
     if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
         check_prompts(name, dataset)
     for function in reward_funcs:
