@@ -202,7 +202,7 @@ def test_names_and_colours_cover_every_role_and_workflow():
     assert roles == set(ROLE_COLOURS) and len(set(ROLE_COLOURS.values())) == len(roles)
     assert set(WORKFLOW_NAMES) == {*WORKFLOWS, "single"} and set(POLICY_COLOURS) == set(POLICIES)
     assert colours_of(["worker", "judge"])["judge"] not in ROLE_COLOURS.values()
-    assert cell_name("voting", "ip", "math") == "Voting-IP, Math" and cell_name("single", "sp") == "Single agent"
+    assert cell_name("voting", "ip", "math") == "Voting-IP, math" and cell_name("single", "sp") == "Single agent"
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
