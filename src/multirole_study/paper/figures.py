@@ -425,12 +425,14 @@ def _in_percent(*axes: Axis, symbol: str = "%") -> None:
 
 
 def _few_log_ticks(axes: Axes) -> None:
-    """Ticks of a logarithmic axis that do not touch: powers of ten, or 1, 2 and 5 times them below two decades."""
+    """Ticks of a logarithmic axis that do not touch: powers of ten, and below two decades some multiples of them."""
     low, high = axes.get_ylim()
-    is_short = high / low < 100
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_short else LogLocator(numticks=4))
+    decades = np.log10(high / low)
+    multiples = (1, 2, 5) if decades < 1.4 else (1, 3)
+    locator = LogLocator(subs=multiples) if decades < 2 else LogLocator(numticks=4)
+    axes.yaxis.set_major_locator(MaxNLocator(3) if decades < 0.5 else locator)
     axes.yaxis.set_minor_formatter(NullFormatter())
-    if is_short:
+    if decades < 2:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
