@@ -107,7 +107,7 @@ def state(folder: Path) -> str:
 
 
 def title(config: dict) -> str:
-    """A run's name for people, such as "Voting-IP, Code · seed 0"."""
+    """A run's name for people, such as "Voting-IP, code · seed 0"."""
     cell = cell_name(str(config.get("workflow")), policy_name(config["policy"]), config.get("task"))
     return f"{cell} · seed {config.get('seed', '?')}"
 

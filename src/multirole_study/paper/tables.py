@@ -31,7 +31,7 @@ from multirole_study.signatures import signatures_of_frame
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
 MODEL_SENTENCES = {
-    TINY: "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B).",
+    TINY: "0.45M parameters, math: arithmetic from left to right, code: list programs (the paper: 0.6B to 4B).",
     SMOLLM2: "SmolLM2-135M-Instruct, sums of two numbers, and functions from one sentence of English (the paper: 0.6B to 4B).",
 }
 """scale -> what captions say of its model and its problems."""
