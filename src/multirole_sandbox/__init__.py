@@ -84,14 +84,16 @@ def grade_batch(
         raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
-    problems = {key: _Problem(normalise_tests(given)) for key, given in {id(one): one for one in tests}.items()}
-    jobs = [problems[id(given)].job(program) for program, given in zip(programs, tests, strict=True)]
+    problems = {
+        key: _Problem(normalise_tests(test_list)) for key, test_list in {id(entry): entry for entry in tests}.items()
+    }
+    jobs = [problems[id(test_list)].job(program) for program, test_list in zip(programs, tests, strict=True)]
     global _seconds
     with _lock:
         pool, started = _running(), time.monotonic()
         pool.run(jobs, limits or Limits())
         _seconds += time.monotonic() - started
-    return [_verdict(problems[id(given)].reasons(job), rule) for job, given in zip(jobs, tests, strict=True)]
+    return [_verdict(problems[id(test_list)].reasons(job), rule) for job, test_list in zip(jobs, tests, strict=True)]
 
 
 class _Problem:
@@ -118,11 +120,11 @@ class _Problem:
 
     def reasons(self, job: Job) -> list[str]:
         """The reason of each test: "passed" if one of its runs has it, else that of its first run."""
-        found: dict[int, str] = {}
+        reason_by_test: dict[int, str] = {}
         for (test, _), reason in zip(self.runs, job.reasons, strict=True):
-            if test not in found or reason == "passed":
-                found[test] = reason
-        return list(found.values())
+            if test not in reason_by_test or reason == "passed":
+                reason_by_test[test] = reason
+        return list(reason_by_test.values())
 
 
 def _key_types(test: dict) -> tuple[bool, ...]:
@@ -151,8 +153,8 @@ def call(module: Path, function: str, arguments: Sequence[list], limits: Limits)
             outputs[start + index] = output
             return True
 
-        given = inputs[start : start + _CALLS]
-        return Job(source, given, [function] * len(given), keep)
+        batch = inputs[start : start + _CALLS]
+        return Job(source, batch, [function] * len(batch), keep)
 
     jobs = list(map(job, range(0, len(inputs), _CALLS)))
     with _lock:

@@ -19,7 +19,7 @@ from multirole_sandbox.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_MOST_PROGRAM_BYTES = 4 << 20
+_MAX_PROGRAM_BYTES = 4 << 20
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Job:
         self.source = self.program.encode("utf-8", "surrogatepass")
         if not self.program.strip():
             self.end("no_code")
-        elif len(self.source) > _MOST_PROGRAM_BYTES:
+        elif len(self.source) > _MAX_PROGRAM_BYTES:
             self.end("error")
 
     def end(self, reason: str) -> None:

@@ -28,7 +28,7 @@ import re
 import zlib
 from decimal import Decimal
 
-MOST_UNPACKED_BYTES = 1 << 30
+MAX_UNPACKED_BYTES = 1 << 30
 _LONGEST_INT = 4000  # digits, below what Python converts itself
 _FUNCTION = re.compile(r"(?:Solution(?:\(\))?\.)?(\w+)(?:\(\))?")
 _TEXT_OF_PICKLE = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
@@ -45,11 +45,11 @@ def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None
     `func_name` is for functional tests that do not name their function, as LiveCodeBench's.
     """
     try:
-        found = _read(tests) if isinstance(tests, str) else tests
-        found = _list_of_tests(found) if isinstance(found, dict) else found
-        if not isinstance(found, (list, tuple)) or not found:
-            raise MalformedTests(f"they are {_kind(found)}, and a program cannot pass or fail without tests")
-        read = [_numbered(number, len(found), test, func_name) for number, test in enumerate(found)]
+        parsed = _read(tests) if isinstance(tests, str) else tests
+        parsed = _list_of_tests(parsed) if isinstance(parsed, dict) else parsed
+        if not isinstance(parsed, (list, tuple)) or not parsed:
+            raise MalformedTests(f"they are {_kind(parsed)}, and a program cannot pass or fail without tests")
+        read = [_numbered(number, len(parsed), test, func_name) for number, test in enumerate(parsed)]
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise MalformedTests(
             f"Got tests {str(tests)[:200]!r}, which cannot be read: {error or type(error).__name__}. Write a non-empty list of "
@@ -75,7 +75,7 @@ def write_json(value: object) -> str:
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(write_json, value))}]"
         if isinstance(value, dict):
-            return f"{{{', '.join(f'{json.dumps(str(key))}: {write_json(one)}' for key, one in value.items())}}}"
+            return f"{{{', '.join(f'{json.dumps(str(key))}: {write_json(item)}' for key, item in value.items())}}}"
         if isinstance(value, int):
             return str(Decimal(value))
         raise
@@ -95,18 +95,18 @@ def _read(text: str) -> object:
     if not text.strip():
         raise MalformedTests("they are an empty text")
     try:
-        found = read_json(text)
+        parsed = read_json(text)
     except ValueError as error:
         packed = _unpack(text)
         try:
-            found = ast.literal_eval(text.strip()) if packed is None else read_json(packed)
+            parsed = ast.literal_eval(text.strip()) if packed is None else read_json(packed)
         except (ValueError, SyntaxError):
             raise MalformedTests(f"they are a text that is not JSON ({error})") from error
-    if isinstance(found, str):
+    if isinstance(parsed, str):
         raise MalformedTests(
             "their JSON holds a text instead of a list: it was encoded twice, so apply json.loads once before"
         )
-    return found
+    return parsed
 
 
 def _unpack(text: str) -> str | None:
@@ -114,11 +114,11 @@ def _unpack(text: str) -> str | None:
     try:
         packed = base64.b64decode("".join(text.split()), validate=True)
         stream = zlib.decompressobj()
-        data = stream.decompress(packed, MOST_UNPACKED_BYTES)
+        data = stream.decompress(packed, MAX_UNPACKED_BYTES)
     except (binascii.Error, zlib.error, ValueError):
         return None
     if stream.unconsumed_tail:
-        raise MalformedTests(f"they unpack to more than {MOST_UNPACKED_BYTES} bytes")
+        raise MalformedTests(f"they unpack to more than {MAX_UNPACKED_BYTES} bytes")
     if data[:1] != b"\x80":
         return data.decode()
     texts = []
@@ -147,7 +147,7 @@ def _list_of_tests(tests: dict) -> list[dict]:
     pairs = zip(inputs, outputs, strict=True)
     name = tests.get("fn_name")
     if not name:
-        return [{"input": given, "output": expected} for given, expected in pairs]
+        return [{"input": arguments, "output": expected} for arguments, expected in pairs]
     kinds = {True: "functional", False: "function_call"}  # LiveCodeBench's samples have text
     return [{"type": kinds[isinstance(i, str)], "fn_name": name, "input": i, "output": o} for i, o in pairs]
 
@@ -177,10 +177,10 @@ def _normalise(test: object, func_name: str | None) -> tuple[dict, bool]:
         return {key: _text(key, test[key]) for key in ("input", "output")} | {"testtype": "stdin"}, False
     if kind not in ("functional", "function_call"):
         raise MalformedTests(f"has the testtype {kind!r}, which is unknown")
-    given, expected, is_listed = _call(kind, test["input"], test["output"])
+    arguments, expected, is_listed = _call(kind, test["input"], test["output"])
     names = {"func_name": _function_name(name or func_name)}
     names |= {"is_wrapped": True} if metadata.get("is_wrapped") is True else {}
-    return {"input": given, "output": expected, "testtype": "functional", "metadata": names}, is_listed
+    return {"input": arguments, "output": expected, "testtype": "functional", "metadata": names}, is_listed
 
 
 def _text(key: str, value: object) -> str:
@@ -192,19 +192,19 @@ def _text(key: str, value: object) -> str:
 
 
 def _function_name(name: object) -> str:
-    found = _FUNCTION.fullmatch(name.strip()) if isinstance(name, str) else None
-    if found is None or not found[1].isidentifier():
+    match = _FUNCTION.fullmatch(name.strip()) if isinstance(name, str) else None
+    if match is None or not match[1].isidentifier():
         raise MalformedTests(f"needs metadata.func_name or fn_name, and {name!r} cannot be the name of a function")
-    return found[1]
+    return match[1]
 
 
-def _call(kind: str, given: object, expected: object) -> tuple[str, str, bool]:
+def _call(kind: str, raw_input: object, expected: object) -> tuple[str, str, bool]:
     """The lines of a call's arguments, the JSON of its expected value, and whether the arguments were a list."""
-    if isinstance(given, (list, tuple)):
-        return "\n".join(map(write_json, given)), write_json(expected), True
-    if not isinstance(given, str):
+    if isinstance(raw_input, (list, tuple)):
+        return "\n".join(map(write_json, raw_input)), write_json(expected), True
+    if not isinstance(raw_input, str):
         raise MalformedTests(
-            f"calls a function with {_kind(given)} as 'input', which must be a list of arguments, or text with one JSON value a line"
+            f"calls a function with {_kind(raw_input)} as 'input', which must be a list of arguments, or text with one JSON value a line"
         )
     output = expected.strip() if isinstance(expected, str) else write_json(expected)
     try:
@@ -212,10 +212,10 @@ def _call(kind: str, given: object, expected: object) -> tuple[str, str, bool]:
     except ValueError:
         output = write_json(_literal("output", output))
     if kind == "function_call":
-        arguments = _one_value(given)
+        arguments = _one_value(raw_input)
         if isinstance(arguments, list):
             return "\n".join(map(write_json, arguments)), output, True
-    return "\n".join(_argument_lines(given)), output, False
+    return "\n".join(_argument_lines(raw_input)), output, False
 
 
 def _one_value(text: str) -> object:
@@ -234,7 +234,9 @@ def _argument_lines(text: str) -> list[str]:
         return lines
     except ValueError:
         values = _json_values(text)
-    return [write_json(one) for one in (values if values is not None else [_literal("input", line) for line in lines])]
+    return [
+        write_json(value) for value in (values if values is not None else [_literal("input", line) for line in lines])
+    ]
 
 
 def _json_values(text: str) -> list[object] | None:

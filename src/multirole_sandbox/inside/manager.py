@@ -20,7 +20,7 @@ from .limits import Limits
 
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
 AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
-MOST_FILES = 256
+MAX_FILES = 256
 SHORT_SHARE = 0.05  # of its limits that a test may use after several others have used up theirs
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 
@@ -55,8 +55,8 @@ def compile_program(source: str) -> types.CodeType | str:
 class Manager:
     """The tests of one unit, one after another."""
 
-    def __init__(self, body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
-        self.body, self.head_bytes, self.most_tasks, self.filters = body, head_bytes, most_tasks, filters
+    def __init__(self, body: int, head_bytes: int, max_tasks: int, filters: tuple | None) -> None:
+        self.body, self.head_bytes, self.max_tasks, self.filters = body, head_bytes, max_tasks, filters
         self.source_bytes, self.sizes, self.calls, fields = json.loads(os.pread(body, head_bytes, 0))
         self.limits = Limits(**fields)
         self.ends = time.monotonic() + self.limits.problem_seconds
@@ -73,8 +73,8 @@ class Manager:
                 self.report(index, code)
             return
         names = prelude.import_ahead(source, code)
-        most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # from here on no text of a program is read
-        resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds))
+        max_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # from here on no text of a program is read
+        resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds))
         os.chdir("/")
         self.program = runner.Program(code, names, source)
         if self.filters is not None and not walls.install(self.filters[0]):
@@ -92,11 +92,11 @@ class Manager:
         if cpu_limit <= 0:
             self.report(index, "timeout")
             return
-        given, output = os.memfd_create("input"), os.memfd_create("output")
-        copy(self.body, given, offset, size)
-        os.lseek(given, 0, os.SEEK_SET)
+        stdin_file, output = os.memfd_create("input"), os.memfd_create("output")
+        copy(self.body, stdin_file, offset, size)
+        os.lseek(stdin_file, 0, os.SEEK_SET)
         (function, has_integer_keys), null = self.calls[index], wire.NULL
-        descriptors = (given, null, null, output) if function else (given, output, null)
+        descriptors = (stdin_file, null, null, output) if function else (stdin_file, output, null)
         manager, exit_code = os.getpid(), wire.FAILED
         pid = walls.FORK()
         if pid == 0:
@@ -113,7 +113,7 @@ class Manager:
         reason = "timeout" if code is None else wire.REASON_OF_EXIT.get(code, "error")
         self.full_timeouts -= reason == "timeout"
         self.report(index, reason, output)
-        os.close(given)
+        os.close(stdin_file)
         os.close(output)
 
     def set_up(self, manager: int, descriptors: tuple[int, ...], cpu_seconds: float) -> None:
@@ -125,10 +125,10 @@ class Manager:
                 os._exit(0)
             for target, source in enumerate(descriptors):
                 os.dup2(source, target)
-            os.closerange(len(descriptors), MOST_FILES)
+            os.closerange(len(descriptors), MAX_FILES)
             seconds = int(cpu_seconds) + 2  # the manager enforces the exact limit; this is the kernel's own
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-            resource.setrlimit(resource.RLIMIT_NPROC, (self.most_tasks, self.most_tasks))
+            resource.setrlimit(resource.RLIMIT_NPROC, (self.max_tasks, self.max_tasks))
             is_ready = self.filters is None or walls.install(self.filters[1])
         finally:
             if not is_ready:
@@ -156,24 +156,24 @@ class Manager:
         copy(output, wire.ANSWERS, 0, size)
 
 
-def main(body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
+def main(body: int, head_bytes: int, max_tasks: int, filters: tuple | None) -> None:
     """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback in the error output."""
     code = 70
     try:
         os.setsid()
         walls.prctl(1, signal.SIGKILL)  # die with the zygote
-        manager = Manager(body, head_bytes, most_tasks, filters)
+        manager = Manager(body, head_bytes, max_tasks, filters)
         limits = manager.limits
         for kind, limit in (
             (resource.RLIMIT_AS, limits.memory_bytes),
-            (resource.RLIMIT_NOFILE, MOST_FILES),
+            (resource.RLIMIT_NOFILE, MAX_FILES),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_FSIZE, max(limits.output_bytes, *manager.sizes) + 1),
         ):
             resource.setrlimit(kind, (limit, limit))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limits.test_seconds) + COMPILE_SECONDS, most_seconds))
+        max_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limits.test_seconds) + COMPILE_SECONDS, max_seconds))
         manager.run()
         code = 0
     finally:

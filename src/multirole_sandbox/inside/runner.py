@@ -110,7 +110,7 @@ def integer_keys(value: dict[str, object]) -> dict:
     """A dict whose keys are all whole numbers as JSON writes them, with integers for keys; any other stays as it is."""
     if not all(key.lstrip("-").isdecimal() and key == str(int(key)) for key in value):
         return value
-    return {int(key): one for key, one in value.items()}
+    return {int(key): item for key, item in value.items()}
 
 
 def plain_number(value: object) -> int | float:
@@ -127,5 +127,9 @@ def find(namespace: dict[str, object], function: str) -> Callable:
         return getattr(solution(), function)
     if function in namespace:
         return namespace[function]
-    classes = (one for one in namespace.values() if isinstance(one, type) and one.__module__ == namespace["__name__"])
-    return getattr(next(one for one in classes if function in vars(one))(), function)
+    classes = (
+        member
+        for member in namespace.values()
+        if isinstance(member, type) and member.__module__ == namespace["__name__"]
+    )
+    return getattr(next(member for member in classes if function in vars(member))(), function)

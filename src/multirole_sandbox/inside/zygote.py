@@ -25,10 +25,10 @@ from . import manager, prelude, runner, walls, wire
 
 STACK_BYTES = 256 << 20
 THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else each would have as much as the main thread
-MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
+MAX_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
 SPARE_TASKS = 4096  # beyond those that exist, for a user that others share
 GRACE_SECONDS = 10.0
-LOOK_SECONDS = 0.1  # how often to check that the trainer lives
+POLL_SECONDS = 0.1  # how often to check that the trainer lives
 
 
 def grow_stack() -> None:
@@ -77,8 +77,8 @@ def library_folders() -> list[str]:
     """Where the shared libraries lie that this process has loaded; modules imported later need others from there."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if ".so" in line}
-    found = {*map(os.path.dirname, paths), "/etc/ld.so.cache"}
-    return sorted(filter(os.path.exists, found))
+    folders = {*map(os.path.dirname, paths), "/etc/ld.so.cache"}
+    return sorted(filter(os.path.exists, folders))
 
 
 def count_tasks() -> int:
@@ -109,7 +109,7 @@ def wait_for(descriptor: int, trainer: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     while (left := deadline - time.monotonic()) > 0 and os.getppid() == trainer:
-        if poller.poll(1000 * min(left, LOOK_SECONDS)):
+        if poller.poll(1000 * min(left, POLL_SECONDS)):
             return True
     return False
 
@@ -124,11 +124,11 @@ def main(module: str) -> None:
     runner.open_streams()
     sys.excepthook = lambda *error: os.write(wire.ERRORS, "".join(traceback.format_exception(*error)).encode())
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed
-    most_tasks = count_tasks() + SPARE_TASKS
+    max_tasks = count_tasks() + SPARE_TASKS
     level, filters = walls.lock_down([".", *library_folders()])
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most_tasks = MOST_TASKS if "setuid" in level else most_tasks
-    most_tasks = most_tasks if hard == resource.RLIM_INFINITY else min(most_tasks, hard)
+    max_tasks = MAX_TASKS if "setuid" in level else max_tasks
+    max_tasks = max_tasks if hard == resource.RLIM_INFINITY else min(max_tasks, hard)
     signal.pthread_sigmask(signal.SIG_BLOCK, manager.AWAITED)
     channel = socket.socket(fileno=wire.CHANNEL)
     hello = f"{level}+rlimits".lstrip("+").encode()
@@ -143,7 +143,7 @@ def main(module: str) -> None:
         end, alive = os.pipe()  # its second half is the manager's and is closed with it
         pid = walls.FORK()
         if pid == 0:
-            manager.main(files[0], head_bytes, most_tasks, filters)
+            manager.main(files[0], head_bytes, max_tasks, filters)
         if pid < 0:
             raise OSError("a manager could not be forked")
         os.close(files[0])

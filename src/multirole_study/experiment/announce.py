@@ -13,11 +13,11 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def announced(what: str, is_said: bool) -> Iterator[None]:
+def announced(action: str, is_shown: bool) -> Iterator[None]:
     """Say that something begins which may take minutes, and how long it took."""
     started = time.monotonic()
-    if is_said:
-        say(f"  {what} ...")
+    if is_shown:
+        say(f"  {action} ...")
     yield
-    if is_said:
-        say(f"  {what} took {time.monotonic() - started:.0f} s")
+    if is_shown:
+        say(f"  {action} took {time.monotonic() - started:.0f} s")

@@ -11,7 +11,7 @@ from multirole.engines import SERVED
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
-from multirole_study.experiment.storage import sums_of
+from multirole_study.experiment.storage import checksums_of
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 NEEDED = ("config.json", "tokenizer_config.json")
@@ -80,17 +80,17 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
     if folder is not None:
         return _complete(folder)
     pinned, has_wheel = MODELS[cell.scale], cell.scale == SMOLLM2
-    found = _snapshot(pinned, is_local=True)
-    if has_wheel and not isinstance(found, Path):
-        found = smollm2.find() or found
+    result = _snapshot(pinned, is_local=True)
+    if has_wheel and not isinstance(result, Path):
+        result = smollm2.find() or result
     why = ""
-    if may_download and not isinstance(found, Path):
-        found = _snapshot(pinned, is_local=False)
-        if has_wheel and not isinstance(found, Path):
-            found = smollm2.fetch()
-        why = f", and the Hub cannot be reached ({type(found).__name__})"
-    if isinstance(found, Path):
-        return found
+    if may_download and not isinstance(result, Path):
+        result = _snapshot(pinned, is_local=False)
+        if has_wheel and not isinstance(result, Path):
+            result = smollm2.fetch()
+        why = f", and the Hub cannot be reached ({type(result).__name__})"
+    if isinstance(result, Path):
+        return result
     raise ValueError(
         f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache{why}. "
         f"Where there is a network, run `hf download {pinned.repo} --revision {pinned.revision}` and set HF_HOME to that cache "
@@ -127,7 +127,7 @@ def describe(cell: Cell) -> dict[str, object]:
         name, revision = pinned.repo, pinned.revision
     if pinned is not None and folder == smollm2.cache_folder():
         name, revision = smollm2.NAME, smollm2.WHEEL_SHA256
-    return {"name": name, "revision": revision, "sha256": sums_of(folder, "*.safetensors")}
+    return {"name": name, "revision": revision, "sha256": checksums_of(folder, "*.safetensors")}
 
 
 def layer_class(cell: Cell) -> str:

@@ -37,19 +37,19 @@ from multirole_study.experiment.settings import (
     looked_in,
     option,
     parameters,
-    refusing,
     unknown_name,
+    user_errors,
 )
-from multirole_study.experiment.user_files import own_object
+from multirole_study.experiment.user_files import load_user_object
 from multirole_study.tasks.gym import PREFIX, Gym, is_gym
 from multirole_study.tasks.gym import parse as parse_gym
 
-LONGEST_ID = 60
+MAX_ID_LENGTH = 60
 GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Problems of reasoning-gym at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """Where a cell stands in the matrix."""
-IPYTHONS_OWN = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
+IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that a notebook's globals hold besides parameters."""
 
 
@@ -199,19 +199,19 @@ class Cell(Settings):
     ) -> None:
         gym = parse_gym(task) if is_gym(task) else None
         task = task if gym is None else gym.spec
-        found = {
-            "workflow": own_object("workflow", workflow, WORKFLOWS),
-            "task": None if gym else own_object("task", task, TASKS),
+        user_objects = {
+            "workflow": load_user_object("workflow", workflow, WORKFLOWS),
+            "task": None if gym else load_user_object("task", task, TASKS),
         }
-        own = {name: one[0] for name, one in found.items() if one is not None}
-        roles = list(own.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
-        given = {name: value for name, value in settings.items() if value is not None}
+        objects_by_name = {name: entry[0] for name, entry in user_objects.items() if entry is not None}
+        roles = list(objects_by_name.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
+        explicit = {name: value for name, value in settings.items() if value is not None}
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
-            **preset_values(workflow, task, scale, preset) | given,
+            **preset_values(workflow, task, scale, preset) | explicit,
         )  # fmt: skip
-        self._workflow, self._task, self._gym = own.get("workflow"), own.get("task"), gym
-        self._digests = {f"{name}_sha256": one[1] for name, one in found.items() if one is not None}
+        self._workflow, self._task, self._gym = objects_by_name.get("workflow"), objects_by_name.get("task"), gym
+        self._digests = {f"{name}_sha256": entry[1] for name, entry in user_objects.items() if entry is not None}
         if problems := list(self._problems()):
             raise ValueError("\n".join(problems))
 
@@ -308,16 +308,16 @@ class Cell(Settings):
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
         rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
-        if len("-".join([*names, *rest])) > LONGEST_ID:  # one's own names; the hash tells them apart
+        if len("-".join([*names, *rest])) > MAX_ID_LENGTH:  # one's own names; the hash tells them apart
             names = [name[:10] for name in names]
         return "-".join([*names, *rest])
 
     def changed(self) -> dict[str, object]:
         """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""
-        held, usual = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset)
+        current, preset = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
         options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}
-        changed = {name: held[name] for name, value in self if value != usual.get(name, value)}
+        changed = {name: current[name] for name, value in self if value != preset.get(name, value)}
         return changed | policy | options | self._digests
 
     def to_dict(self) -> dict[str, object]:
@@ -343,22 +343,22 @@ class Cell(Settings):
         return dict(self)
 
     @classmethod
-    @refusing()
-    def from_parameters(cls, given: dict[str, Any], others: Iterable[str] = ()) -> "tuple[Cell, Launch]":
+    @user_errors()
+    def from_parameters(cls, values: dict[str, Any], others: Iterable[str] = ()) -> "tuple[Cell, Launch]":
         """A cell and its launch options from a notebook's `globals()`.
 
         Every plain constant is taken for a parameter, so that a misspelt `-p` name is refused instead of ignored;
         None means "not given". `others` are names that the message may mean as well.
         """
         plain = (str, int, float, bool, dict, list, tuple, type(None))
-        given = {name: v for name, v in given.items() if isinstance(v, plain) and not IPYTHONS_OWN.fullmatch(name)}
+        values = {name: v for name, v in values.items() if isinstance(v, plain) and not IPYTHON_NAMES.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
-        for name in given:
+        for name in values:
             if name not in known:
                 raise ValueError(unknown_name(name, [*others, *known]))
-        given = {"workflow": "voting", "policy": "sp"} | {name: v for name, v in given.items() if v is not None}
-        launch = Launch(**{name: given.pop(name) for name in Launch.model_fields if name in given})
-        return cls(**given), launch
+        values = {"workflow": "voting", "policy": "sp"} | {name: v for name, v in values.items() if v is not None}
+        launch = Launch(**{name: values.pop(name) for name in Launch.model_fields if name in values})
+        return cls(**values), launch
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cell) and self.to_dict() == other.to_dict()
@@ -389,12 +389,12 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
             values[name] = special.get(preset_key(scale), field.default)
             if preset == "released_code" and not (is_small(scale) and name == "renderer"):
                 values[name] = special.get("released", values[name])
-    is_own = not isinstance(task, str) or (task not in TASKS and not is_gym(task))
+    is_user_task = not isinstance(task, str) or (task not in TASKS and not is_gym(task))
     kind = task if task in TASKS else "math"
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
     values["rounds"] = ROUNDS[kind]
     values["max_prompt_tokens"], values["max_response_tokens"] = scale_lengths(scale, like, kind)
-    if is_own or (scale, task) == (SMOLLM2, "code"):
+    if is_user_task or (scale, task) == (SMOLLM2, "code"):
         values |= {"n_train": None, "n_validation": None}  # all rows
     elif is_gym(task) and values["n_train"] is None:  # they have no end
         values |= {"n_train": GYM_TRAIN, "n_validation": GYM_VALIDATION}

@@ -169,14 +169,14 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
     def save_adapters(self) -> None:
         """Write `adapters/step_N` in `saved_dtype`, unless it is there; for all processes to call. Checkpoints are exact."""
-        own, named = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
-        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in named if own in name}
+        lora_prefix, parameters = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
+        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in parameters if lora_prefix in name}
         if self.recorder is None:
             return
         target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
         if not target.exists():  # the last step may be evaluated twice
-            with writing(target) as aside:
-                self.peft_model.save_pretrained(aside, state_dict=weights)
+            with writing(target) as temporary:
+                self.peft_model.save_pretrained(temporary, state_dict=weights)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with reporting(Path(self.args.output_dir)):
@@ -201,15 +201,15 @@ def make_trainer(
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
     diagnostics = RoleDiagnostics()
-    watchers: list[TrainerCallback] = [Divergence(), TextSignatures(), diagnostics]
+    study_callbacks: list[TrainerCallback] = [Divergence(), TextSignatures(), diagnostics]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
-        watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
+        study_callbacks.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:
-        watchers.append(
+        study_callbacks.append(
             ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward, structure_of(workflow)))
         )
     skills = SkillWatch(reward)
-    watchers += [skills, Recording(recorder, diagnostics, skills)]
+    study_callbacks += [skills, Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,
@@ -218,7 +218,7 @@ def make_trainer(
         train_dataset=to_dataset(train),
         eval_dataset=to_dataset(validation),
         processing_class=tokenizer,
-        callbacks=[*watchers, *callbacks],
+        callbacks=[*study_callbacks, *callbacks],
         engine=engine,
         is_answer=lambda text: task.extract(text) is not None,
         render=RENDERERS[cell.renderer],

@@ -7,7 +7,7 @@ from multirole.core.types import structure_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import folder_of, is_done, step_of
-from multirole_study.experiment.settings import Parameter, Settings, option, parameters, refusing
+from multirole_study.experiment.settings import Parameter, Settings, option, parameters, user_errors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,17 +54,17 @@ class Evaluation(Settings):
             )
 
     @classmethod
-    @refusing()
-    def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
+    @user_errors()
+    def from_parameters(cls, values: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
         names = [name for name in cls.model_fields if name != "cell"]
-        own = {name: given[name] for name in names if name in given}
-        cell, launch = Cell.from_parameters({k: v for k, v in given.items() if k not in own}, others=names)
+        options = {name: values[name] for name in names if name in values}
+        cell, launch = Cell.from_parameters({k: v for k, v in values.items() if k not in options}, others=names)
         if launch.n_processes > 1:
             raise ValueError(
                 f"`n_processes` must be 1 for an evaluation, which plays on one GPU, got {launch.n_processes}."
             )
-        return cls(cell, **own), launch.replace(sharding="none")
+        return cls(cell, **options), launch.replace(sharding="none")
 
     @property
     def source(self) -> Cell | None:
@@ -99,7 +99,7 @@ class Evaluation(Settings):
 def evaluation_parameters() -> list[Parameter]:
     """The parameters of the evaluation notebook, in their order."""
     left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing")
-    return [one for one in parameters(Evaluation, Cell, Launch) if one.name not in left_out]
+    return [parameter for parameter in parameters(Evaluation, Cell, Launch) if parameter.name not in left_out]
 
 
 def solver_of(cell: Cell) -> str:

@@ -22,7 +22,7 @@ from multirole.core.validation import check_reward
 from multirole.engines import SERVED
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import engine_of, look, stopping
+from multirole_study.experiment.hardware import blocking_problems, engine_of, preflight_checks
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.released_code import RENDERERS
 from multirole_study.tasks.user_task import RewardError, Task
@@ -39,20 +39,20 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
     Downloads the pinned model and rows where they are missing and everything else is there; fails within seconds where the
     Hub cannot be reached. Memory and disk are `multirole_study.plan.check`'s.
     """
-    missing = stopping(look(cell, launch))
+    missing = blocking_problems(preflight_checks(cell, launch))
     trackers = launch.report_to if launch.report_to in ("none", "all") else launch.report_to.split(",")
     checks: dict[str, Callable[[], object]] = {
         "the base model": lambda: check_model(cell, locate(cell, may_download=not missing)),
         "the task's rows": lambda: cell.make_task().problems("validation", cell.n_validation),
         "a tracker": lambda: [tracker() for tracker in get_reporting_integration_callbacks(trackers)],
     }
-    for what, check in checks.items():
+    for name, check in checks.items():
         try:
             check()
         except (ValueError, OSError, RuntimeError) as error:  # a tracker that is not installed is a RuntimeError
-            missing.append(f"{what}: {error}")
+            missing.append(f"{name}: {error}")
     if missing:
-        numbered = "\n".join(f"{i}. {what}" for i, what in enumerate(missing, start=1))
+        numbered = "\n".join(f"{i}. {problem}" for i, problem in enumerate(missing, start=1))
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. Missing:\n{numbered}")
     if cell.task == "code":
         sandbox.require(cell.allow_unsafe_code)
@@ -107,11 +107,11 @@ def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
 
     transformers makes up what is missing, and only logs it.
     """
-    odd = {"missing": loading["missing_keys"], "of another shape": map(str, loading["mismatched_keys"])}
-    odd["not in its config.json"] = [key for key in loading["unexpected_keys"] if ".layers." in key]
-    for what, names in odd.items():
+    names_by_defect = {"missing": loading["missing_keys"], "of another shape": map(str, loading["mismatched_keys"])}
+    names_by_defect["not in its config.json"] = [key for key in loading["unexpected_keys"] if ".layers." in key]
+    for defect, names in names_by_defect.items():
         for name in sorted(names)[:1]:
-            raise ValueError(f"The model folder {str(folder)!r} has weights that are {what}, the first is {name}.")
+            raise ValueError(f"The model folder {str(folder)!r} has weights that are {defect}, the first is {name}.")
 
 
 # ---- workflow and reward
@@ -141,8 +141,8 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
     """
     called: set[str] = set()
     for reply in REPLIES:
-        said: Any = _OneReply(reply)
-        rollout = Rollout(workflow, said, said, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
+        stub: Any = _OneReply(reply)
+        rollout = Rollout(workflow, stub, stub, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
         rollout.patience = DRY_SECONDS
         try:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))

@@ -108,10 +108,10 @@ def result_lines(outcomes: pd.DataFrame) -> list[str]:
     """Accuracy before, at its best and after; none where rewards do not say what is correct."""
     if outcomes["correct"].isna().any():
         return []
-    found = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
-    steps = {"before": found.index[0], "best": found["mean"].idxmax(), "after": found.index[-1]}
+    totals = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
+    steps = {"before": totals.index[0], "best": totals["mean"].idxmax(), "after": totals.index[-1]}
     return [
-        f"  {name:<11} accuracy {interval(*map(int, found.loc[step, ['sum', 'count']]))} at iteration {step}, "
-        f"95 % interval over {found.loc[step, 'count']:.0f} problems"
+        f"  {name:<11} accuracy {interval(*map(int, totals.loc[step, ['sum', 'count']]))} at iteration {step}, "
+        f"95 % interval over {totals.loc[step, 'count']:.0f} problems"
         for name, step in steps.items()
     ]

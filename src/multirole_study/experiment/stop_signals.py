@@ -97,19 +97,19 @@ class Stop(TrainerCallback):
 def _handled(handlers: dict) -> Iterator[None]:
     """Handle signals this way for a while, but not those that nohup or a shell's `&` ignores. Threads handle none."""
     is_main = threading.current_thread() is threading.main_thread()
-    former = {signum: signal.getsignal(signum) for signum in handlers if is_main}
-    former = {signum: now for signum, now in former.items() if signum not in TERMINAL or now is not signal.SIG_IGN}
-    for signum in former:
+    previous = {signum: signal.getsignal(signum) for signum in handlers if is_main}
+    previous = {signum: now for signum, now in previous.items() if signum not in TERMINAL or now is not signal.SIG_IGN}
+    for signum in previous:
         signal.signal(signum, handlers[signum])
     try:
         yield
     finally:
-        for signum, handler in former.items():
+        for signum, handler in previous.items():
             signal.signal(signum, handler)
 
 
 @contextmanager
-def heeding() -> Iterator[Stop]:
+def handle_signals() -> Iterator[Stop]:
     """Heed the signals for as long as a run lasts."""
     stop = Stop()
     with _handled(dict.fromkeys(SIGNALS, stop.ask)):

@@ -26,10 +26,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sums_of(folder: Path, *patterns: str) -> dict[str, str]:
+def checksums_of(folder: Path, *patterns: str) -> dict[str, str]:
     """Relative name -> sha256 of the files of a folder that match."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(found)}
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(paths)}
 
 
 def damage(listing: Path) -> str:
@@ -49,8 +49,8 @@ def damage(listing: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """A reader sees the old file or the new one."""
-    with writing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    with writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_table(path: Path, rows: list[dict]) -> None:
@@ -59,29 +59,29 @@ def write_table(path: Path, rows: list[dict]) -> None:
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
-    with writing(path) as aside:
-        pq.write_table(table, aside, write_page_checksum=True)
+    with writing(path) as temporary:
+        pq.write_table(table, temporary, write_page_checksum=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Where to write a file or a folder, which then gets its name at once; `NotWritten` where that fails."""
-    aside = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     with reporting(path):
         try:
-            yield aside
-            publish(aside, path)
+            yield temporary
+            publish(temporary, path)
         except BaseException:
-            remove(aside)
+            remove(temporary)
             raise
 
 
-def publish(aside: Path, path: Path) -> None:
+def publish(temporary: Path, path: Path) -> None:
     """Give what was written aside its name, for good."""
-    for one in [*sorted(aside.rglob("*")), aside]:
-        sync(one)
-    os.replace(aside, path)
-    for folder in {path.parent, aside.parent}:
+    for item in [*sorted(temporary.rglob("*")), temporary]:
+        sync(item)
+    os.replace(temporary, path)
+    for folder in {path.parent, temporary.parent}:
         sync(folder)
 
 
@@ -103,11 +103,11 @@ def reporting(path: Path) -> Iterator[None]:
 def remove(path: Path) -> None:
     """Delete a file or a folder; a folder loses its name first, so that it is never half there under it."""
     if path.is_dir():
-        nameless = path.with_suffix(".tmp")  # which nothing reads
-        if path != nameless:
-            shutil.rmtree(nameless, ignore_errors=True)
-            os.replace(path, nameless)
-        shutil.rmtree(nameless)
+        temporary = path.with_suffix(".tmp")  # which nothing reads
+        if path != temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.replace(path, temporary)
+        shutil.rmtree(temporary)
     else:
         path.unlink(missing_ok=True)
 

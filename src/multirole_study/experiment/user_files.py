@@ -20,40 +20,43 @@ from multirole.core.types import check_workflow
 from multirole_study.experiment.settings import did_you_mean, looked_in
 
 
-def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
+def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tuple[Any, str] | None:
     """The user's workflow or task (`kind`) and its digest; None for a built-in one's name."""
-    if isinstance(given, str) and given in builtin:
+    if isinstance(source, str) and source in builtin:
         return None
-    if isinstance(given, str) and ".py:" not in given:
+    if isinstance(source, str) and ".py:" not in source:
         raise ValueError(
-            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
-            + did_you_mean(given, builtin)
+            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {source!r}."
+            + did_you_mean(source, builtin)
         )
-    own: Any = load(given, kind) if isinstance(given, str) else given
-    if isinstance(own, type):
+    user_object: Any = load(source, kind) if isinstance(source, str) else source
+    if isinstance(user_object, type):
         try:
-            own = own()
+            user_object = user_object()
         except (Exception, SystemExit) as error:  # the user's own code
             raise ValueError(
-                f"`{kind}` is the class {own.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
-                f"Pass an object, such as one that the file names `mine = {own.__name__}(...)`."
+                f"`{kind}` is the class {user_object.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
+                f"Pass an object, such as one that the file names `mine = {user_object.__name__}(...)`."
             ) from error
     if kind == "workflow":
-        check_workflow(own)
-        about, code = str(own.roles), list[Any]([type(own)])
+        check_workflow(user_object)
+        about, code = str(user_object.roles), list[Any]([type(user_object)])
     else:
         for name in ("problems", "extract", "score", "describe"):
-            if inspect.getattr_static(own, name, None) is None:
+            if inspect.getattr_static(user_object, name, None) is None:
                 raise ValueError(
-                    f"The task {given!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
+                    f"The task {source!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
                 )
-        about, code = str(own.describe()), [type(own), *filter(inspect.isfunction, vars(own).values())]
-    name = inspect.getattr_static(own, "name", None) and own.name
+        about, code = (
+            str(user_object.describe()),
+            [type(user_object), *filter(inspect.isfunction, vars(user_object).values())],
+        )
+    name = inspect.getattr_static(user_object, "name", None) and user_object.name
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
         raise ValueError(
             f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
-    return own, _digest(given, about, code)
+    return user_object, _digest(source, about, code)
 
 
 def load(spec: str, kind: str) -> Any:
@@ -69,7 +72,7 @@ def load(spec: str, kind: str) -> Any:
         sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
         try:
             code = compile(file.read_bytes(), file, "exec", dont_inherit=True)
-            with _imports_beside(file.resolve()):
+            with _sibling_imports(file.resolve()):
                 exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ beside the user's file)
         except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
@@ -81,14 +84,14 @@ def load(spec: str, kind: str) -> Any:
     return members[name]
 
 
-def _digest(given: object, about: str, code: list[Any]) -> str:
+def _digest(source: object, about: str, code: list[Any]) -> str:
     """The sha256 of what an own workflow or task says of itself (a task: its rows' checksums) and of its files or its source."""
-    if isinstance(given, str):
-        return _digest_of_files(Path(given.rpartition(":")[0]).expanduser().resolve(), about.encode())
+    if isinstance(source, str):
+        return _digest_of_files(Path(source.rpartition(":")[0]).expanduser().resolve(), about.encode())
     try:
-        return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
+        return hashlib.sha256(f"{about} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
+        raise ValueError(f"{source!r} must come from a file or a notebook: its source tells its runs apart.") from error
 
 
 # ---- modules beside a file
@@ -96,23 +99,23 @@ def _digest(given: object, about: str, code: list[Any]) -> str:
 
 def _digest_of_files(file: Path, salt: bytes) -> str:
     """The sha256 of a salt, a file, and the modules beside it that it imports."""
-    beside = [path for paths in modules_beside(file).values() for path in paths]
-    return hashlib.sha256(b"".join([salt, file.read_bytes(), *(path.read_bytes() for path in beside)])).hexdigest()
+    neighbours = [path for paths in sibling_modules(file).values() for path in paths]
+    return hashlib.sha256(b"".join([salt, file.read_bytes(), *(path.read_bytes() for path in neighbours)])).hexdigest()
 
 
-def modules_beside(file: Path) -> dict[str, list[Path]]:
+def sibling_modules(file: Path) -> dict[str, list[Path]]:
     """The modules and packages beside a file that it imports, by itself or through others of them: name -> source files."""
-    found: dict[str, list[Path]] = {}
+    sources: dict[str, list[Path]] = {}
     todo = [file]
     for path in todo:
-        for name in sorted(_imported_names(path) - found.keys()):
+        for name in sorted(_imported_names(path) - sources.keys()):
             module, package = file.parent / f"{name}.py", file.parent / name
             if (package / "__init__.py").is_file():  # Python prefers it
-                found[name] = sorted(package.rglob("*.py"))
+                sources[name] = sorted(package.rglob("*.py"))
             elif module.is_file():
-                found[name] = [module]
-            todo += found.get(name, [])
-    return dict(sorted(found.items()))
+                sources[name] = [module]
+            todo += sources.get(name, [])
+    return dict(sorted(sources.items()))
 
 
 def _imported_names(path: Path) -> set[str]:
@@ -127,13 +130,13 @@ def _imported_names(path: Path) -> set[str]:
 
 
 @contextmanager
-def _imports_beside(file: Path) -> Iterator[None]:
+def _sibling_imports(file: Path) -> Iterator[None]:
     """Let a file import the modules beside it; ValueError where the name of one stands for another module in this process.
 
     Its folder stays on the path, behind all others, for imports inside of functions. No bytecode is written there.
     """
-    folder, beside = str(file.parent), modules_beside(file)
-    for name, paths in beside.items():
+    folder, neighbours = str(file.parent), sibling_modules(file)
+    for name, paths in neighbours.items():
         if other := _other_module(name, paths):
             raise ValueError(
                 f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module beside the "
@@ -141,7 +144,7 @@ def _imports_beside(file: Path) -> Iterator[None]:
             )
         for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
             del sys.modules[part]  # it may have changed
-    _beside.update(beside)
+    _loaded_siblings.update(neighbours)
     writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.insert(0, folder)
     try:
@@ -149,14 +152,14 @@ def _imports_beside(file: Path) -> Iterator[None]:
     finally:
         sys.dont_write_bytecode = writes_no_bytecode
         sys.path.remove(folder)
-        if beside and folder not in sys.path:
+        if neighbours and folder not in sys.path:
             sys.path.append(folder)
 
 
 def _other_module(name: str, paths: list[Path]) -> str:
     """What else a name stands for: a module of another file of one's own, a loaded one, or one of Python or a package; or ""."""
-    if name in _beside:
-        return "" if _beside[name][0].parent == paths[0].parent else str(_beside[name][0])
+    if name in _loaded_siblings:
+        return "" if _loaded_siblings[name][0].parent == paths[0].parent else str(_loaded_siblings[name][0])
     if name in sys.stdlib_module_names:
         return "a module of Python"
     if name in sys.modules:
@@ -168,5 +171,5 @@ def _other_module(name: str, paths: list[Path]) -> str:
     return "" if origin and Path(origin).resolve() in paths else str(origin)
 
 
-_beside: dict[str, list[Path]] = {}
+_loaded_siblings: dict[str, list[Path]] = {}
 """Modules beside files of one's own that this process has loaded: name -> source files."""

@@ -103,8 +103,8 @@ def grade(
     pairs = list(zip(programs, tests, strict=True))
     distinct = {(program, text): None for program, text in pairs if program}
     verdicts = grade_batch([program for program, _ in distinct], [text for _, text in distinct], rule, limits)
-    found = dict(zip(distinct, verdicts, strict=True))
-    return [found[program, text] if program else None for program, text in pairs]
+    verdict_by_pair = dict(zip(distinct, verdicts, strict=True))
+    return [verdict_by_pair[program, text] if program else None for program, text in pairs]
 
 
 def hidden_tests(

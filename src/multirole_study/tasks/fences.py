@@ -56,12 +56,12 @@ def _programs(blocks: list[Block]) -> list[Block]:
     """The blocks that may be the program: marked as Python or looking like it, else unmarked, else all."""
     if any(block.language == "python" for block in blocks):
         return [
-            one
-            for one in blocks
-            if one.language == "python" or (not one.language and _DEFINES_OR_READS.search(one.text))
+            block
+            for block in blocks
+            if block.language == "python" or (not block.language and _DEFINES_OR_READS.search(block.text))
         ]
     unmarked = [block for block in blocks if not block.language]
-    acting = [one for one in unmarked if _DEFINES_OR_READS.search(one.text) or _PRINTS.search(one.text)]
+    acting = [block for block in unmarked if _DEFINES_OR_READS.search(block.text) or _PRINTS.search(block.text)]
     return acting or unmarked or blocks
 
 

@@ -230,17 +230,17 @@ def _of_a_text() -> Iterator[Spec]:
 
 def behaviour(spec: Spec) -> tuple[str, ...]:
     """What the function returns for each probe, as JSON: equal for two sentences that mean one function."""
-    return tuple(json.dumps(spec.function(*given)) for given in probes(spec.signature))
+    return tuple(json.dumps(spec.function(*arguments)) for arguments in probes(spec.signature))
 
 
 @cache
 def specs() -> dict[tuple[str, tuple[str, ...]], Spec]:
     """(signature, behaviour) -> function, of all of the table that differ."""
-    found: dict[tuple[str, tuple[str, ...]], Spec] = {}
+    distinct: dict[tuple[str, tuple[str, ...]], Spec] = {}
     for group in (_of_a_number, _of_two_numbers, _of_a_list, _of_a_text):
         for spec in group():
-            found.setdefault((spec.signature, behaviour(spec)), spec)
-    return found
+            distinct.setdefault((spec.signature, behaviour(spec)), spec)
+    return distinct
 
 
 def tests_of(spec: Spec) -> list[dict]:
@@ -256,8 +256,8 @@ def tests_of(spec: Spec) -> list[dict]:
         seen = [outputs[i] for i in chosen]
         chosen.append(min(set(range(N_PROBES)) - set(chosen), key=lambda i: (seen.count(outputs[i]), i)))
     call = {"testtype": "functional", "metadata": {"func_name": "f"}}
-    given = probes(spec.signature)
-    return [{"input": "\n".join(map(json.dumps, given[i])), "output": outputs[i]} | call for i in chosen]
+    inputs = probes(spec.signature)
+    return [{"input": "\n".join(map(json.dumps, inputs[i])), "output": outputs[i]} | call for i in chosen]
 
 
 def to_problem(spec: Spec) -> Problem:

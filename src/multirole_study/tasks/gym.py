@@ -91,8 +91,8 @@ class Gym:
     @property
     def spec(self) -> str:
         """The task as it is written, with options in order of their names; equal tasks have equal texts."""
-        given = [*self.options, *([("seed", self.seed)] * bool(self.seed))]
-        return f"{PREFIX}{self.kind}" + ("?" + "&".join(f"{k}={v}" for k, v in given) if given else "")
+        options = [*self.options, *([("seed", self.seed)] * bool(self.seed))]
+        return f"{PREFIX}{self.kind}" + ("?" + "&".join(f"{k}={v}" for k, v in options) if options else "")
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` different problems of "train" or "validation"; a smaller count is a prefix of a larger one."""
@@ -121,12 +121,14 @@ class Gym:
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score by the package; an answer is correct if it gets the full score of 1."""
         answers = [self._answer(text) for text in texts]
-        asked = {
+        references = {
             (problem.id, answer): problem.reference
             for problem, (answer, _) in zip(problems, answers, strict=True)
             if answer and len(answer) <= MAX_CHARACTERS
         }
-        scores = dict(zip(asked, self._scores([(answer, entry) for (_, answer), entry in asked.items()]), strict=True))
+        scores = dict(
+            zip(references, self._scores([(answer, entry) for (_, answer), entry in references.items()]), strict=True)
+        )
         return [
             self._reward(answer, is_boxed, scores.get((problem.id, answer), 0.0))
             for problem, (answer, is_boxed) in zip(problems, answers, strict=True)
@@ -139,10 +141,10 @@ class Gym:
         share = 1.0 if is_boxed else self.unboxed_reward
         return Reward(share * score, word if is_boxed else f"{word}_unboxed", score >= 1)
 
-    def _scores(self, asked: list[tuple[str, Any]]) -> list[float]:
+    def _scores(self, answers: list[tuple[str, Any]]) -> list[float]:
         options = dict(self.options)
         dataset = load_gym().create_dataset(self.kind, seed=0, size=1, **options)
-        arguments = [[self.kind, options, answer, encode(dataset, entry)] for answer, entry in asked]
+        arguments = [[self.kind, options, answer, encode(dataset, entry)] for answer, entry in answers]
         scores = []
         for reason, output in sandbox.call(MODULE, "score", arguments, LIMITS):
             score = json.loads(output) if reason == "passed" else 0.0
@@ -244,21 +246,21 @@ def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[
 @cache
 def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> list[Problem]:
     """The first `count` different problems of a split. Raises ValueError where the kind has fewer."""
-    found: dict[str, Problem] = {}
-    in_vain = 0
+    problems: dict[str, Problem] = {}
+    n_rejected = 0
     for entry in _drawn(kind, options, seed, split):
         question = entry["question"]
-        if question in found or split_of(question) != split:
-            in_vain += 1
+        if question in problems or split_of(question) != split:
+            n_rejected += 1
         else:
-            in_vain = 0
-            found[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
-        if len(found) == count or in_vain == PATIENCE:
+            n_rejected = 0
+            problems[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
+        if len(problems) == count or n_rejected == PATIENCE:
             break
-    if len(found) < count:
+    if len(problems) < count:
         which = "n_train" if split == "train" else "n_validation"
         raise ValueError(
-            f"gym:{kind} with the options {dict(options)} has about {len(found)} different {split} problems, got count={count}. "
-            f"Write {which}={len(found)} or less, or options with which there are more."
+            f"gym:{kind} with the options {dict(options)} has about {len(problems)} different {split} problems, got count={count}. "
+            f"Write {which}={len(problems)} or less, or options with which there are more."
         )
-    return list(found.values())
+    return list(problems.values())

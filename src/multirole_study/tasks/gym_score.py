@@ -43,9 +43,11 @@ def preload() -> None:
         importlib.import_module(f"reasoning_gym.{name}")
     for name in SYMPY:
         module = importlib.import_module(f"sympy.{name}")
-        for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
-            if not {"tests", "benchmarks", "autolev", "fortran", "latex", "c", "sym_expr"} & set(found.name.split(".")):
-                importlib.import_module(found.name)
+        for module_info in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
+            if not {"tests", "benchmarks", "autolev", "fortran", "latex", "c", "sym_expr"} & set(
+                module_info.name.split(".")
+            ):
+                importlib.import_module(module_info.name)
 
 
 def encode(dataset: Any, entry: dict) -> str:

@@ -55,7 +55,7 @@ LIMITS = Limits(
     workers=min(4, Limits().workers),  # each holds sympy
 )
 
-MOST_UNWRAPPED = 20_000
+MAX_UNWRAPPED = 20_000
 """Characters of a box in which inner boxes are looked for; a longer answer is "too_long" anyway."""
 _JOINT = re.compile(
     r"(?:[\s$&.*]|\\[,;:! ()\[\]]|~|\\q?quad|\\text\s*\{|\\(?:mathrm|textrm|mbox)\s*\{|\})*"
@@ -111,7 +111,7 @@ def extract_boxed(text: str) -> str | None:
 
 def _unwrapped(content: str) -> str:
     """Return a box's content without the boxes in it."""
-    while len(content) <= MOST_UNWRAPPED and (inner := find_boxes(content)):
+    while len(content) <= MAX_UNWRAPPED and (inner := find_boxes(content)):
         for box in reversed(inner):
             content = content[: box.start] + box.content + content[box.end :]
     return content
@@ -130,9 +130,9 @@ def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
                 f"{reference[:40]!r}... Shorten it, or leave the problem out."
             )
     decided = [decide(answer, reference) for answer, reference in pairs]
-    asked = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
-    found = dict(zip(asked, _compare(asked), strict=True))
-    return [item if isinstance(item, str) else found[item] for item in decided]
+    undecided = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
+    verdicts = dict(zip(undecided, _compare(undecided), strict=True))
+    return [item if isinstance(item, str) else verdicts[item] for item in decided]
 
 
 def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
@@ -246,13 +246,13 @@ def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_bas
     return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
 
 
-def _based(found: re.Match[str] | None) -> Fraction | None:
+def _based(match: re.Match[str] | None) -> Fraction | None:
     """Return the value of digits in a base, None where the digits or the base are impossible, as in a_n."""
-    if found is None:
+    if match is None:
         return None
-    word = found[2] or found[3]
+    word = match[2] or match[3]
     base = _BASE_WORDS.get(word) or int(word)
-    whole, _, part = found[1].partition(".")
+    whole, _, part = match[1].partition(".")
     digits = whole.lstrip("+-") + part
     if not 2 <= base <= 36 or not digits[0].isdigit() and base <= 10 or len(digits) > 200:
         return None

@@ -42,7 +42,7 @@ NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 CONVERSION = ConversionConfig(lowercase_symbols=False)
-MOST_PARTS = 200
+MAX_PARTS = 200
 """Of a list; longer ones are compared as text only."""
 DEEPEST = 12
 """Nesting of brackets that is read."""
@@ -133,7 +133,7 @@ def read(text: str, depth: int = 0) -> Value:
 
 def _parts(text: str, separator: str) -> list[str]:
     parts = [part for part in split_outside(text, separator) if part.strip()]
-    return parts if 1 < len(parts) <= MOST_PARTS else []
+    return parts if 1 < len(parts) <= MAX_PARTS else []
 
 
 def _tuple_of(group: str, depth: int) -> Value:
@@ -225,7 +225,7 @@ def equal(gold: Value, value: Value) -> bool:
         return isinstance(gold, Words) and isinstance(value, Words) and _spelled(gold.text) == _spelled(value.text)
     if _is_matrix(gold) or _is_matrix(value):
         return _equal_matrices(gold, value)
-    if any(_is_relation(one) or _are_relations(one) for one in (gold, value)) and not _are_items(gold, value):
+    if any(_is_relation(side) or _are_relations(side) for side in (gold, value)) and not _are_items(gold, value):
         return _equal_relations(gold, value)
     if isinstance(gold, sympy.Set) or isinstance(value, sympy.Set):
         return _equal_sets(_as_set(gold), _as_set(value))
@@ -490,15 +490,15 @@ def _equal_sets(gold: Value | None, value: Value | None) -> bool:
 
 def _pieces(value: Value) -> list[tuple[Value, Value, bool, bool]] | None:
     """Return the intervals and points of a set in order, each as start, end and which ends are open; None for other sets."""
-    found: list[tuple[Value, Value, bool, bool]] = []
+    pieces: list[tuple[Value, Value, bool, bool]] = []
     for part in value.args if isinstance(value, sympy.Union) else (value,):
         if isinstance(part, sympy.Interval):
-            found.append((part.start, part.end, bool(part.left_open), bool(part.right_open)))
+            pieces.append((part.start, part.end, bool(part.left_open), bool(part.right_open)))
         elif isinstance(part, sympy.FiniteSet):
-            found += [(point, point, False, False) for point in part.args]
+            pieces += [(point, point, False, False) for point in part.args]
         elif part is not sympy.S.EmptySet:
             return None
-    return sorted(found, key=lambda piece: sympy.default_sort_key(piece[0].evalf(30)))
+    return sorted(pieces, key=lambda piece: sympy.default_sort_key(piece[0].evalf(30)))
 
 
 # ---- matrices
@@ -509,7 +509,7 @@ def _is_matrix(value: Value) -> bool:
 
 
 def _equal_matrices(gold: Value, value: Value) -> bool:
-    gold, value = (one.doit() if _is_matrix(one) else one for one in (gold, value))
+    gold, value = (side.doit() if _is_matrix(side) else side for side in (gold, value))
     if isinstance(gold, sympy.MatrixBase) and isinstance(value, sympy.MatrixBase):
         return gold.shape == value.shape and all(map(equal_expressions, gold.flat(), value.flat()))
     matrix, other = (gold, value) if isinstance(gold, sympy.MatrixBase) else (value, gold)

@@ -12,9 +12,9 @@ import sympy
 from sympy.core.evalf import evalf
 from sympy.core.function import AppliedUndef
 
-MOST_BITS = 1 << 22
+MAX_BITS = 1 << 22
 """Of an integer; larger ones are not computed."""
-MOST_DIGITS = 20_000
+MAX_DIGITS = 20_000
 """Of an evaluation; beyond it two constants count as unequal."""
 LARGEST_FACTORIAL = 100_000
 LARGEST_ROOT = 10_000
@@ -87,14 +87,14 @@ def _power(base: Value, exponent: Value, is_real: bool, is_root: bool) -> Value:
 
 
 def _check_sizes(value: Value, arguments: list[Value]) -> None:
-    """Raise TooLarge before sympy computes a power or a factorial of more than `MOST_BITS`."""
+    """Raise TooLarge before sympy computes a power or a factorial of more than `MAX_BITS`."""
     if isinstance(value, sympy.Pow):
         base, exponent = arguments
         if not exponent.is_Rational:
             return
         is_root = not exponent.is_Integer and exponent.q > LARGEST_ROOT
         bits = max(abs(base.p), base.q).bit_length() * abs(exponent.p) // exponent.q if base.is_Rational else 0
-        if is_root or (bits > MOST_BITS and base not in (0, 1, -1)):
+        if is_root or (bits > MAX_BITS and base not in (0, 1, -1)):
             raise TooLarge
     is_product = isinstance(value, PRODUCTS)
     if is_product and any(argument.is_number and not abs(argument) <= LARGEST_FACTORIAL for argument in arguments):
@@ -127,7 +127,7 @@ def equal_constants(a: Value, b: Value) -> bool:
     if difference.is_Rational:
         return difference == 0
     digits = _digits_needed(difference)
-    return digits <= MOST_DIGITS and _is_zero(difference, digits)
+    return digits <= MAX_DIGITS and _is_zero(difference, digits)
 
 
 def _is_zero(difference: Value, digits: int) -> bool:
@@ -159,17 +159,17 @@ def _digits_needed(value: Value) -> int:
 
 def points(symbols: list[Value]) -> list[dict[Value, Value]]:
     """Return the points at which expressions are compared: positive, of mixed signs, negative, below one, and integers."""
-    found = []
+    candidates = []
     for shift, signs in enumerate((1, 1, 1, -1, "mixed", "mixed2", -1, 1)):
         values = {}
         for index, symbol in enumerate(symbols):
             number = sympy.Rational(POSITIVE[(index + shift) % len(POSITIVE)]) + index // len(POSITIVE)
             is_negative = signs == -1 or (signs == "mixed" and index % 2 == 0) or (signs == "mixed2" and index % 2 == 1)
             values[symbol] = -number if is_negative else number
-        found.append(values)
+        candidates.append(values)
     for start in (2, 5, 8, 3):
-        found.append({symbol: sympy.Integer(start + 2 * index) for index, symbol in enumerate(symbols)})
-    return found
+        candidates.append({symbol: sympy.Integer(start + 2 * index) for index, symbol in enumerate(symbols)})
+    return candidates
 
 
 def equal_expressions(a: Value, b: Value) -> bool:

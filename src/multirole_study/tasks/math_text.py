@@ -115,7 +115,7 @@ def normalize(text: str) -> str:
     text = _WRAPPER.sub("", _QUANTITY.sub(r"\1\\text{\2}", text))
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\[dt]binom(?![A-Za-z])", r"\\binom", text)
-    text = _ROMAN.sub(lambda found: rf"\text{{{found[1] or found[2]}}}", text)
+    text = _ROMAN.sub(lambda match: rf"\text{{{match[1] or match[2]}}}", text)
     text = re.sub(r"\\(?:mathrm|text(?:rm)?) ([A-Za-z])(?![A-Za-z])", r"\\text{\1}", text)
     text = re.sub(r"\\imath(?![A-Za-z])", "i", text)
     text = re.sub(r"^\{([^{}]*)\}$", r"\1", _texts(text)).replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
@@ -138,12 +138,12 @@ def normalize(text: str) -> str:
 
 
 def _unicode(text: str) -> str:
-    def fraction(found: re.Match[str]) -> str:
-        top, _, bottom = unicodedata.normalize("NFKC", found[2]).partition("⁄")
-        return rf"{found[1]}\frac{{{top}}}{{{bottom}}}"
+    def fraction(match: re.Match[str]) -> str:
+        top, _, bottom = unicodedata.normalize("NFKC", match[2]).partition("⁄")
+        return rf"{match[1]}\frac{{{top}}}{{{bottom}}}"
 
     text = re.sub(r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}", _VULGAR.sub(fraction, text))
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     text = "".join(_UNICODE.get(character, character) for character in text)
     return unicodedata.normalize("NFKC", text)
@@ -256,26 +256,26 @@ def _numbers(text: str) -> str:
     return text
 
 
-def _mixed(found: re.Match[str]) -> str:
+def _mixed(match: re.Match[str]) -> str:
     """2 1/2 is 5/2; a whole number before an improper fraction is no mixed number."""
-    whole, top, bottom = (int(part) for part in found.groups())
-    if "frac" not in found[0] and not top < bottom:
-        return found[0]
+    whole, top, bottom = (int(part) for part in match.groups())
+    if "frac" not in match[0] and not top < bottom:
+        return match[0]
     return (
-        rf"\frac{{{whole * bottom + top}}}{{{bottom}}}" if top < bottom else found[0].replace("\\frac", r"\cdot\frac")
+        rf"\frac{{{whole * bottom + top}}}{{{bottom}}}" if top < bottom else match[0].replace("\\frac", r"\cdot\frac")
     )
 
 
-def _fraction_of_repeating(found: re.Match[str]) -> str:
-    before, fixed, period = found[1] or "0", found[2], "".join(part or "" for part in found.groups()[2:])
+def _fraction_of_repeating(match: re.Match[str]) -> str:
+    before, fixed, period = match[1] or "0", match[2], "".join(part or "" for part in match.groups()[2:])
     bottom = (10 ** len(period) - 1) * 10 ** len(fixed)
     top = int(before + fixed + period) - int(before + fixed or "0")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _double_factorial(found: re.Match[str]) -> str:
-    n = int(found[1])
-    return str(prod(range(n, 0, -2))) if n <= LIMIT_OF_DOUBLE_FACTORIAL else found[0]
+def _double_factorial(match: re.Match[str]) -> str:
+    n = int(match[1])
+    return str(prod(range(n, 0, -2))) if n <= LIMIT_OF_DOUBLE_FACTORIAL else match[0]
 
 
 def words_of(text: str) -> str:

@@ -224,8 +224,8 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
 def inner_units_removed(text: str) -> str:
     r"""Return a list or tuple without the units of its members: `(3\text{ cm},4\text{ cm})` is `(3,4)`."""
 
-    def strip(found: re.Match[str]) -> str:
-        return "" if _parse(found[0]) else found[0]
+    def strip(match: re.Match[str]) -> str:
+        return "" if _parse(match[0]) else match[0]
 
     text = re.sub(rf"(?<=[\d)}}]){DEGREE}(?=[,;)\]}}\\]|$)", "", text)
     return re.sub(rf"(?<=[\d)}}])\s*{_FACTOR}(?=[,;)\]]|\\\}}|$)", strip, text)

@@ -27,7 +27,7 @@ from multirole.core.types import Problem
 from multirole_study.tasks.splits import check_split
 
 SPLIT_SEED = 42
-MOST_BROKEN = 0.01
+MAX_BROKEN_SHARE = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
 SUFFIXES = (".parquet", ".jsonl")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -193,9 +193,9 @@ def broken_value(value: object) -> str | None:
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
-def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) -> Loaded:
+def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned: bool) -> Loaded:
     """Read the rows of the pinned files, or of one's own, given with the time of their last change."""
-    paths = [path for path, _ in found]
+    paths = [path for path, _ in stamped_paths]
     digests = []
     for path in paths:
         with path.open("rb") as file:
@@ -232,10 +232,10 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
             problem = replace(problem, id=f"{problem.id}-{seen[problem.id]}")
         splits["validation" if position < n_test else "train"].append(problem)
     counts = {split: len(problems) for split, problems in splits.items()}
-    if len(broken) > MOST_BROKEN * len(outcomes) or not all(counts.values()):
+    if len(broken) > MAX_BROKEN_SHARE * len(outcomes) or not all(counts.values()):
         raise DataError(
             f"{', '.join(map(str, paths))}: of {len(outcomes)} rows, {counts} can be used; left out were {dict(skipped)} "
-            f"({', '.join(broken[:3])}). At most {MOST_BROKEN:.0%} of the rows may be broken, and each split needs one "
+            f"({', '.join(broken[:3])}). At most {MAX_BROKEN_SHARE:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
     names = [name for name, _ in source.files] if is_pinned else [path.name for path in paths]

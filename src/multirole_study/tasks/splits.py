@@ -35,12 +35,12 @@ def first_problems(
     check_split(split)
     if count is None:
         raise ValueError("Generated problems have no end, so their `count` must be a positive integer, got None.")
-    found: dict[str, Problem] = {}
-    drawn = stream(split, random.Random(seed))
-    while len(found) < count:
-        problem = next(drawn)
-        found.setdefault(problem.id, problem)
-    return list(found.values())
+    problems: dict[str, Problem] = {}
+    candidates = stream(split, random.Random(seed))
+    while len(problems) < count:
+        problem = next(candidates)
+        problems.setdefault(problem.id, problem)
+    return list(problems.values())
 
 
 class Generated:

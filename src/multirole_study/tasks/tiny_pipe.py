@@ -58,11 +58,11 @@ def phrase(steps: list[Step]) -> str:
 
 def reads_of(steps: list[Step]) -> Reads:
     """What a right program reads."""
-    found, cursor = [], 0
+    reads, cursor = [], 0
     for word, move in steps:
         cursor += move
-        found.append((FOLDS.get(word, "+"), cursor))
-    return found
+        reads.append((FOLDS.get(word, "+"), cursor))
+    return reads
 
 
 def run(reads: Reads, xs: list[int]) -> int:
@@ -147,11 +147,11 @@ PROGRAM = re.compile(
 
 def read_program(source: str) -> Reads | None:
     """What a program of the usual form reads; None for any other program."""
-    found = PROGRAM.fullmatch(source)
-    if found is None:
+    match = PROGRAM.fullmatch(source)
+    if match is None:
         return None
-    folds = [(sign, int(position)) for sign, position in LINE.findall(found[2]) if sign]
-    return [("+", int(found[1])), *folds, ("+", int(found.groups()[-1]))]
+    folds = [(sign, int(position)) for sign, position in LINE.findall(match[2]) if sign]
+    return [("+", int(match[1])), *folds, ("+", int(match.groups()[-1]))]
 
 
 @cache
@@ -193,16 +193,16 @@ class TinyPipe(Generated):
         """Score by hidden tests; a program that fails in several ways has the least clean reason."""
         programs = list(map(extract, texts))
         reads = [read_program(program or "") for program in programs]
-        strange = [None if found else program for program, found in zip(programs, reads, strict=True)]
+        sandboxed = [None if program_reads else program for program, program_reads in zip(programs, reads, strict=True)]
         tests = [
             json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
             for p in problems
         ]
-        verdicts = grade(strange, tests, self.reward, LIMITS)
+        verdicts = grade(sandboxed, tests, self.reward, LIMITS)
         rewards = []
-        for problem, found, verdict in zip(problems, reads, verdicts, strict=True):
-            if found:
-                rewards.append(_computed(tuple(found), tuple(problem.reference["expected"]), self.reward))
+        for problem, program_reads, verdict in zip(problems, reads, verdicts, strict=True):
+            if program_reads:
+                rewards.append(_computed(tuple(program_reads), tuple(problem.reference["expected"]), self.reward))
             else:
                 rewards.append(_reward(verdict.reasons, self.reward) if verdict else Reward(0.0, "no_code", False))
         return rewards

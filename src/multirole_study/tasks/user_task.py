@@ -78,12 +78,12 @@ class Task:
     def extract(self, text: str) -> str | None:
         """Return the answer in a text, or None. Raises RewardError where the function raises or returns anything else."""
         try:
-            found = self._extract(text)
+            answer = self._extract(text)
         except (Exception, SystemExit) as error:
             raise RewardError(f"The `extract` of task {self.name!r} raised {error!r} on {text[:80]!r}.") from error
-        if found is not None and not isinstance(found, str):
-            raise RewardError(f"The `extract` of task {self.name!r} must return a text or None, got {found!r}.")
-        return found
+        if answer is not None and not isinstance(answer, str):
+            raise RewardError(f"The `extract` of task {self.name!r} must return a text or None, got {answer!r}.")
+        return answer
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Call the reward function once on the batch. Raises RewardError where it raises or does not return numbers."""
