@@ -115,7 +115,7 @@ def test_a_damaged_adapter_is_trained_again_from_the_checkpoint_before_it(folder
 def test_an_adapter_from_before_every_checkpoint_is_named_and_nothing_overwritten(folder, harm):
     HARMS[harm](folder / "adapters" / "step_00001" / "a" / "adapter_model.safetensors")
     before = everything(folder)
-    with pytest.raises(ValueError, match="adapters/step_00001/a/adapter_model.safetensors is .* Put the files back"):
+    with pytest.raises(ValueError, match="adapters/step_00001/a/adapter_model.safetensors is .* Restore the files"):
         newest_whole(folder)
     assert everything(folder) == before
 

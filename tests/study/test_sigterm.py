@@ -1,4 +1,4 @@
-"""A run that is told to stop saves the iteration at hand, exits with 75, and continues as if it had never stopped."""
+"""A run that receives a stop signal saves its iteration, exits with 75, and resumes with the same result as an unbroken run."""
 
 import os
 import signal

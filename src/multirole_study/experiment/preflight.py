@@ -1,4 +1,4 @@
-"""What is checked before anything is trained: the model's folder, the rows, and, tried without a model, workflow and reward."""
+"""Checks before training: the model folder, the rows, and a trial of workflow and reward without a model."""
 
 import asyncio
 import traceback
@@ -30,14 +30,14 @@ from multirole_study.tasks.user_task import RewardError, Task
 TURN = "<|im_start|>"
 DRY_SECONDS = 30.0
 REPLIES = ("", "\\boxed{1}")
-"""What every role answers when a workflow is tried."""
+"""The replies of every role in a dry run."""
 
 
 def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
-    """Refuse, all at once, a run whose model, rows or device are missing or cannot serve it (ValueError).
+    """Raise one ValueError that lists every problem with the run's model, rows, device or trackers.
 
-    Downloads the pinned model and rows where they are missing and everything else is there; fails within seconds where the
-    Hub cannot be reached. Memory and disk are `multirole_study.plan.check`'s.
+    Downloads a missing pinned model and rows if all other checks pass; fails within seconds if the Hub cannot be reached.
+    `multirole_study.plan.check` checks memory and disk.
     """
     missing = blocking_problems(preflight_checks(cell, launch))
     trackers = launch.report_to if launch.report_to in ("none", "all") else launch.report_to.split(",")
@@ -62,9 +62,9 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
 
 
 def check_model(cell: Cell, folder: Path) -> None:
-    """Raise ValueError for a folder that cannot serve this cell.
+    """Raise ValueError if a model folder does not work with this cell.
 
-    Its tokenizer must end a turn, write the cell's prompts, and keep within the embedding's rows.
+    The tokenizer must have an end-of-sequence token, render the cell's prompts, and use only ids that the model embeds.
     """
     if problem := _model_problem(cell, folder):
         raise ValueError(f"The model folder {str(folder)!r} {problem}")
@@ -103,9 +103,9 @@ def _model_problem(cell: Cell, folder: Path) -> str:
 
 
 def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
-    """Raise ValueError where weights were missing, of another shape, or of layers that the config does not have.
+    """Raise ValueError if weights were missing, had another shape, or belong to layers that the config lacks.
 
-    transformers makes up what is missing, and only logs it.
+    transformers initialises missing weights at random and only logs it.
     """
     names_by_defect = {"missing": loading["missing_keys"], "of another shape": map(str, loading["mismatched_keys"])}
     names_by_defect["not in its config.json"] = [key for key in loading["unexpected_keys"] if ".layers." in key]
@@ -118,7 +118,7 @@ def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
 
 
 class _OneReply:
-    """An engine and a tokenizer that answer every request with one reply."""
+    """A stub engine and tokenizer that answers every request with one fixed reply."""
 
     def __init__(self, reply: str) -> None:
         self.reply, self.keys = reply, list[int]()
@@ -135,9 +135,9 @@ class _OneReply:
 
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:
-    """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
+    """Run one episode per fixed reply without a model. Raises ValueError if the workflow fails, hangs or never ends.
 
-    Warns of roles that were not called.
+    Warns about roles that were never called.
     """
     called: set[str] = set()
     for reply in REPLIES:
@@ -148,30 +148,30 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
         except RuntimeError as error:
             where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
-            tried = f"Tried without a model, where every reply was {reply!r}: {error}\n{where}"
+            tried = f"In a trial without a model, where every reply was {reply!r}: {error}\n{where}"
             raise ValueError(tried.rstrip()) from error
         called |= {turn.role for turn in episode.turns}
     if not called:
         raise ValueError(
-            f"Tried without a model, the workflow {workflow.name!r} made no call, so there is nothing to train."
+            f"In a trial without a model, the workflow {workflow.name!r} made no call, so there is nothing to train."
         )
     warn_of_silent_roles(workflow, called, "in a trial")
 
 
 def try_reward(task: Task, problems: list[Problem]) -> None:
-    """Score made-up answers with a task of one's own; ValueError where its reward fails or returns no fitting numbers."""
+    """Score fixed answers with a user-supplied task. Raises ValueError if the reward fails or returns invalid numbers."""
     try:
         for problem, reward in zip(problems, task.score(problems, list(REPLIES[: len(problems)])), strict=True):
             check_reward(f"The reward of task {task.name!r}", problem, reward.value)
     except (RewardError, ValueError) as error:
-        raise ValueError(f"Tried before training, on the answers {REPLIES}: {error}") from error
+        raise ValueError(f"In a trial before training, on the answers {REPLIES}: {error}") from error
 
 
 # ---- rows
 
 
 def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Callable[[list[Message]], int]) -> list[int]:
-    """Tokens (`length`) of the longest prompt of each problem's first stage, found without any model call."""
+    """Return the length (by `length`) of the longest prompt in each problem's first stage, without a model call."""
 
     async def measure(problem: Problem) -> int:
         stage = [0]
@@ -193,10 +193,10 @@ def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Calla
 def load_problems(
     cell: Cell, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
-    """Training and validation problems, and how many are over the cell's prompt cap, once workflow and reward were tried.
+    """Try workflow and reward, then return training problems, validation problems, and counts of both.
 
-    Training problems whose first prompt is over the cap are left out. Validation problems all stay: one that is too
-    long ends without an answer (`prompt_overflow`).
+    Training problems whose first prompt exceeds the cell's prompt cap are dropped. Validation problems are all kept: an
+    overlong problem ends without an answer (`prompt_overflow`).
     """
     task, workflow, cap = cell.make_task(), cell.make_workflow(), cell.max_prompt_tokens
     train, validation = task.problems("train", cell.n_train), task.problems("validation", cell.n_validation)

@@ -1,7 +1,7 @@
-"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest.
+"""Load and check user-supplied workflows and tasks, from an object or "path/to/file.py:Name", and hash their code.
 
-A file may import modules that lie beside it, as a script may. They belong to it: a change in one of them makes another run,
-and a module that would be taken for another one of the same name is refused.
+A file may import modules in its folder, as a script may. They are part of its digest, so that a change in one of them starts a
+new run. A module whose name is already taken by another module is an error.
 """
 
 import ast
@@ -21,7 +21,7 @@ from multirole_study.experiment.settings import did_you_mean, looked_in
 
 
 def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tuple[Any, str] | None:
-    """The user's workflow or task (`kind`) and its digest; None for a built-in one's name."""
+    """Return a user-supplied workflow or task (`kind`) and its digest; None for the name of a built-in."""
     if isinstance(source, str) and source in builtin:
         return None
     if isinstance(source, str) and ".py:" not in source:
@@ -60,7 +60,7 @@ def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tup
 
 
 def load(spec: str, kind: str) -> Any:
-    """The object of a name in a Python file, "path/to/file.py:Name". A changed file or module beside it is loaded anew."""
+    """Load an object from a Python file, "path/to/file.py:Name"; reload it if the file or a sibling module changed."""
     path, _, name = spec.rpartition(":")
     file = Path(path).expanduser()
     if not file.is_file():
@@ -73,7 +73,7 @@ def load(spec: str, kind: str) -> Any:
         try:
             code = compile(file.read_bytes(), file, "exec", dont_inherit=True)
             with _sibling_imports(file.resolve()):
-                exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ beside the user's file)
+                exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ in the user's folder)
         except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
             where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
@@ -85,26 +85,28 @@ def load(spec: str, kind: str) -> Any:
 
 
 def _digest(source: object, about: str, code: list[Any]) -> str:
-    """The sha256 of what an own workflow or task says of itself (a task: its rows' checksums) and of its files or its source."""
+    """Return the SHA-256 of a description (roles, or a task's row checksums) and of the files or source code."""
     if isinstance(source, str):
         return _digest_of_files(Path(source.rpartition(":")[0]).expanduser().resolve(), about.encode())
     try:
         return hashlib.sha256(f"{about} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{source!r} must come from a file or a notebook: its source tells its runs apart.") from error
+        raise ValueError(
+            f"{source!r} must be defined in a file or a notebook, because its source code is part of the run's id."
+        ) from error
 
 
-# ---- modules beside a file
+# ---- modules in the same folder
 
 
 def _digest_of_files(file: Path, salt: bytes) -> str:
-    """The sha256 of a salt, a file, and the modules beside it that it imports."""
+    """Return the SHA-256 of a salt, a file, and the modules in its folder that it imports."""
     neighbours = [path for paths in sibling_modules(file).values() for path in paths]
     return hashlib.sha256(b"".join([salt, file.read_bytes(), *(path.read_bytes() for path in neighbours)])).hexdigest()
 
 
 def sibling_modules(file: Path) -> dict[str, list[Path]]:
-    """The modules and packages beside a file that it imports, by itself or through others of them: name -> source files."""
+    """Return the modules and packages in a file's folder that it imports, directly or not: name -> source files."""
     sources: dict[str, list[Path]] = {}
     todo = [file]
     for path in todo:
@@ -119,7 +121,7 @@ def sibling_modules(file: Path) -> dict[str, list[Path]]:
 
 
 def _imported_names(path: Path) -> set[str]:
-    """The first parts of the names of all modules that a file imports; none where it is not Python, which running it says."""
+    """Return the top-level names of all modules that a file imports; empty if it is not valid Python."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
@@ -131,15 +133,15 @@ def _imported_names(path: Path) -> set[str]:
 
 @contextmanager
 def _sibling_imports(file: Path) -> Iterator[None]:
-    """Let a file import the modules beside it; ValueError where the name of one stands for another module in this process.
+    """Let a file import the modules in its folder. Raises ValueError if such a name already means another module.
 
-    Its folder stays on the path, behind all others, for imports inside of functions. No bytecode is written there.
+    The folder stays at the end of sys.path for imports inside functions. No bytecode is written there.
     """
     folder, neighbours = str(file.parent), sibling_modules(file)
     for name, paths in neighbours.items():
         if other := _other_module(name, paths):
             raise ValueError(
-                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module beside the "
+                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module next to the "
                 "file, or use the two in separate processes."
             )
         for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
@@ -157,7 +159,7 @@ def _sibling_imports(file: Path) -> Iterator[None]:
 
 
 def _other_module(name: str, paths: list[Path]) -> str:
-    """What else a name stands for: a module of another file of one's own, a loaded one, or one of Python or a package; or ""."""
+    """Describe another module that already has this name (user-supplied, loaded, standard library or package), or ""."""
     if name in _loaded_siblings:
         return "" if _loaded_siblings[name][0].parent == paths[0].parent else str(_loaded_siblings[name][0])
     if name in sys.stdlib_module_names:
@@ -172,4 +174,4 @@ def _other_module(name: str, paths: list[Path]) -> str:
 
 
 _loaded_siblings: dict[str, list[Path]] = {}
-"""Modules beside files of one's own that this process has loaded: name -> source files."""
+"""Modules in the folders of user-supplied files that this process has loaded: name -> source files."""
