@@ -1,22 +1,22 @@
-"""Tests as datasets publish them, read into one form. Data only: nothing is unpickled or evaluated.
+"""Normalise tests from the formats that datasets publish. Nothing is unpickled or evaluated.
 
-The form of a test (DeepCoder, LiveCodeBench):
+The normalised form of a test (DeepCoder, LiveCodeBench):
 `{"input", "output", "testtype": "stdin" | "functional", "metadata": {"func_name"}}`.
   * stdin: both are text. A list of lines is joined.
   * functional: `input` holds one JSON value per line, one per argument (empty: no arguments); `output` is the JSON of
     the expected value. `func_name` is a method of `class Solution` if the program has one of that name, else a function;
     it may be written `Solution().name`.
-Other published forms are read into it:
+Other published forms are converted to it:
   * `type` for `testtype`, with "function_call" and `fn_name` for a call whose arguments are a list and whose output is
     a value (PrimeIntellect), or JSON of both;
   * a dict `{"inputs", "outputs", "fn_name"?}` (APPS, TACO, and LiveCodeBench's evaluation samples);
   * JSON text of any of them, or the text of a Python literal, as rllm and AReaL read it;
-  * base64 of compressed, pickled JSON text (LiveCodeBench's private tests). The pickle is read operation by operation and
-    refused unless it holds one text, since unpickling would run what it says.
-Where the arguments are a list, some data wraps every expected value in a list of one (APPS): if all outputs of a problem
-are lists of one, the tests are marked `is_wrapped` in their metadata and the bare value is right as well.
+  * base64 of compressed, pickled JSON text (LiveCodeBench's private tests). The pickle is parsed operation by operation and
+    rejected unless it holds a single string, because unpickling can run code.
+If arguments are a list, some data wraps every expected value in a one-element list (APPS): if all outputs of a problem are
+one-element lists, the tests are marked `is_wrapped` in their metadata and the bare value is correct as well.
 
-Integers of any length are kept exactly. Python reads and writes at most 4300 digits; those of more go through Decimal.
+Integers of any length are exact. Python converts at most 4300 digits, so longer integers go through Decimal.
 """
 
 import ast
@@ -29,20 +29,20 @@ import zlib
 from decimal import Decimal
 
 MAX_UNPACKED_BYTES = 1 << 30
-_LONGEST_INT = 4000  # digits, below what Python converts itself
+_LONGEST_INT = 4000  # digits, below Python's own limit
 _FUNCTION = re.compile(r"(?:Solution(?:\(\))?\.)?(\w+)(?:\(\))?")
 _TEXT_OF_PICKLE = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _FRAME_OF_PICKLE = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
 
 
 class MalformedTests(ValueError):
-    """Tests in no form that can be read."""
+    """Tests in an unknown or invalid format."""
 
 
 def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None) -> list[dict]:
-    """Check tests in any of the forms above and return them in the first one; ValueError if they are malformed.
+    """Convert tests from any of the forms above to the normalised form. Raises MalformedTests, a ValueError.
 
-    `func_name` is for functional tests that do not name their function, as LiveCodeBench's.
+    `func_name` is used for functional tests that do not name their function, such as LiveCodeBench's.
     """
     try:
         parsed = _read(tests) if isinstance(tests, str) else tests
@@ -63,12 +63,12 @@ def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None
 
 
 def read_json(text: str | bytes) -> object:
-    """`json.loads` with integers of any length. Raises ValueError or RecursionError."""
+    """Parse JSON with integers of any length. Raises ValueError or RecursionError."""
     return json.loads(text, parse_int=parse_integer)
 
 
 def write_json(value: object) -> str:
-    """`json.dumps` with integers of any length; tuples are lists, as in JSON."""
+    """Serialise to JSON with integers of any length; tuples become lists."""
     try:
         return json.dumps(value)
     except ValueError:  # more than 4300 digits somewhere
@@ -82,7 +82,7 @@ def write_json(value: object) -> str:
 
 
 def parse_integer(digits: str) -> int:
-    """`int` for the digits of JSON, however many."""
+    """Convert any number of digits to an integer."""
     return int(digits) if len(digits) <= _LONGEST_INT else int(Decimal(digits))
 
 
@@ -91,7 +91,7 @@ def _kind(value: object) -> str:
 
 
 def _read(text: str) -> object:
-    """The value of a text: JSON, a packed JSON text, or a Python literal."""
+    """Parse a text as JSON, packed JSON, or a Python literal."""
     if not text.strip():
         raise MalformedTests("they are an empty text")
     try:
@@ -110,7 +110,7 @@ def _read(text: str) -> object:
 
 
 def _unpack(text: str) -> str | None:
-    """The JSON text in base64 of zlib of a pickle, or of the text itself; None where a text is nothing of the kind."""
+    """Decode base64 of zlib of JSON text, pickled or plain; None for any other text."""
     try:
         packed = base64.b64decode("".join(text.split()), validate=True)
         stream = zlib.decompressobj()
@@ -135,7 +135,7 @@ def _unpack(text: str) -> str | None:
 
 
 def _list_of_tests(tests: dict) -> list[dict]:
-    """The tests of `{"inputs", "outputs", "fn_name"?}`."""
+    """Convert `{"inputs", "outputs", "fn_name"?}` to a list of tests."""
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
     if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)):
         inside = ", of which 'test_cases' is the list to pass" if "test_cases" in tests else ""
@@ -160,7 +160,7 @@ def _numbered(number: int, count: int, test: object, func_name: str | None) -> t
 
 
 def _normalise(test: object, func_name: str | None) -> tuple[dict, bool]:
-    """One test in the one form, and whether it is a call whose arguments are a list."""
+    """Normalise one test; also return whether it is a call whose arguments are a list."""
     test = read_json(test) if isinstance(test, str) else test
     if not isinstance(test, dict):
         raise MalformedTests(f"is {_kind(test)}, not a dict")
@@ -199,7 +199,7 @@ def _function_name(name: object) -> str:
 
 
 def _call(kind: str, raw_input: object, expected: object) -> tuple[str, str, bool]:
-    """The lines of a call's arguments, the JSON of its expected value, and whether the arguments were a list."""
+    """Return a call's argument lines, its expected value as JSON, and whether the arguments were a list."""
     if isinstance(raw_input, (list, tuple)):
         return "\n".join(map(write_json, raw_input)), write_json(expected), True
     if not isinstance(raw_input, str):
@@ -208,7 +208,7 @@ def _call(kind: str, raw_input: object, expected: object) -> tuple[str, str, boo
         )
     output = expected.strip() if isinstance(expected, str) else write_json(expected)
     try:
-        read_json(output)  # the text is kept: it says to how many decimals a number is known
+        read_json(output)  # keep the text, which shows to how many decimals a number is rounded
     except ValueError:
         output = write_json(_literal("output", output))
     if kind == "function_call":
@@ -226,7 +226,7 @@ def _one_value(text: str) -> object:
 
 
 def _argument_lines(text: str) -> list[str]:
-    """One JSON value per line; a value may be a Python literal or, being JSON, go over several lines."""
+    """Return one JSON value per argument; the text may hold Python literals or multi-line JSON."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     try:
         for line in lines:
@@ -240,7 +240,7 @@ def _argument_lines(text: str) -> list[str]:
 
 
 def _json_values(text: str) -> list[object] | None:
-    """The JSON values that stand one after another in a text; None where it holds anything else."""
+    """Parse concatenated JSON values; None if the text holds anything else."""
     decoder, values, at = json.JSONDecoder(parse_int=parse_integer), [], 0
     while at < len(text):
         if text[at].isspace():
@@ -255,7 +255,7 @@ def _json_values(text: str) -> list[object] | None:
 
 
 def _literal(key: str, text: str) -> object:
-    """A Python literal of JSON's types."""
+    """Parse a Python literal made of JSON types. Raises MalformedTests."""
     try:
         value = ast.literal_eval(text)
         json.dumps(value)

@@ -1,8 +1,8 @@
-"""A program's manager: compiles it, runs each of its tests in a process of its own, and reports how each one ended.
+"""The manager of one program: compile it, run each test in a separate process, and report the results.
 
-The zygote forks a manager per unit. A manager runs none of the program's code: it forks, and the child runs one test
-from the compiled program and ends. Inputs and outputs travel between memory files and the pipe to the trainer inside
-the kernel, so they never lie in the manager's memory, which the tests' processes inherit.
+The zygote forks a manager per unit. A manager never runs the program's code: it forks a child that runs one test of the
+compiled program and exits. Inputs and outputs travel between memory files and the pipe to the trainer inside
+the kernel, so they are never in the manager's memory, which the tests' processes inherit.
 """
 
 import gc
@@ -26,7 +26,7 @@ COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of o
 
 
 def cpu_seconds_of(pid: int) -> float:
-    """CPU time of a process so far, from its kernel clock; 0 where this kernel does not show it."""
+    """Return the CPU seconds of a process from its kernel clock; 0 if the kernel does not provide it."""
     try:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
@@ -34,7 +34,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def copy(source: int, target: int, offset: int, count: int) -> None:
-    """Move bytes between descriptors inside the kernel."""
+    """Copy bytes between descriptors inside the kernel."""
     while count > 0:
         moved = os.sendfile(target, source, offset, count)
         if moved == 0:
@@ -43,17 +43,17 @@ def copy(source: int, target: int, offset: int, count: int) -> None:
 
 
 def compile_program(source: str) -> types.CodeType | str:
-    """Return a program's code, or the reason why there is none."""
+    """Compile a program; return its code object, or the reason of the failure."""
     try:
         return compile(source, "<program>", "exec", dont_inherit=True)
-    except MemoryError:  # also what the parser says of deep nesting
+    except MemoryError:  # the parser also raises this for deep nesting
         return "error" if len(source) < 1 << 20 else "memory"
-    except Exception:  # noqa: BLE001 (whatever the compiler says of a text is that program's error)
+    except Exception:  # noqa: BLE001 (any compiler error is the program's error)
         return "error"
 
 
 class Manager:
-    """The tests of one unit, one after another."""
+    """Runs the tests of one unit sequentially."""
 
     def __init__(self, body: int, head_bytes: int, max_tasks: int, filters: tuple | None) -> None:
         self.body, self.head_bytes, self.max_tasks, self.filters = body, head_bytes, max_tasks, filters
@@ -85,7 +85,7 @@ class Manager:
             offset += size
 
     def run_test(self, index: int, offset: int, size: int) -> None:
-        """Run one test in a process of its own and report it; it has less time once several have used up theirs."""
+        """Run one test in a separate process and report it; time limits shrink after several timeouts."""
         left = max(0.0, self.ends - time.monotonic())
         seconds = self.limits.test_seconds * (1.0 if self.full_timeouts > 0 else SHORT_SHARE)
         cpu_limit, wall_limit = min(left, seconds), min(left, seconds * self.limits.wall_factor)
@@ -117,7 +117,7 @@ class Manager:
         os.close(output)
 
     def set_up(self, manager: int, descriptors: tuple[int, ...], cpu_seconds: float) -> None:
-        """In a test's process: take the descriptors as 0, 1, 2, 3, close the rest, give up what the manager may do."""
+        """Set up a test's process: map descriptors to 0, 1, 2, 3, close the rest, and drop the manager's rights."""
         is_ready = False
         try:
             walls.prctl(1, signal.SIGKILL)  # die with the manager
@@ -135,7 +135,7 @@ class Manager:
                 os.kill(os.getpid(), NOT_STARTED)
 
     def watch(self, pid: int, cpu_limit: float, deadline: float) -> int | None:
-        """Wait for a test's process to end, and kill it at its limit; its exit code, None if it was killed."""
+        """Wait for a test's process and kill it at its limit; return its exit code, or None if killed."""
         left = min(cpu_limit, deadline - time.monotonic())
         while left > 0:
             signal.sigtimedwait(AWAITED, max(left, 0.001))
@@ -148,7 +148,7 @@ class Manager:
         return None
 
     def report(self, index: int, reason: str, output: int = -1) -> None:
-        """Send one frame, with the bytes that a test left which ended well, unless they are too many."""
+        """Send one frame; a test that ended normally adds its output, unless that is too long."""
         size = os.fstat(output).st_size if reason == "ended" else 0
         if size > self.limits.output_bytes:
             reason, size = "output_limit", 0
@@ -157,7 +157,7 @@ class Manager:
 
 
 def main(body: int, head_bytes: int, max_tasks: int, filters: tuple | None) -> None:
-    """Live as a manager; never returns. A failure of our own ends with code 70 and its traceback in the error output."""
+    """Run a manager; never returns. An internal failure exits with code 70 and a traceback on the error output."""
     code = 70
     try:
         os.setsid()

@@ -1,8 +1,7 @@
-r"""Rewrite a mathematical answer as plain LaTeX that math-verify's parser reads, and tell its unit.
+r"""Rewrite a mathematical answer as plain LaTeX that math-verify's parser reads, and split off its unit.
 
-`normalize` undoes what models and data sets do to the look of an answer: styles, spaces, Unicode characters, separators of
-thousands, `\frac12`, `sqrt(2)`, mixed numbers, repeating decimals. `split_unit` (in `math_units`) takes the unit off.
-Everything here is text; nothing is evaluated.
+`normalize` removes variations of notation: styles, spaces, Unicode characters, thousands separators, `\frac12`, `sqrt(2)`, mixed numbers, repeating decimals. `split_unit` (in
+`math_units`) removes the unit. Everything here is text; nothing is evaluated.
 """
 
 import re
@@ -102,7 +101,7 @@ LIMIT_OF_DOUBLE_FACTORIAL = 300
 
 
 def normalize(text: str) -> str:
-    """Return the answer in the plain form; texts that say the same in another style have the same form, mostly."""
+    """Return the answer in normal form; answers that differ only in style mostly have the same form."""
     text = _unicode(text).strip()
     text = re.sub(r"^(\*\*|__|`)(?=\S)(.*\S)\1$", r"\2", text, flags=re.DOTALL)
     text = re.sub(r"^(-?)(?:\\\$|\$(?=[\d.][^$]*$))\s*(?=-?[\d.\\])", r"\1\\text{USD} ", text)
@@ -223,7 +222,7 @@ def _cis(text: str) -> str:
 
 
 def _argument(text: str) -> tuple[str, str]:
-    """Return the first TeX argument of a text, without its braces, and the rest."""
+    """Split a text into its first TeX argument, without braces, and the rest."""
     text = text.lstrip()
     if text.startswith("{"):
         end = closing_brace(text, 1)
@@ -257,7 +256,7 @@ def _numbers(text: str) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """2 1/2 is 5/2; a whole number before an improper fraction is no mixed number."""
+    """Convert the mixed number 2 1/2 to 5/2; before an improper fraction a number is not mixed."""
     whole, top, bottom = (int(part) for part in match.groups())
     if "frac" not in match[0] and not top < bottom:
         return match[0]
