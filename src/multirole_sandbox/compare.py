@@ -35,7 +35,7 @@ _HALF_A_UNIT = Decimal(10) ** -ROUNDED / 2
 _MAX_DIGITS = 400
 """Longer numbers are compared as text, so that arithmetic on untrusted output stays cheap."""
 _LONGER, _SLACK = 8, 4096
-"""A float takes 20 characters where the expected output may have 3, and "\\u00e9" 6 bytes where it has 1 character."""
+"""A float may take 20 characters instead of 3, and "\\u00e9" takes 6 bytes instead of 1 character."""
 
 
 def are_wrapped(tests: list[dict]) -> bool:

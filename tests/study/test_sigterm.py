@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from multirole_study.experiment import stop_signals
 from multirole_study.experiment.run import run_cell
-from multirole_study.experiment.run_folder import checkpoints, folder_of, newest_whole
+from multirole_study.experiment.run_folder import checkpoints, folder_of, newest_intact
 from multirole_study.experiment.stop_signals import RESUMABLE, SIGNALS, handle_signals
 
 
@@ -101,4 +101,4 @@ def test_several_processes_stop_after_the_same_iteration(signum, code, tmp_path)
     assert process.wait(240) == code
     assert not psutil.wait_procs(workers, 240)[1]  # who started them may be gone before they are
     folder = found[0].parents[1]
-    assert newest_whole(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()
+    assert newest_intact(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()

@@ -151,7 +151,7 @@ def main(module: str) -> None:
         os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
         if is_in_time and code not in wire.REASON_OF_MANAGER:
-            # it may have died amid a frame, and what is written now would be taken for its rest
+            # it may have died within a frame, and a new frame would be read as the rest of it
             raise OSError(f"a manager ended with {code}")
         reason = wire.REASON_OF_MANAGER[code] if is_in_time else "timeout"
         os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, wire.REASONS.index(reason), 0))

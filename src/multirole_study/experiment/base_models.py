@@ -114,12 +114,12 @@ def _snapshot(pinned: PinnedModel, is_local: bool) -> Path | Exception:
     try:
         folder = Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
                                         local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
-        return folder if _is_whole(folder) else FileNotFoundError(f"{folder} is an incomplete download")
+        return folder if _is_complete(folder) else FileNotFoundError(f"{folder} is an incomplete download")
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
         return error
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     """Return whether a folder of the Hub's cache has every weight file; an interrupted download lacks some."""
     index = folder / "model.safetensors.index.json"
     weights = json.loads(index.read_text())["weight_map"].values() if index.exists() else ["model.safetensors"]

@@ -39,7 +39,7 @@ class Launch(Settings):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 shards the model over the processes."""
+        """True if FSDP2 shards the model over the processes."""
         return self.sharding == "fsdp2"
 
     def recomputes(self, scale: str) -> bool:

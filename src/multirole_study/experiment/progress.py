@@ -33,7 +33,7 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
     """Print what is about to be trained and where the results go."""
     slots = cell.make_workflow().roles
     roles = ", ".join(f"{role}{f' x{slots[role]}' * (slots[role] > 1)} -> {cell.policy[role]}" for role in slots)
-    overlong = f" ({counts['train_overlong']} over the prompt cap left out)" * (counts["train_overlong"] > 0)
+    overlong = f" ({counts['train_overlong']} over the prompt cap dropped)" * (counts["train_overlong"] > 0)
     say(
         f"{cell.id}\n"
         f"  workflow    {cell.workflow_name}, {roles}\n"

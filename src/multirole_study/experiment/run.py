@@ -33,7 +33,7 @@ from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
 from multirole_study.experiment.progress import Progress, conclude, interval, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
-from multirole_study.experiment.run_folder import folder_of, is_done, newest_whole, open_folder, staging, write_done
+from multirole_study.experiment.run_folder import folder_of, is_done, newest_intact, open_folder, staging, write_done
 from multirole_study.experiment.settings import user_errors
 from multirole_study.experiment.stop_signals import Stop, handle_signals
 from multirole_study.experiment.storage import checksums_of, write_table, write_text
@@ -79,7 +79,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
     with user_errors():
         # before loading the model, because the rows may be invalid
         train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
-        checkpoint = gather_objects(newest_whole(folder) if is_main else None)[0]
+        checkpoint = gather_objects(newest_intact(folder) if is_main else None)[0]
         if is_main:
             recorder.rewind(checkpoint)
             add_session(folder, cell, checkpoint, counts)

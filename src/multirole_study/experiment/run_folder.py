@@ -157,7 +157,7 @@ def prune(folder: Path) -> None:
         remove(old)
 
 
-def newest_whole(folder: Path) -> Path | None:
+def newest_intact(folder: Path) -> Path | None:
     """Return the newest checkpoint whose files match their checksums; None if there are no checkpoints.
 
     Warns about each damaged newer one. Raises ValueError if all checkpoints are damaged.
@@ -172,7 +172,7 @@ def newest_whole(folder: Path) -> Path | None:
         problems.append(f"{checkpoint}: {problem}")
     if problems:
         raise ValueError(
-            f"{folder} holds checkpoints and none of them is whole, so the run cannot continue: {'; '.join(problems)}. "
+            f"{folder} holds checkpoints and all of them are damaged, so the run cannot continue: {'; '.join(problems)}. "
             "Nothing was overwritten. Restore the files from a copy, or move that folder away to start over."
         )
     return None

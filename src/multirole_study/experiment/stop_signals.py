@@ -88,7 +88,7 @@ class Stop(TrainerCallback):
         guard = (
             ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         )  # a killed notebook sends no signal
-        # torchrun would die of a signal that a scheduler or a terminal sends to the whole group, and end its processes
+        # a signal from a scheduler or terminal to the whole process group would kill torchrun and its processes
         with _handled(dict.fromkeys((signal.SIGUSR1, *TERMINAL), signal.SIG_IGN)):
             self.launcher = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL)
         with self.launcher:

@@ -13,21 +13,21 @@ Verdicts of `grade_answers`, of which only "correct" earns a reward:
 
 Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
 and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
-answer; `<|begin_of_box|>` means nothing; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
+answer; `<|begin_of_box|>` is ignored; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
 
 Conventions:
   * Numbers are exact: 0.33 is not 1/3, 3.14 is not pi, 1/2004! is not 1/2006!. Variables are real, and
     positive under roots and logarithms, as in answer keys: `\ln x^2` is `2\ln x`. |x| is not x.
-  * A unit that only one side has is left out. Two units must be the same, or convert exactly: 100 cm are 1 m.
+  * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
   * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
-  * A base that only one side has is left out: `4210_5` is 4210. Two bases must agree, or the values.
+  * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
   * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in it is
     unparsable.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants.
   * A letter of a multiple choice may have its text behind it: (B) 42 is B.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have some 800 examples, among them what is still wrong.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 800 examples, including known errors.
 """
 
 import json

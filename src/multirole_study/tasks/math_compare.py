@@ -203,7 +203,7 @@ def _read_expression(text: str) -> Value:
         )
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # noqa: BLE001 (the parser raises Exception itself, and whatever sympy says of a text)
+    except Exception:  # noqa: BLE001 (the parser raises Exception itself, and sympy anything)
         return Words(text)
     if isinstance(value, (FiniteSet, sympy.Tuple)):
         arguments = value._unsorted_args if isinstance(value, FiniteSet) else value.args
@@ -554,5 +554,5 @@ def judge(answer: str, reference: str, scales: str = "1") -> str:
         return "wrong"
     except (ImportError, OSError) as error:
         return f"broken: {error!r}"
-    except Exception:  # noqa: BLE001 (whatever sympy says of a text)
+    except Exception:  # noqa: BLE001 (sympy raises anything on unreadable text)
         return "unparsable"

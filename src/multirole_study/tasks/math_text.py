@@ -1,7 +1,8 @@
 r"""Rewrite a mathematical answer as plain LaTeX that math-verify's parser reads, and split off its unit.
 
-`normalize` removes variations of notation: styles, spaces, Unicode characters, thousands separators, `\frac12`, `sqrt(2)`, mixed numbers, repeating decimals. `split_unit` (in
-`math_units`) removes the unit. Everything here is text; nothing is evaluated.
+`normalize` removes variations of notation: styles, spaces, Unicode characters, thousands separators, `\frac12`, `sqrt(2)`,
+mixed numbers, repeating decimals. `split_unit` (in `math_units`) removes the unit. Everything here is text; nothing is
+evaluated.
 """
 
 import re

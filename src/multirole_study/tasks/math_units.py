@@ -256,7 +256,7 @@ def _known(word: str) -> tuple[Fraction, str, int] | None:
 
 
 def _parse(text: str) -> Unit | None:
-    """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" writes, None where it is no unit."""
+    """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" denotes; None if it is not a unit."""
     text = re.sub(DEGREE, " degree ", text)
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", re.sub(r"\^\\text\{(\d)\}", r"^\1", text))
     text = text.replace("²", "^2").replace("³", "^3").replace("°", " degree ").replace("**", "^")

@@ -116,7 +116,7 @@ def question_id(task: str, question: str) -> str:
 
 
 def text_of(row: Row, column: str, reason: str) -> str:
-    """Return a column that must hold text. Raises BadRow(reason) where it is missing, empty or something else."""
+    """Return a column that must hold text. Raises BadRow(reason) if it is missing, empty or not text."""
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(reason)
@@ -234,7 +234,7 @@ def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned
     counts = {split: len(problems) for split, problems in splits.items()}
     if len(broken) > MAX_BROKEN_SHARE * len(outcomes) or not all(counts.values()):
         raise DataError(
-            f"{', '.join(map(str, paths))}: of {len(outcomes)} rows, {counts} can be used; left out were {dict(skipped)} "
+            f"{', '.join(map(str, paths))}: of {len(outcomes)} rows, {counts} can be used; {dict(skipped)} were dropped "
             f"({', '.join(broken[:3])}). At most {MAX_BROKEN_SHARE:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
