@@ -82,7 +82,7 @@ def test_where_none_is_whole_nothing_is_overwritten(folder):
         HARMS["cut"](path / "optimizer.pt")
     before = everything(folder)
     with pytest.raises(
-        ValueError, match=r"none of them is whole.*checkpoint-3: optimizer.pt.*checkpoint-2: optimizer.pt"
+        ValueError, match=r"all of them are damaged.*checkpoint-3: optimizer.pt.*checkpoint-2: optimizer.pt"
     ):
         newest_intact(folder)
     assert everything(folder) == before
