@@ -104,9 +104,9 @@ class Plan:
         has = has if self.kind == "CPU" else f"one GPU has {self.size / GIB:.2f} GiB"
         text += f"its {phase} phase needs {need / GIB:.2f} GiB; {has}"
         if self.cache is None:
-            text += f", and rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
+            text += f". Rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
         else:
-            text += f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
+            text += f". vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         if need > self.size:
             largest = sorted(self.certain, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
