@@ -1,23 +1,22 @@
-"""Whether an output is right: plain data only, in the trainer's process. Tests are in the form of `published`.
+"""Compare a program's output with the expected output, as plain data. Tests are in the form of `published`.
 
-How stdout is compared. Both sides are split at line feeds, each line is stripped, and blank lines are left out (APPS and
-TACO do so); the numbers of lines must be equal. A line is right if it is the same text, or if its words are the same and
-its numbers are equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas part a word, so that a printed
-list is compared number by number. Where a line has a word that is not a number, the spaces between its words must be the
-same too. LiveCodeBench compares the same way, but it has no tolerance (LiveCodeBench/LiveCodeBench#129, #133), it compares
+stdout. Both sides are split at line feeds, each line is stripped, and blank lines are dropped (as in APPS and TACO); the
+number of lines must be equal. A line is correct if it is the same text, or if its words are the same and its numbers are
+equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas separate words, so that a printed list is
+compared number by number. If a line has a word that is not a number, the spaces between its words must be equal too. LiveCodeBench compares the same way, but it has no tolerance (LiveCodeBench/LiveCodeBench#129, #133), it compares
 numbers only on lines of nothing else, and it takes 0101 for 101; numbers with superfluous leading zeros are text here,
 because outputs such as bit strings are.
 
-How near a number must be. A whole number has to be met exactly. Where the expected number has a point or an exponent, a
+Tolerance. Whole numbers must be equal. If the expected number has a decimal point or an exponent, a
 difference of 1e-6 (relative or absolute) is allowed, as judges do (NVIDIA-NeMo/Gym#2956; numpy's `allclose`, with which APPS
-and TACO compare, allows ten times as much), and where it has five decimals, as LeetCode's have, half a unit of the fifth.
+and TACO compare, allows ten times as much); if it has five decimals, as LeetCode's do, the tolerance is half a unit of the fifth.
 
-How values are compared. Tuples are lists; integers and floats by value, with the same tolerance where the expected
+Returned values. Tuples are lists; integers and floats by value, with the same tolerance where the expected
 value is a float; true and false are not 1 and 0 (the field, comparing with `==`, takes them); a key of a dict is a
 string, as in JSON; NaN equals nothing.
 
-An output is wrong without being read if it is longer than `_LONGER` times the expected output and `_SLACK` bytes more,
-so that comparing costs no more than in proportion to the expected output, whatever a program writes.
+An output longer than `_LONGER` times the expected output plus `_SLACK` bytes is wrong without being read, so that the cost
+of comparing is proportional to the expected output.
 """
 
 import json
@@ -28,24 +27,24 @@ from multirole_sandbox.published import parse_integer, read_json
 
 TOLERANCE = Decimal("1e-6")
 ROUNDED = 5
-"""Decimals of LeetCode's expected numbers, which are rounded."""
+"""Decimals to which LeetCode rounds expected numbers."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _PADDED = re.compile(r"[+-]?0[0-9]")
 _PUNCTUATION = re.compile(r"([\[\](){},;])")
 _HALF_A_UNIT = Decimal(10) ** -ROUNDED / 2
 _MAX_DIGITS = 400
-"""A longer number must be the same text, so that arithmetic on what a program printed stays cheap."""
+"""Longer numbers are compared as text, so that arithmetic on untrusted output stays cheap."""
 _LONGER, _SLACK = 8, 4096
-"""A float takes 20 characters where the expected output may have 3, and "\\u00e9" 6 bytes where it has 1 character."""
+"""A float may take 20 characters instead of 3, and "\\u00e9" takes 6 bytes instead of 1 character."""
 
 
 def are_wrapped(tests: list[dict]) -> bool:
-    """Whether a problem's expected values are wrapped in lists of one (`published`)."""
+    """Return whether a problem's expected values are wrapped in one-element lists (`published`)."""
     return all(test.get("metadata", {}).get("is_wrapped", False) for test in tests)
 
 
 def is_right(output: bytes, test: dict, is_wrapped: bool) -> bool:
-    """Whether the output of a program is what a normalised test expects; is_wrapped as of `are_wrapped`."""
+    """Return whether a program's output matches a normalised test; `is_wrapped` comes from `are_wrapped`."""
     expected = test["output"]
     if len(output) > _LONGER * len(expected) + _SLACK:
         return False
@@ -76,7 +75,7 @@ def _is_right_word(got: str, want: str) -> bool:
 
 
 def _is_right_number(got: str, want: str) -> bool:
-    """Whether two texts are the same, or the same number by the rule above."""
+    """Return whether two texts are equal, or equal as numbers by the rules above."""
     if got == want:
         return True
     if max(len(got), len(want)) > _MAX_DIGITS or not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(want)):
@@ -92,19 +91,19 @@ def _is_right_number(got: str, want: str) -> bool:
 
 
 def _tolerance(want: Decimal) -> Decimal:
-    """How far a number may be from an expected one that is not whole."""
+    """Return the allowed distance from an expected number that is not whole."""
     relative = TOLERANCE * max(1, abs(want))
     return max(relative, _HALF_A_UNIT) if want.as_tuple().exponent == -ROUNDED else relative
 
 
 class Expected(float):
-    """A float of the expected output, with what is allowed beside it."""
+    """An expected float with its tolerance."""
 
     def __init__(self, text: str) -> None:
         self.tolerance = float(_tolerance(Decimal(text)))
 
     def is_near(self, got: float) -> bool:
-        """Whether a number that a program returned is as near as it must be."""
+        """Return whether a program's number is within the tolerance."""
         try:
             return abs(got - self) <= self.tolerance
         except OverflowError:  # an integer beyond every float
@@ -112,7 +111,7 @@ class Expected(float):
 
 
 def _is_right_value(output: bytes, want: object, is_wrapped: bool) -> bool:
-    """A function's result, as the JSON that its process left, against the expected value."""
+    """Return whether a function's result, as the JSON that its process wrote, equals the expected value."""
     try:
         got = read_json(output)
     except (ValueError, RecursionError):  # forged or cut off
@@ -121,7 +120,7 @@ def _is_right_value(output: bytes, want: object, is_wrapped: bool) -> bool:
 
 
 def _is_same(got: object, want: object) -> bool:
-    """Compare two values made of JSON types, with a stack instead of recursion, because one side is untrusted."""
+    """Compare two JSON values iteratively, because deep nesting in untrusted output could overflow the stack."""
     pairs = [(got, want)]
     while pairs:
         a, b = pairs.pop()

@@ -1,22 +1,22 @@
-"""Tests as datasets publish them, read into one form. Data only: nothing is unpickled or evaluated.
+"""Normalise tests from the formats that datasets publish. Nothing is unpickled or evaluated.
 
-The form of a test (DeepCoder, LiveCodeBench):
+The normalised form of a test (DeepCoder, LiveCodeBench):
 `{"input", "output", "testtype": "stdin" | "functional", "metadata": {"func_name"}}`.
   * stdin: both are text. A list of lines is joined.
   * functional: `input` holds one JSON value per line, one per argument (empty: no arguments); `output` is the JSON of
     the expected value. `func_name` is a method of `class Solution` if the program has one of that name, else a function;
     it may be written `Solution().name`.
-Other published forms are read into it:
+Other published forms are converted to it:
   * `type` for `testtype`, with "function_call" and `fn_name` for a call whose arguments are a list and whose output is
     a value (PrimeIntellect), or JSON of both;
   * a dict `{"inputs", "outputs", "fn_name"?}` (APPS, TACO, and LiveCodeBench's evaluation samples);
   * JSON text of any of them, or the text of a Python literal, as rllm and AReaL read it;
-  * base64 of compressed, pickled JSON text (LiveCodeBench's private tests). The pickle is read operation by operation and
-    refused unless it holds one text, since unpickling would run what it says.
-Where the arguments are a list, some data wraps every expected value in a list of one (APPS): if all outputs of a problem
-are lists of one, the tests are marked `is_wrapped` in their metadata and the bare value is right as well.
+  * base64 of compressed, pickled JSON text (LiveCodeBench's private tests). The pickle is parsed operation by operation and
+    rejected unless it holds a single string, because unpickling can run code.
+If arguments are a list, some data wraps every expected value in a one-element list (APPS): if all outputs of a problem are
+one-element lists, the tests are marked `is_wrapped` in their metadata and the bare value is correct as well.
 
-Integers of any length are kept exactly. Python reads and writes at most 4300 digits; those of more go through Decimal.
+Integers of any length are exact. Python converts at most 4300 digits, so longer integers go through Decimal.
 """
 
 import ast
@@ -28,28 +28,28 @@ import re
 import zlib
 from decimal import Decimal
 
-MOST_UNPACKED_BYTES = 1 << 30
-_LONGEST_INT = 4000  # digits, below what Python converts itself
+MAX_UNPACKED_BYTES = 1 << 30
+_LONGEST_INT = 4000  # digits, below Python's own limit
 _FUNCTION = re.compile(r"(?:Solution(?:\(\))?\.)?(\w+)(?:\(\))?")
 _TEXT_OF_PICKLE = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _FRAME_OF_PICKLE = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
 
 
 class MalformedTests(ValueError):
-    """Tests in no form that can be read."""
+    """Tests in an unknown or invalid format."""
 
 
 def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None) -> list[dict]:
-    """Check tests in any of the forms above and return them in the first one; ValueError if they are malformed.
+    """Convert tests from any of the forms above to the normalised form. Raises MalformedTests, a ValueError.
 
-    `func_name` is for functional tests that do not name their function, as LiveCodeBench's.
+    `func_name` is used for functional tests that do not name their function, such as LiveCodeBench's.
     """
     try:
-        found = _read(tests) if isinstance(tests, str) else tests
-        found = _list_of_tests(found) if isinstance(found, dict) else found
-        if not isinstance(found, (list, tuple)) or not found:
-            raise MalformedTests(f"they are {_kind(found)}, and a program cannot pass or fail without tests")
-        read = [_numbered(number, len(found), test, func_name) for number, test in enumerate(found)]
+        parsed = _read(tests) if isinstance(tests, str) else tests
+        parsed = _list_of_tests(parsed) if isinstance(parsed, dict) else parsed
+        if not isinstance(parsed, (list, tuple)) or not parsed:
+            raise MalformedTests(f"they are {_kind(parsed)}, and a program cannot pass or fail without tests")
+        read = [_numbered(number, len(parsed), test, func_name) for number, test in enumerate(parsed)]
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise MalformedTests(
             f"Got tests {str(tests)[:200]!r}, which cannot be read: {error or type(error).__name__}. Write a non-empty list of "
@@ -63,26 +63,26 @@ def normalise_tests(tests: list[dict] | dict | str, func_name: str | None = None
 
 
 def read_json(text: str | bytes) -> object:
-    """`json.loads` with integers of any length. Raises ValueError or RecursionError."""
+    """Parse JSON with integers of any length. Raises ValueError or RecursionError."""
     return json.loads(text, parse_int=parse_integer)
 
 
 def write_json(value: object) -> str:
-    """`json.dumps` with integers of any length; tuples are lists, as in JSON."""
+    """Serialise to JSON with integers of any length; tuples become lists."""
     try:
         return json.dumps(value)
     except ValueError:  # more than 4300 digits somewhere
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(write_json, value))}]"
         if isinstance(value, dict):
-            return f"{{{', '.join(f'{json.dumps(str(key))}: {write_json(one)}' for key, one in value.items())}}}"
+            return f"{{{', '.join(f'{json.dumps(str(key))}: {write_json(item)}' for key, item in value.items())}}}"
         if isinstance(value, int):
             return str(Decimal(value))
         raise
 
 
 def parse_integer(digits: str) -> int:
-    """`int` for the digits of JSON, however many."""
+    """Convert any number of digits to an integer."""
     return int(digits) if len(digits) <= _LONGEST_INT else int(Decimal(digits))
 
 
@@ -91,34 +91,34 @@ def _kind(value: object) -> str:
 
 
 def _read(text: str) -> object:
-    """The value of a text: JSON, a packed JSON text, or a Python literal."""
+    """Parse a text as JSON, packed JSON, or a Python literal."""
     if not text.strip():
         raise MalformedTests("they are an empty text")
     try:
-        found = read_json(text)
+        parsed = read_json(text)
     except ValueError as error:
         packed = _unpack(text)
         try:
-            found = ast.literal_eval(text.strip()) if packed is None else read_json(packed)
+            parsed = ast.literal_eval(text.strip()) if packed is None else read_json(packed)
         except (ValueError, SyntaxError):
             raise MalformedTests(f"they are a text that is not JSON ({error})") from error
-    if isinstance(found, str):
+    if isinstance(parsed, str):
         raise MalformedTests(
             "their JSON holds a text instead of a list: it was encoded twice, so apply json.loads once before"
         )
-    return found
+    return parsed
 
 
 def _unpack(text: str) -> str | None:
-    """The JSON text in base64 of zlib of a pickle, or of the text itself; None where a text is nothing of the kind."""
+    """Decode base64 of zlib of JSON text, pickled or plain; None for any other text."""
     try:
         packed = base64.b64decode("".join(text.split()), validate=True)
         stream = zlib.decompressobj()
-        data = stream.decompress(packed, MOST_UNPACKED_BYTES)
+        data = stream.decompress(packed, MAX_UNPACKED_BYTES)
     except (binascii.Error, zlib.error, ValueError):
         return None
     if stream.unconsumed_tail:
-        raise MalformedTests(f"they unpack to more than {MOST_UNPACKED_BYTES} bytes")
+        raise MalformedTests(f"they unpack to more than {MAX_UNPACKED_BYTES} bytes")
     if data[:1] != b"\x80":
         return data.decode()
     texts = []
@@ -135,7 +135,7 @@ def _unpack(text: str) -> str | None:
 
 
 def _list_of_tests(tests: dict) -> list[dict]:
-    """The tests of `{"inputs", "outputs", "fn_name"?}`."""
+    """Convert `{"inputs", "outputs", "fn_name"?}` to a list of tests."""
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
     if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)):
         inside = ", of which 'test_cases' is the list to pass" if "test_cases" in tests else ""
@@ -147,7 +147,7 @@ def _list_of_tests(tests: dict) -> list[dict]:
     pairs = zip(inputs, outputs, strict=True)
     name = tests.get("fn_name")
     if not name:
-        return [{"input": given, "output": expected} for given, expected in pairs]
+        return [{"input": arguments, "output": expected} for arguments, expected in pairs]
     kinds = {True: "functional", False: "function_call"}  # LiveCodeBench's samples have text
     return [{"type": kinds[isinstance(i, str)], "fn_name": name, "input": i, "output": o} for i, o in pairs]
 
@@ -160,7 +160,7 @@ def _numbered(number: int, count: int, test: object, func_name: str | None) -> t
 
 
 def _normalise(test: object, func_name: str | None) -> tuple[dict, bool]:
-    """One test in the one form, and whether it is a call whose arguments are a list."""
+    """Normalise one test; also return whether it is a call whose arguments are a list."""
     test = read_json(test) if isinstance(test, str) else test
     if not isinstance(test, dict):
         raise MalformedTests(f"is {_kind(test)}, not a dict")
@@ -177,10 +177,10 @@ def _normalise(test: object, func_name: str | None) -> tuple[dict, bool]:
         return {key: _text(key, test[key]) for key in ("input", "output")} | {"testtype": "stdin"}, False
     if kind not in ("functional", "function_call"):
         raise MalformedTests(f"has the testtype {kind!r}, which is unknown")
-    given, expected, is_listed = _call(kind, test["input"], test["output"])
+    arguments, expected, is_listed = _call(kind, test["input"], test["output"])
     names = {"func_name": _function_name(name or func_name)}
     names |= {"is_wrapped": True} if metadata.get("is_wrapped") is True else {}
-    return {"input": given, "output": expected, "testtype": "functional", "metadata": names}, is_listed
+    return {"input": arguments, "output": expected, "testtype": "functional", "metadata": names}, is_listed
 
 
 def _text(key: str, value: object) -> str:
@@ -192,30 +192,30 @@ def _text(key: str, value: object) -> str:
 
 
 def _function_name(name: object) -> str:
-    found = _FUNCTION.fullmatch(name.strip()) if isinstance(name, str) else None
-    if found is None or not found[1].isidentifier():
+    match = _FUNCTION.fullmatch(name.strip()) if isinstance(name, str) else None
+    if match is None or not match[1].isidentifier():
         raise MalformedTests(f"needs metadata.func_name or fn_name, and {name!r} cannot be the name of a function")
-    return found[1]
+    return match[1]
 
 
-def _call(kind: str, given: object, expected: object) -> tuple[str, str, bool]:
-    """The lines of a call's arguments, the JSON of its expected value, and whether the arguments were a list."""
-    if isinstance(given, (list, tuple)):
-        return "\n".join(map(write_json, given)), write_json(expected), True
-    if not isinstance(given, str):
+def _call(kind: str, raw_input: object, expected: object) -> tuple[str, str, bool]:
+    """Return a call's argument lines, its expected value as JSON, and whether the arguments were a list."""
+    if isinstance(raw_input, (list, tuple)):
+        return "\n".join(map(write_json, raw_input)), write_json(expected), True
+    if not isinstance(raw_input, str):
         raise MalformedTests(
-            f"calls a function with {_kind(given)} as 'input', which must be a list of arguments, or text with one JSON value a line"
+            f"calls a function with {_kind(raw_input)} as 'input', which must be a list of arguments, or text with one JSON value a line"
         )
     output = expected.strip() if isinstance(expected, str) else write_json(expected)
     try:
-        read_json(output)  # the text is kept: it says to how many decimals a number is known
+        read_json(output)  # keep the text, which shows to how many decimals a number is rounded
     except ValueError:
         output = write_json(_literal("output", output))
     if kind == "function_call":
-        arguments = _one_value(given)
+        arguments = _one_value(raw_input)
         if isinstance(arguments, list):
             return "\n".join(map(write_json, arguments)), output, True
-    return "\n".join(_argument_lines(given)), output, False
+    return "\n".join(_argument_lines(raw_input)), output, False
 
 
 def _one_value(text: str) -> object:
@@ -226,7 +226,7 @@ def _one_value(text: str) -> object:
 
 
 def _argument_lines(text: str) -> list[str]:
-    """One JSON value per line; a value may be a Python literal or, being JSON, go over several lines."""
+    """Return one JSON value per argument; the text may hold Python literals or multi-line JSON."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     try:
         for line in lines:
@@ -234,11 +234,13 @@ def _argument_lines(text: str) -> list[str]:
         return lines
     except ValueError:
         values = _json_values(text)
-    return [write_json(one) for one in (values if values is not None else [_literal("input", line) for line in lines])]
+    return [
+        write_json(value) for value in (values if values is not None else [_literal("input", line) for line in lines])
+    ]
 
 
 def _json_values(text: str) -> list[object] | None:
-    """The JSON values that stand one after another in a text; None where it holds anything else."""
+    """Parse concatenated JSON values; None if the text holds anything else."""
     decoder, values, at = json.JSONDecoder(parse_int=parse_integer), [], 0
     while at < len(text):
         if text[at].isspace():
@@ -253,7 +255,7 @@ def _json_values(text: str) -> list[object] | None:
 
 
 def _literal(key: str, text: str) -> object:
-    """A Python literal of JSON's types."""
+    """Parse a Python literal made of JSON types. Raises MalformedTests."""
     try:
         value = ast.literal_eval(text)
         json.dumps(value)

@@ -39,7 +39,7 @@ from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
-from multirole_study.experiment.hardware import GIB, look
+from multirole_study.experiment.hardware import GIB, preflight_checks
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.tasks.gym import Gym
@@ -368,7 +368,10 @@ def run(cell: Cell, launch: Launch) -> int:
     """
     is_main, widths = processes().is_main_process, (None, None, 60, 60)
     if is_main:
-        lines = [(line.what, "STOP" if line.advice else "", line.found, line.advice) for line in look(cell, launch)]
+        lines = [
+            (check.name, "STOP" if check.advice else "", check.status, check.advice)
+            for check in preflight_checks(cell, launch)
+        ]
         say(f"{cell.id} at {cell.scale}\n\n{tabulate(lines, maxcolwidths=widths, tablefmt='plain')}\n")
     preflight(cell, launch)
     with tempfile.TemporaryDirectory() as scratch:

@@ -19,7 +19,7 @@ from tabulate import tabulate
 from multirole.core.policy import adapter_names
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import GIB, engine_of, has_cuda, look, stopping
+from multirole_study.experiment.hardware import GIB, blocking_problems, engine_of, has_cuda, preflight_checks
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.presets import Shape, is_tiny
 from multirole_study.experiment.run_folder import KEPT, folder_of
@@ -100,11 +100,13 @@ class Plan:
         """Whether it fits, and if not, which parts are the largest and what to change."""
         need, phase = self.need
         text = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
-        text += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB"
+        has = f"this machine has {self.size / GIB:.2f} GiB of RAM"
+        has = has if self.kind == "CPU" else f"one GPU has {self.size / GIB:.2f} GiB"
+        text += f"its {phase} phase needs {need / GIB:.2f} GiB; {has}"
         if self.cache is None:
-            text += f", and rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
+            text += f". Rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
         else:
-            text += f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
+            text += f". vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         if need > self.size:
             largest = sorted(self.certain, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
@@ -277,7 +279,7 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
 
     Returns the launch with what is left to the plan decided.
     """
-    if missing := stopping(look(cell, launch)):
+    if missing := blocking_problems(preflight_checks(cell, launch)):
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. {' '.join(missing)}")
     launch = settled(cell, launch)
     memory_plan = plan(cell, launch)
@@ -313,6 +315,5 @@ def report(memory_plan: Plan, launch: Launch) -> str:
         rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
-        layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
-        lines.append(f"Layers' activations are {layers}.")
+        lines.append(f"Gradient checkpointing is {'on' if launch.recomputes(cell.scale) else 'off'}.")
     return "\n".join([*lines, memory_plan.verdict()])

@@ -38,7 +38,7 @@ def test_splits_stay_apart_where_the_seeds_alone_would_not_keep_them_so():
     assert sum(split_of(f"Solve the following multiplication: {a} * {b}. Give only the result as your final answer.")
                == "validation" for a in range(10) for b in range(10)) == validation  # fmt: skip
     assert len(parse(SMALL).problems("train", train)) == train
-    with pytest.raises(ValueError, match=f"about {train} different train problems.*n_train={train}"):
+    with pytest.raises(ValueError, match=f"about {train} distinct train problems.*n_train={train}"):
         parse(SMALL).problems("train", train + 1)
     assert len(parse(SMALL).problems("validation", validation)) == validation
 
@@ -57,8 +57,8 @@ def test_the_problems_are_the_same_everywhere_and_others_with_another_seed():
         ("gym:products?min_digit=2", "'min_digit=2'.*Did you mean 'min_digits'"),
         ("gym:products?min_digits", "is no option"),
         ("gym:products?size=9", "is no option"),
-        ("gym:products?min_digits=x", "must be of the kind of its default, 1"),
-        ("gym:products?min_digits=True", "must be of the kind of its default, 1"),
+        ("gym:products?min_digits=x", "must have the type of its default, 1"),
+        ("gym:products?min_digits=True", "must have the type of its default, 1"),
         ("gym:products?min_digits=3&max_digits=2", "max_digits must be >= min_digits"),
         ("gym:products?seed=100", "from 0 to 99"),
         ("gym:composite", "do not fit"),

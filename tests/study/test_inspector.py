@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from multirole_study.__main__ import inspect
-from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
 from multirole_study.inspector.episodes import name_steps, training_groups
@@ -297,7 +297,7 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
 def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
     (tmp_path / "empty").mkdir()
     arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
-    with pytest.raises(Refused, match="contains no finished run|is not the folder of a run"):
+    with pytest.raises(UserError, match="contains no finished run|is not the folder of a run"):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
 

@@ -27,7 +27,7 @@ class Own:
 @pytest.fixture(autouse=True)
 def _unchanged_process(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own, "_beside", {})
+    monkeypatch.setattr(own, "_loaded_siblings", {})
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -49,7 +49,7 @@ def test_modules_and_packages_beside_the_file_are_imported_without_bytecode(tmp_
         (tmp_path / package / "__init__.py").write_text("from pieces import SLOTS\n")
     (tmp_path / "phrases.py").write_text("from tools.deep import SLOTS\nask = str\n")
     assert Cell(spec, "sp").make_workflow().roles == {"speaker": 2}
-    assert {name: len(paths) for name, paths in own.modules_beside(tmp_path / "flow.py").items()} == {
+    assert {name: len(paths) for name, paths in own.sibling_modules(tmp_path / "flow.py").items()} == {
         "phrases": 1, "pieces": 1, "tools": 2,
     }  # fmt: skip
     assert not list(tmp_path.rglob("__pycache__"))

@@ -335,7 +335,7 @@ def test_other_rows_are_another_run(tmp_path):
 def test_a_reward_is_tried_before_anything_is_trained(reward, message):
     rows = [{"prompt": "1+1"}, {"prompt": "1+2"}]
     tried = Task("sums", rows, rows, reward)
-    with pytest.raises(ValueError, match=f"Tried before training.*{message}"):
+    with pytest.raises(ValueError, match=f"In a trial before training.*{message}"):
         try_reward(tried, tried.problems("train"))
 
 
@@ -346,5 +346,5 @@ def test_a_reward_is_tried_on_validation_rows_too(tmp_path, tokenizer):
         "bare = [{'prompt': '9+1'}]\n"
         "task = Task('adding', rows, bare, lambda completions, right, **_: [0.0 for _ in completions])\n"
     )
-    with pytest.raises(ValueError, match="Tried before training.*'right'"):
+    with pytest.raises(ValueError, match="In a trial before training.*'right'"):
         load_problems(Cell("single", "sp", f"{tmp_path}/adding.py:task"), tokenizer)

@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_refused_with_what_is_there(tests, message, tmp_p
 
 
 def test_a_packed_bomb_is_refused_unread(monkeypatch):
-    monkeypatch.setattr("multirole_sandbox.published.MOST_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr("multirole_sandbox.published.MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
         normalise_tests(packed([{"input": "1" * 5000, "output": "1"}]))
 

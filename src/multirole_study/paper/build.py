@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.settings import UserError
 from multirole_study.inspector.landing_page import landing_page
 from multirole_study.paper import pack
 from multirole_study.paper.claims import claims
@@ -22,7 +22,7 @@ def build(folder: str | Path) -> Results:
     """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
     results = Results(folder)
     if not results.runs:
-        raise Refused(
+        raise UserError(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
     study = Study.read(results.grid, folder)

@@ -1,17 +1,17 @@
-"""The program in a reply: the fenced blocks of Markdown, as models write them.
+"""Extract the program from a reply: the fenced Markdown blocks that models write.
 
-What is read:
-  * fences of three or more backticks or tildes, indented, in lists and in quotes; CRLF; attributes behind the language;
+Supported:
+  * fences of three or more backticks or tildes, indented, in lists and in quotes; CRLF; attributes after the language;
   * a fence inside a string or a comment of the program (backticks in text, examples in docstrings) does not close it;
   * a block may close at the end of a line of code, by the opening of the next block, or at the end of the reply;
-  * a program whose opening fence is missing, because the prompt was taken to hold it, or with both fences on one line.
+  * a program without an opening fence (as if the prompt held it), or with both fences on one line.
 
-Which block counts: the last closed one that is marked as Python. An unmarked block behind it counts if it defines,
-imports or reads something, so that a sample output does not. A block of another language (text, bash) counts only where
-there is nothing else, and one that never closes only where no other program is closed. The released code and
-LiveCodeBench take the last block, whichever it is; LiveCodeBench/LiveCodeBench#118 shows what that loses.
+The last closed block marked as Python is the program. A later unmarked block is preferred if it defines, imports or reads
+something (a sample output does not). A block of another language (text, bash) is used only if there is no other, and an
+unclosed block only if no program is closed. The released code and LiveCodeBench always take the last block;
+LiveCodeBench/LiveCodeBench#118 shows programs that this loses.
 
-No text is parsed as Python here: in the trainer's process a reply is data.
+Nothing is parsed as Python here, because replies are untrusted.
 """
 
 import re
@@ -36,7 +36,7 @@ _STRING_OR_COMMENT = (
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its text without the fence's indentation, its language ("python", "" or another word), its end."""
+    """One fenced block: its text without the fence's indentation, its language ("python", "" or another word)."""
 
     text: str
     language: str
@@ -44,7 +44,7 @@ class Block:
 
 
 def extract_program(text: str) -> str | None:
-    """Return the program in a reply, or None where there is none; see the module for which block counts."""
+    """Return the program in a reply, or None; the module docstring says which block is chosen."""
     blocks = [block for block in fenced_blocks(text) if block.text.strip()]
     if not blocks:
         return _without_opening(text) or _on_one_line(text)
@@ -53,20 +53,20 @@ def extract_program(text: str) -> str | None:
 
 
 def _programs(blocks: list[Block]) -> list[Block]:
-    """The blocks that may be the program: marked as Python or looking like it, else unmarked, else all."""
+    """Return the candidate blocks: marked as Python or similar to it, else unmarked, else all."""
     if any(block.language == "python" for block in blocks):
         return [
-            one
-            for one in blocks
-            if one.language == "python" or (not one.language and _DEFINES_OR_READS.search(one.text))
+            block
+            for block in blocks
+            if block.language == "python" or (not block.language and _DEFINES_OR_READS.search(block.text))
         ]
     unmarked = [block for block in blocks if not block.language]
-    acting = [one for one in unmarked if _DEFINES_OR_READS.search(one.text) or _PRINTS.search(one.text)]
+    acting = [block for block in unmarked if _DEFINES_OR_READS.search(block.text) or _PRINTS.search(block.text)]
     return acting or unmarked or blocks
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return every fenced block of a reply in order, the last one also if it is not closed."""
+    """Return every fenced block of a reply in order, including an unclosed last block."""
     blocks, at = list[Block](), 0
     while at < len(text):
         opening = _FENCE.match(text, at)
@@ -85,13 +85,13 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def _is_opening(fence: re.Match[str]) -> bool:
-    """Whether a fence opens a block: at the start of a line or item, or behind prose if it is marked as Python."""
+    """Return whether a fence opens a block: at the start of a line or item, or after prose if marked as Python."""
     is_first = _MARKERS.fullmatch(fence["before"]) is not None
     return is_first or (fence["fence"][0] == "`" and _PYTHON.fullmatch(fence["info"]) is not None)
 
 
 def _read_info(info: str) -> tuple[str, str]:
-    """The language behind an opening fence ("python", "" or another word), and code that begins on the same line."""
+    """Return the language after an opening fence ("python", "" or another word) and code on the same line."""
     info = info.strip()
     if python := _PYTHON.match(info):
         rest = info[python.end() :]
@@ -103,10 +103,10 @@ def _read_info(info: str) -> tuple[str, str]:
 
 
 def _find_closing(text: str, start: int, fence: str, language: str) -> tuple[int, int]:
-    """Where a block's text ends, and where reading goes on; both are the end of the text where no fence closes it."""
+    """Return where a block's text ends and where reading continues; both are the end of the text if unclosed."""
     run = rf"{re.escape(fence[0])}{{{len(fence)},}}"
     python_opens = rf"^[ \t>]*(?:`{{3,}}|~{{3,}})(?={_PYTHON.pattern})"  # inside a block that is not Python itself
-    if language not in ("", "python"):  # whose strings mean nothing
+    if language not in ("", "python"):  # its strings have no special meaning
         pattern = rf"(?P<run>^[ \t>]*{run}[ \t]*\r?$|{python_opens})"
     else:
         closes = run if fence[0] == "`" else rf"^[ \t>]*{run}"  # Python has an operator of tildes
@@ -126,7 +126,7 @@ def _find_closing(text: str, start: int, fence: str, language: str) -> tuple[int
 
 
 def _without_indentation(body: str, before: str) -> str:
-    """Take from each line of a block what stood before its opening fence: a quote's marks, or so much white space."""
+    """Remove the prefix of the opening fence (quote marks or white space) from each line of a block."""
     if not _MARKERS.fullmatch(before):
         return body
     if ">" in before:
@@ -135,13 +135,13 @@ def _without_indentation(body: str, before: str) -> str:
 
 
 def _without_opening(text: str) -> str | None:
-    """The program of a reply that only closes a fence: all before it, if it begins like one."""
+    """Return the text before a closing fence without an opening fence, if it starts like a program."""
     closing = re.search(r"^[ \t]*`{3,}[ \t]*\r?$", text, re.MULTILINE)
     is_program = closing and (_STATEMENT.match(text.lstrip()) or _ASSIGNMENT.match(text.lstrip()))
     return text[: closing.start()] if closing and is_program else None
 
 
 def _on_one_line(text: str) -> str | None:
-    """The last program that stands with both of its fences on one line, which Markdown takes for code in a sentence."""
+    """Return the last program with both fences on one line, which Markdown parses as inline code."""
     spans = re.findall(r"```(?:python|py)[\d.]*[ \t]+([^`\n]+)```", text, re.IGNORECASE)
     return spans[-1] if spans else None

@@ -1,9 +1,9 @@
 """functions: write a Python function from one English sentence, such as "returns the sum of the even numbers in xs".
 
-The functions are made here, from a table of sentences with numbers and letters filled in. Two sentences that mean the same function
-count once: functions are told apart by what they return on a set of inputs, and a hash of that decides the split, so that no function of
-the validation split is in the training split in other words. The answer is the last ``` block, graded on hidden tests in the sandbox;
-a function's tests tell it from every other one of the table with the same arguments.
+The functions come from a table of sentence templates with numbers and letters. Functions are compared by their outputs on a set of
+inputs, so that two sentences for the same function count once, and a hash of these outputs decides the split: no validation function
+is in the training split under another sentence. The answer is the last ``` block, graded on hidden tests in the sandbox; a
+function's tests distinguish it from every other function of the table with the same arguments.
 """
 
 import json
@@ -20,9 +20,9 @@ from multirole_study.tasks.splits import check_split, split_of
 
 NAME = "functions"
 N_PROBES, N_TESTS = 200, 6
-"""Inputs that tell functions apart, from which tests are chosen, too; and the fewest tests of a function."""
+"""The number of inputs that distinguish functions and supply the tests, and the smallest number of tests."""
 VALIDATION_SHARE = 6
-"""One function in six is for validation."""
+"""One function in six belongs to the validation split."""
 WORDS = [
     "apple",
     "banana",
@@ -52,7 +52,7 @@ Function = Callable[..., object]
 
 
 class Spec(NamedTuple):
-    """A function: its signature, the sentence that says what it returns, and itself."""
+    """A signature, the sentence that describes the return value, and the function."""
 
     signature: str
     sentence: str
@@ -85,17 +85,17 @@ INPUTS: dict[str, Callable[[random.Random], Arguments]] = {
     "xs": _lists,
     "s": _texts,
 }
-"""The signatures, and what draws their arguments."""
+"""Generators of random arguments by signature."""
 
 
 @cache
 def probes(signature: str) -> list[Arguments]:
-    """The inputs that tell functions of these arguments apart."""
+    """Return the inputs that distinguish functions with this signature."""
     rng = random.Random(f"{NAME}/{signature}/probes")
     return [INPUTS[signature](rng) for _ in range(N_PROBES)]
 
 
-# ---- the table; a parameter of a function is bound as its default, since a loop's variable would change
+# ---- the table; loop variables are bound as default arguments, because a closure would see their last value
 
 
 def _of_a_number() -> Iterator[Spec]:
@@ -229,26 +229,26 @@ def _of_a_text() -> Iterator[Spec]:
 
 
 def behaviour(spec: Spec) -> tuple[str, ...]:
-    """What the function returns for each probe, as JSON: equal for two sentences that mean one function."""
-    return tuple(json.dumps(spec.function(*given)) for given in probes(spec.signature))
+    """Return the function's output for each probe as JSON; equal outputs mean the same function."""
+    return tuple(json.dumps(spec.function(*arguments)) for arguments in probes(spec.signature))
 
 
 @cache
 def specs() -> dict[tuple[str, tuple[str, ...]], Spec]:
-    """(signature, behaviour) -> function, of all of the table that differ."""
-    found: dict[tuple[str, tuple[str, ...]], Spec] = {}
+    """Return the distinct functions of the table by signature and behaviour."""
+    distinct: dict[tuple[str, tuple[str, ...]], Spec] = {}
     for group in (_of_a_number, _of_two_numbers, _of_a_list, _of_a_text):
         for spec in group():
-            found.setdefault((spec.signature, behaviour(spec)), spec)
-    return found
+            distinct.setdefault((spec.signature, behaviour(spec)), spec)
+    return distinct
 
 
 def tests_of(spec: Spec) -> list[dict]:
-    """Hidden tests, enough of them to tell the function from every other one, on inputs whose outputs differ if any do."""
+    """Choose hidden tests that distinguish the function from every other one, with varied outputs if possible."""
     outputs = behaviour(spec)
     others = [other for signature, other in specs() if signature == spec.signature and other != outputs]
     chosen: list[int] = []
-    while others:  # the probe that tells most of the others apart
+    while others:  # the probe that excludes most of the other functions
         best = max(range(N_PROBES), key=lambda i: sum(other[i] != outputs[i] for other in others))
         chosen.append(best)
         others = [other for other in others if other[best] == outputs[best]]
@@ -256,19 +256,19 @@ def tests_of(spec: Spec) -> list[dict]:
         seen = [outputs[i] for i in chosen]
         chosen.append(min(set(range(N_PROBES)) - set(chosen), key=lambda i: (seen.count(outputs[i]), i)))
     call = {"testtype": "functional", "metadata": {"func_name": "f"}}
-    given = probes(spec.signature)
-    return [{"input": "\n".join(map(json.dumps, given[i])), "output": outputs[i]} | call for i in chosen]
+    inputs = probes(spec.signature)
+    return [{"input": "\n".join(map(json.dumps, inputs[i])), "output": outputs[i]} | call for i in chosen]
 
 
 def to_problem(spec: Spec) -> Problem:
-    """The problem of a function."""
+    """Return the problem that asks for a function."""
     question = QUESTION.format(sentence=spec.sentence, signature=spec.signature)
     return Problem(question_id(NAME, question), NAME, question, json.dumps(tests_of(spec)))
 
 
 @cache
 def _all() -> dict[str, list[Problem]]:
-    """The problems by split, in an order that mixes the kinds."""
+    """Return the problems by split, shuffled."""
     splits: dict[str, list[Problem]] = {"train": [], "validation": []}
     for key, spec in specs().items():
         splits[split_of(json.dumps(key), VALIDATION_SHARE)].append(to_problem(spec))
@@ -279,7 +279,7 @@ def _all() -> dict[str, list[Problem]]:
 
 @dataclass(frozen=True)
 class Functions:
-    """The task; `reward` is the "fraction" of passed tests or "all_pass"."""
+    """The functions task. `reward` is the "fraction" of passed tests or "all_pass"."""
 
     reward: Rule = "fraction"
     name: ClassVar[str] = NAME
@@ -290,13 +290,13 @@ class Functions:
         return take(_all()[split], split, count)
 
     def describe(self) -> dict[str, object]:
-        """Return how many functions there are."""
+        """Return the task's name and the number of functions."""
         return {"name": NAME, "is_embedded": True, "functions": len(specs())}
 
     def extract(self, text: str) -> str | None:
-        """Return the program, or None; see `fences`."""
+        """Return the program in a reply, or None; see `fences`."""
         return extract_program(text)
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Score by hidden tests; `is_correct` is "all passed", and the reason is that of the first failed test."""
+        """Score by hidden tests. `is_correct` means that all passed; the reason is that of the first failed test."""
         return score_programs(texts, [problem.reference for problem in problems], self.reward)

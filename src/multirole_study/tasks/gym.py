@@ -1,14 +1,14 @@
-"""gym: problems of the package `reasoning-gym`, which has 106 kinds of them with difficulty options.
+"""gym: problems of the package `reasoning-gym`, which has 106 kinds with difficulty options.
 
 A task is named `gym:KIND`, or `gym:KIND?OPTION=VALUE&OPTION=VALUE` with options of that kind's configuration, such as
-`gym:products?min_digits=1&max_digits=2`; `seed=1` draws other problems. They are drawn and scored by the package's own code.
+`gym:products?min_digits=1&max_digits=2`; `seed=1` draws other problems. The package generates and scores them.
 
-How they are split: training problems are drawn with other seeds than validation problems, and a hash of the question decides which
-split it may belong to, so that no question is in both. Most kinds give problem i of seed s and problem i-1 of seed s+1 the same text, so
-that different seeds alone would not keep splits apart. No question is drawn twice within a split.
+Splits: training and validation use different generator seeds, and a hash of the question decides its split, so that no question is in
+both. Different seeds alone would not separate the splits, because in most kinds problem i of seed s equals problem i-1 of seed s+1.
+No question occurs twice in a split.
 
-The answer is the content of the last `\\boxed{}`. Without a box `fallback="last_number"` takes the last number of the reply and
-pays `unboxed_reward` of its score; `fallback="none"` takes nothing.
+The answer is the content of the last `\\boxed{}`. Without a box, `fallback="last_number"` uses the last number of the reply and
+multiplies its score by `unboxed_reward`; `fallback="none"` uses nothing.
 """
 
 import ast
@@ -35,16 +35,16 @@ from multirole_study.tasks.splits import check_split, split_of
 
 PREFIX = "gym:"
 PROMPTS = "gym"
-"""The set of prompt templates."""
+"""The name of the prompt template set."""
 SPLITS = ("train", "validation")
 BLOCK = 500
-"""Problems that are drawn with one seed."""
+"""The number of problems per generator seed."""
 SEEDS, SEED_RANGE = 100, 10**7
-"""Seeds that a task can have, and how many of the generator's seeds each split of one of them has."""
+"""The number of task seeds, and the number of generator seeds per task seed and split."""
 PATIENCE = 2000
-"""Problems in a row that may be known already, or belong to the other split, before the kind is taken to have no more."""
+"""A kind counts as exhausted after this many consecutive duplicates or problems of the other split."""
 SET_ORDERED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
-"""Kinds that draw from Python's sets, whose order differs between processes unless PYTHONHASHSEED is set."""
+"""Kinds that iterate over Python sets, whose order differs between processes unless PYTHONHASHSEED is set."""
 MAX_CHARACTERS = 1000
 MODULE = Path(__file__).with_name("gym_score.py")
 LIMITS = Limits(
@@ -64,15 +64,15 @@ Options = tuple[tuple[str, object], ...]
 
 @dataclass(frozen=True)
 class Gym:
-    """The task of one kind of problem.
+    """A task with one kind of reasoning-gym problem.
 
     Args:
-        kind: the package's name of it, such as "products".
-        options: (name, value) pairs of its configuration, sorted by name.
-        seed: which problems are drawn, 0 to 99.
-        malformed_reward: for a reply without an answer.
-        fallback: what the answer of a reply without a box is.
-        unboxed_reward: the part of its score that such an answer is paid.
+        kind: the package's name of the kind, such as "products".
+        options: (name, value) pairs of the kind's configuration, sorted by name.
+        seed: selects the problems, 0 to 99.
+        malformed_reward: reward of a reply without an answer.
+        fallback: how to find the answer in a reply without a box.
+        unboxed_reward: factor on the score of an unboxed answer.
     """
 
     kind: str
@@ -90,15 +90,17 @@ class Gym:
 
     @property
     def spec(self) -> str:
-        """The task as it is written, with options in order of their names; equal tasks have equal texts."""
-        given = [*self.options, *([("seed", self.seed)] * bool(self.seed))]
-        return f"{PREFIX}{self.kind}" + ("?" + "&".join(f"{k}={v}" for k, v in given) if given else "")
+        """The task's canonical name `gym:KIND?...`, with sorted options; equal tasks have equal names."""
+        options = [*self.options, *([("seed", self.seed)] * bool(self.seed))]
+        return f"{PREFIX}{self.kind}" + ("?" + "&".join(f"{k}={v}" for k, v in options) if options else "")
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` different problems of "train" or "validation"; a smaller count is a prefix of a larger one."""
         check_split(split)
         if count is None:
-            raise ValueError(f"The problems of {self.spec!r} have no end, so their `count` must be a positive integer.")
+            raise ValueError(
+                f"The problems of {self.spec!r} are endless, so `count` must be a positive integer, got None."
+            )
         return _draw(self.kind, self.options, self.seed, split, count)[:]
 
     def describe(self) -> dict[str, object]:
@@ -111,7 +113,7 @@ class Gym:
         return self._answer(text)[0]
 
     def _answer(self, text: str) -> tuple[str | None, bool]:
-        """The answer, and whether it was in a box."""
+        """Return the answer and whether it was in a box."""
         boxed = extract_boxed(text)
         if boxed is not None or self.fallback == "none" or "\\boxed" in text:
             return boxed, True
@@ -119,14 +121,16 @@ class Gym:
         return (numbers[-1] if numbers else None), False
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Score by the package; an answer is correct if it gets the full score of 1."""
+        """Score answers with the package; an answer is correct if its score is 1."""
         answers = [self._answer(text) for text in texts]
-        asked = {
+        references = {
             (problem.id, answer): problem.reference
             for problem, (answer, _) in zip(problems, answers, strict=True)
             if answer and len(answer) <= MAX_CHARACTERS
         }
-        scores = dict(zip(asked, self._scores([(answer, entry) for (_, answer), entry in asked.items()]), strict=True))
+        scores = dict(
+            zip(references, self._scores([(answer, entry) for (_, answer), entry in references.items()]), strict=True)
+        )
         return [
             self._reward(answer, is_boxed, scores.get((problem.id, answer), 0.0))
             for problem, (answer, is_boxed) in zip(problems, answers, strict=True)
@@ -139,10 +143,10 @@ class Gym:
         share = 1.0 if is_boxed else self.unboxed_reward
         return Reward(share * score, word if is_boxed else f"{word}_unboxed", score >= 1)
 
-    def _scores(self, asked: list[tuple[str, Any]]) -> list[float]:
+    def _scores(self, answers: list[tuple[str, Any]]) -> list[float]:
         options = dict(self.options)
         dataset = load_gym().create_dataset(self.kind, seed=0, size=1, **options)
-        arguments = [[self.kind, options, answer, encode(dataset, entry)] for answer, entry in asked]
+        arguments = [[self.kind, options, answer, encode(dataset, entry)] for answer, entry in answers]
         scores = []
         for reason, output in sandbox.call(MODULE, "score", arguments, LIMITS):
             score = json.loads(output) if reason == "passed" else 0.0
@@ -153,13 +157,13 @@ class Gym:
 
 
 def is_gym(task: object) -> bool:
-    """Whether a task is named as one of these."""
+    """Return whether a task is a name that starts with `gym:`."""
     return isinstance(task, str) and task.startswith(PREFIX)
 
 
 @cache
 def parse(spec: str) -> Gym:
-    """The task of `gym:KIND?OPTION=VALUE`. Raises ValueError for a kind, an option or a value that the package does not have."""
+    """Parse `gym:KIND?OPTION=VALUE`. Raises ValueError for an unknown kind or option or an invalid value."""
     kind, _, query = spec.removeprefix(PREFIX).partition("?")
     config = _config_of(kind, spec)
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
@@ -169,7 +173,7 @@ def parse(spec: str) -> Gym:
         if not equals or name == "size" or name not in defaults:
             known = sorted(defaults.keys() - {"size"})
             raise ValueError(
-                f"`task` {spec!r} has {pair!r}, which is no option of {kind}.{_nearest(name, known)} Options are {', '.join(known)}."
+                f"`task` {spec!r} has {pair!r}, which is not an option of {kind}.{_nearest(name, known)} Options are {', '.join(known)}."
             )
         options[name] = _value(text)
     seed = options.pop("seed", 0)
@@ -182,13 +186,13 @@ def parse(spec: str) -> Gym:
             int if type(default) is float else type(default),
         ):
             raise ValueError(
-                f"`task` {spec!r} has {name}={value!r}, which must be of the kind of its default, {default!r}."
+                f"`task` {spec!r} has {name}={value!r}, which must have the type of its default, {default!r}."
             )
     task = Gym(kind, tuple(sorted(options.items())), seed)
     try:
         load_gym().create_dataset(kind, seed=0, size=1, **options)
     except (AssertionError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"`task` {spec!r} has options that do not fit: {error}.") from error
+        raise ValueError(f"`task` {spec!r} has invalid options: {error}. Correct their values.") from error
     return task
 
 
@@ -202,7 +206,7 @@ def _config_of(kind: str, spec: str) -> Any:
         ) from error
     if kind not in kinds:
         raise ValueError(
-            f"`task` {spec!r} names no kind of problem of reasoning-gym.{_nearest(kind, kinds)} There are {len(kinds)}, such as "
+            f"`task` {spec!r} names no kind of reasoning-gym problem.{_nearest(kind, kinds)} There are {len(kinds)}, such as "
             "chain_sum, products, letter_counting and gcd; `reasoning_gym.factory.DATASETS` lists them."
         )
     if kind == NEEDS_PYCOSAT:
@@ -214,8 +218,8 @@ def _config_of(kind: str, spec: str) -> Any:
             ) from error
     if kind in SET_ORDERED and not os.environ.get("PYTHONHASHSEED", "random").isdecimal():
         raise ValueError(
-            f"`task` {spec!r} draws other problems in each process, unless the environment has PYTHONHASHSEED=0 when Python starts, as "
-            "the Makefile sets it."
+            f"`task` {spec!r} draws different problems in each process. Set PYTHONHASHSEED=0 in the environment before Python starts, as "
+            "the Makefile does."
         )
     return kinds[kind][1]
 
@@ -226,7 +230,7 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _value(text: str) -> object:
-    """A Python constant where the text reads as one, else the text."""
+    """Parse a Python constant, or return the text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -234,7 +238,7 @@ def _value(text: str) -> object:
 
 
 def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The generator's entries of a split, without end, its other split's questions among them."""
+    """Yield the generator's entries for a split; they still include questions of the other split."""
     start = SEED_RANGE * (len(SPLITS) * seed + SPLITS.index(split))
     for block in range(start, start + SEED_RANGE, BLOCK):
         dataset = load_gym().create_dataset(kind, seed=block, size=BLOCK, **dict(options))
@@ -243,22 +247,22 @@ def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[
 
 @cache
 def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> list[Problem]:
-    """The first `count` different problems of a split. Raises ValueError where the kind has fewer."""
-    found: dict[str, Problem] = {}
-    in_vain = 0
+    """Return the first `count` distinct problems of a split. Raises ValueError if the kind has fewer."""
+    problems: dict[str, Problem] = {}
+    n_rejected = 0
     for entry in _drawn(kind, options, seed, split):
         question = entry["question"]
-        if question in found or split_of(question) != split:
-            in_vain += 1
+        if question in problems or split_of(question) != split:
+            n_rejected += 1
         else:
-            in_vain = 0
-            found[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
-        if len(found) == count or in_vain == PATIENCE:
+            n_rejected = 0
+            problems[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
+        if len(problems) == count or n_rejected == PATIENCE:
             break
-    if len(found) < count:
+    if len(problems) < count:
         which = "n_train" if split == "train" else "n_validation"
         raise ValueError(
-            f"gym:{kind} with the options {dict(options)} has about {len(found)} different {split} problems, got count={count}. "
-            f"Write {which}={len(found)} or less, or options with which there are more."
+            f"gym:{kind} with the options {dict(options)} has about {len(problems)} distinct {split} problems, got count={count}. "
+            f"Write {which}={len(problems)} or less, or use options with more problems."
         )
-    return list(found.values())
+    return list(problems.values())

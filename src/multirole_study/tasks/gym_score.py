@@ -1,7 +1,7 @@
-"""Scores answers with reasoning-gym: what `gym.py` runs in the sandbox, a process for each answer.
+"""Score answers with reasoning-gym. `gym.py` runs this in the sandbox, one process per answer.
 
-Several of its `score_answer` methods evaluate the text of an answer as Python (`eval`, or sympy's `parse_expr`), so a text of the
-model must never reach them in the trainer. The sandbox's workers import this file and call `preload` before they lock themselves in.
+Several `score_answer` methods of the package evaluate the answer as Python (`eval`, or sympy's `parse_expr`), so model output must
+never reach them in the trainer. The sandbox's workers import this file and call `preload` before they enter the sandbox.
 """
 
 import base64
@@ -17,14 +17,14 @@ LATE = (
     "arithmetic.gsm_symbolic.generators_50_99", "cognition.needle_data", "games.contrib.sokoban.src.game",
     "games.contrib.sokoban.src.generator", "games.contrib.sokoban.src.utils", "induction.list_functions.generators",
 )  # fmt: skip
-"""What the package imports inside functions."""
+"""Modules that the package imports inside functions."""
 SYMPY = ("core", "parsing", "simplify", "polys", "functions")
 NEEDS_PYCOSAT = "zebra_puzzles"
-"""The one kind of problem that needs the package pycosat, which has to be compiled."""
+"""The only kind that needs the package pycosat, which has to be compiled."""
 
 
 def load_gym() -> Any:
-    """Import the package reasoning_gym. Without pycosat everything works but `NEEDS_PYCOSAT`, although the package imports it at once."""
+    """Import reasoning_gym, also without pycosat, which it imports eagerly but only `NEEDS_PYCOSAT` uses."""
     try:
         importlib.import_module("pycosat")
     except ModuleNotFoundError:
@@ -37,19 +37,21 @@ def load_gym() -> Any:
 
 
 def preload() -> None:
-    """Import what scoring may import late."""
+    """Import modules that scoring would import later."""
     load_gym()
     for name in LATE:
         importlib.import_module(f"reasoning_gym.{name}")
     for name in SYMPY:
         module = importlib.import_module(f"sympy.{name}")
-        for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
-            if not {"tests", "benchmarks", "autolev", "fortran", "latex", "c", "sym_expr"} & set(found.name.split(".")):
-                importlib.import_module(found.name)
+        for module_info in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
+            if not {"tests", "benchmarks", "autolev", "fortran", "latex", "c", "sym_expr"} & set(
+                module_info.name.split(".")
+            ):
+                importlib.import_module(module_info.name)
 
 
 def encode(dataset: Any, entry: dict) -> str:
-    """A generator and one of its entries as text; JSON would turn tuples into lists. A generator that cannot be pickled is left out."""
+    """Pickle a generator and one of its entries as base64; an unpicklable generator is replaced by None."""
     try:
         pickled = pickle.dumps((dataset, entry))
     except (AttributeError, pickle.PicklingError):  # it holds a function
@@ -58,7 +60,7 @@ def encode(dataset: Any, entry: dict) -> str:
 
 
 def score(kind: str, options: dict, answer: str, encoded: str) -> float | str:
-    """Score one answer to an encoded entry; "broken" where a module or a file is missing, which no answer can cause."""
+    """Score one answer to an encoded entry; "broken: ..." if a module or file is missing, which no answer can cause."""
     try:
         dataset, entry = pickle.loads(base64.b64decode(encoded))
         if dataset is None:
@@ -66,5 +68,5 @@ def score(kind: str, options: dict, answer: str, encoded: str) -> float | str:
         return float(dataset.score_answer(answer, entry))
     except (ImportError, OSError) as error:
         return f"broken: {error!r}"
-    except Exception:  # noqa: BLE001 (whatever a scorer says of a text that it cannot read)
+    except Exception:  # noqa: BLE001 (scorers raise anything on unreadable answers)
         return 0.0

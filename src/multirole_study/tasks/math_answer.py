@@ -1,7 +1,7 @@
 r"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
 
 Equal texts, words, units and plain numbers are decided here. The rest is compared in the sandbox (`math_compare.py`),
-because sympy evaluates what the model has written.
+because sympy evaluates model-written text.
 
 Verdicts of `grade_answers`, of which only "correct" earns a reward:
   "correct"     the same value, set, interval or expression
@@ -13,21 +13,21 @@ Verdicts of `grade_answers`, of which only "correct" earns a reward:
 
 Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
 and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
-answer; `<|begin_of_box|>` means nothing; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
+answer; `<|begin_of_box|>` is ignored; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
 
 Conventions:
   * Numbers are exact: 0.33 is not 1/3, 3.14 is not pi, 1/2004! is not 1/2006!. Variables are real, and
     positive under roots and logarithms, as in answer keys: `\ln x^2` is `2\ln x`. |x| is not x.
-  * A unit that only one side has is left out. Two units must be the same, or convert exactly: 100 cm are 1 m.
+  * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
   * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
-  * A base that only one side has is left out: `4210_5` is 4210. Two bases must agree, or the values.
+  * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
   * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in it is
     unparsable.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants.
   * A letter of a multiple choice may have its text behind it: (B) 42 is B.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have some 800 examples, among them what is still wrong.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 800 examples, including known errors.
 """
 
 import json
@@ -43,10 +43,10 @@ from multirole_study.tasks.math_text import is_prose, normalize, words_of
 from multirole_study.tasks.math_units import inner_units_removed, split_unit
 
 MAX_CHARACTERS = 1000
-"""Of an answer, and of a reference."""
+"""The largest length of an answer or a reference."""
 MODULE = Path(__file__).with_name("math_compare.py")
 LIMITS = Limits(
-    test_seconds=2.0,  # of one comparison; most take hundredths
+    test_seconds=2.0,  # per comparison; most take hundredths
     wall_factor=15.0,
     problem_seconds=86_400.0,
     full_timeouts=1_000_000,
@@ -55,15 +55,15 @@ LIMITS = Limits(
     workers=min(4, Limits().workers),  # each holds sympy
 )
 
-MOST_UNWRAPPED = 20_000
-"""Characters of a box in which inner boxes are looked for; a longer answer is "too_long" anyway."""
+MAX_UNWRAPPED = 20_000
+"""The longest box content that is searched for inner boxes; longer answers are "too_long" anyway."""
 _JOINT = re.compile(
     r"(?:[\s$&.*]|\\[,;:! ()\[\]]|~|\\q?quad|\\text\s*\{|\\(?:mathrm|textrm|mbox)\s*\{|\})*"
     r"(?:,|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|(?:,\s*)?(?:and|or)(?![A-Za-z]))"
     r"(?:[\s$&]|\\[,;:! ()\[\]]|~|\\q?quad|and|or|\\text\s*\{|\})*"
     r"(?P<name>[A-Za-z](?:_\w|_\{\w+\})?\s*=\s*)?[\s$]*"
 )
-"""What stands between the boxes of one answer: a comma, "and" or "or", and perhaps the name of the next value."""
+"""Matches the text between boxes of one answer: a comma, "and" or "or", and optionally the next value's name."""
 _NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w+\})?)\s*=\s*\$?\s*$")
 _RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
 _SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
@@ -81,11 +81,11 @@ _RESIDUE = re.compile(r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|
 
 
 def extract_boxed(text: str) -> str | None:
-    """Return the content of the last box, None without one or where its braces do not close; in linear time.
+    """Return the content of the last box in linear time; None without a box or with unbalanced braces.
 
-    Boxes that stand together ("\\boxed{3} and \\boxed{5}", "x=\\boxed{1}, y=\\boxed{2}") are one answer, "3, 5". The last
-    box decides also when it is truncated or has no braces and an earlier one is complete (the released code's rule).
-    Only text outside thoughts counts.
+    Adjacent boxes ("\\boxed{3} and \\boxed{5}", "x=\\boxed{1}, y=\\boxed{2}") are one answer, "3, 5". The last
+    box decides even if it is truncated or has no braces and an earlier box is complete (the released code's rule). Text
+    inside thoughts is ignored.
     """
     text = text_outside_thoughts(text)
     boxes = find_boxes(text)
@@ -110,33 +110,33 @@ def extract_boxed(text: str) -> str | None:
 
 
 def _unwrapped(content: str) -> str:
-    """Return a box's content without the boxes in it."""
-    while len(content) <= MOST_UNWRAPPED and (inner := find_boxes(content)):
+    """Return a box's content with inner boxes replaced by their content."""
+    while len(content) <= MAX_UNWRAPPED and (inner := find_boxes(content)):
         for box in reversed(inner):
             content = content[: box.start] + box.content + content[box.end :]
     return content
 
 
 def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return one verdict (see the module) per (answer, reference), both without their box. Safe to call from any thread.
+    """Return one verdict (see the module) per (answer, reference) pair, both without their box. Thread-safe.
 
-    A verdict depends on its pair only. Raises ValueError for a reference of more than 1,000 characters, and SandboxError
-    where the comparison cannot be run.
+    A verdict depends only on its pair. Raises ValueError for a reference of more than 1,000 characters, and SandboxError if
+    the comparison cannot run.
     """
     for _, reference in pairs:
         if len(reference) > MAX_CHARACTERS:
             raise ValueError(
-                f"References may have at most {MAX_CHARACTERS} characters, as answers may, got {len(reference)}: "
+                f"References may have at most {MAX_CHARACTERS} characters, got {len(reference)}: "
                 f"{reference[:40]!r}... Shorten it, or leave the problem out."
             )
     decided = [decide(answer, reference) for answer, reference in pairs]
-    asked = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
-    found = dict(zip(asked, _compare(asked), strict=True))
-    return [item if isinstance(item, str) else found[item] for item in decided]
+    undecided = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
+    verdicts = dict(zip(undecided, _compare(undecided), strict=True))
+    return [item if isinstance(item, str) else verdicts[item] for item in decided]
 
 
 def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
-    """Return the words of the sandbox; a comparison that does not end in order is a "timeout"."""
+    """Run the comparisons in the sandbox; one that does not finish normally is a "timeout"."""
     results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
     words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
     if broken := [word for word in words if word.startswith("broken")]:
@@ -145,7 +145,7 @@ def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
 
 
 def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
-    """Return the verdict where the texts give one, else the two texts to compare and the factors that the answer may have."""
+    """Return the verdict if the texts determine it, else both texts and the allowed factors of the answer."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
     ours, gold = normalize(answer), normalize(reference)
@@ -161,7 +161,7 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
     if scales is None:
         return "wrong"
     ours = re.sub(r"(?<=\d) (?=\d{3})", "", ours) if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+", ours) else ours
-    if _SPACED.match(ours):  # the parser would take it for a product
+    if _SPACED.match(ours):  # the parser would read it as a product
         return "correct" if ours == gold else "unparsable"
     if _SPACED.match(gold):
         return "wrong"
@@ -174,12 +174,12 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
 
 
 def _powers_of_ten(text: str) -> str:
-    """Write 1e-6 as the parser reads it; e is a constant for it."""
+    """Rewrite 1e-6 for the parser, which reads e as a constant."""
     return re.sub(r"^([+-]?[\d.]+)[eE]([+-]?\d+)$", r"\1\\cdot10^{\2}", text)
 
 
 def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
-    """Return the verdict for words and for the letters of a multiple choice."""
+    """Return the verdict for words and multiple-choice letters, or None."""
     letters = [_choice(text) for text in (ours, gold)]
     if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", re.sub(r"\\text", "", gold)):
         if letters[0]:
@@ -192,7 +192,7 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
 
 
 def _choice(text: str) -> str | None:
-    """Return the letter that an answer to a multiple choice names, alone or before its text."""
+    """Return the multiple-choice letter of an answer, alone or before its text."""
     match = _CHOICE.fullmatch(re.sub(r"^\{(.*)\}$", r"\1", text))
     if match is None:
         return None
@@ -207,7 +207,7 @@ def _choice(text: str) -> str | None:
 
 
 def _decide_notation(ours: str, gold: str) -> str | None:
-    """Return the verdict for numbers in a base, ratios and times, and residues."""
+    """Return the verdict for numbers in a base, ratios, times and residues, or None."""
     bases = [_BASE.fullmatch(text) for text in (ours, gold)]
     if any(bases):
         return _decide_bases(ours, bases[0], gold, bases[1])
@@ -246,13 +246,13 @@ def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_bas
     return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
 
 
-def _based(found: re.Match[str] | None) -> Fraction | None:
-    """Return the value of digits in a base, None where the digits or the base are impossible, as in a_n."""
-    if found is None:
+def _based(match: re.Match[str] | None) -> Fraction | None:
+    """Return the value of digits in a base; None if digits or base are invalid, as in a_n."""
+    if match is None:
         return None
-    word = found[2] or found[3]
+    word = match[2] or match[3]
     base = _BASE_WORDS.get(word) or int(word)
-    whole, _, part = found[1].partition(".")
+    whole, _, part = match[1].partition(".")
     digits = whole.lstrip("+-") + part
     if not 2 <= base <= 36 or not digits[0].isdigit() and base <= 10 or len(digits) > 200:
         return None
@@ -263,7 +263,7 @@ def _based(found: re.Match[str] | None) -> Fraction | None:
 
 
 def _without_units(ours: str, gold: str) -> tuple[str, str, str | None]:
-    """Return both answers without their units, and the factors that the answer may be multiplied with; None for none."""
+    """Return both answers without units, and the allowed factors of the answer; None if the units are incompatible."""
     has_letters = [
         bool(re.search(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\text\{[^{}]*\}", "", text))) for text in (gold, ours)
     ]

@@ -1,8 +1,8 @@
-r"""Compare mathematical answers: what `math_answer.py` runs in the sandbox, one process per comparison.
+r"""Compare mathematical answers. `math_answer.py` runs this in the sandbox, one process per comparison.
 
-The sandbox's workers import this file and call `preload` before they lock themselves in. math-verify's parser
-(latex2sympy2_extended) reads single expressions. Everything around it is ours, because math-verify compares with a
-fixed number of digits, takes a set for a tuple, and reads lists, bases, upright letters and words in ways of its own:
+The sandbox's workers import this file and call `preload` before they enter the sandbox. math-verify's parser
+(latex2sympy2_extended) reads single expressions. The rest is implemented here, because math-verify compares a fixed number of
+digits, treats a set as a tuple, and reads lists, bases, upright letters and words differently:
 
   * A text is split into lists, sets, tuples, intervals and equations here (`read`), then compared part by part.
   * Numbers and expressions are compared exactly (`math_numbers`).
@@ -26,12 +26,12 @@ from latex2sympy2_extended.sets import FiniteSet
 from math_numbers import NotReal, TooLarge, equal_expressions
 from sympy.core.relational import Relational
 
-# Packages from which sympy imports inside functions. They are loaded first, because no file can be opened later.
+# Packages that sympy imports inside functions. They are preloaded, because no file can be opened later.
 PRELOAD = (
     "assumptions calculus combinatorics concrete core functions integrals logic matrices ntheory polys series sets "
     "simplify solvers tensor"
 )
-# They fill the parser's tables, which every fork inherits and which take it several hundredths of a second otherwise.
+# Parsing these fills the parser's tables, which every fork inherits; otherwise each fork spends hundredths of a second.
 WARM_UP = (
     (r"\frac{1}{2}", "0.5"), (r"\sqrt[3]{27}", r"2\sqrt{2}"), (r"(-\infty,2]\cup[3,4)", r"1\le x<2"),
     (r"\{1,2\}", "(1,2)"), ("x=1,y=2", r"50\%"), ("3x^2+1", r"\frac{x^2-1}{x-1}"), (r"2\pi r^2", r"1.2\times 10^{-3}"),
@@ -42,10 +42,10 @@ NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 CONVERSION = ConversionConfig(lowercase_symbols=False)
-MOST_PARTS = 200
-"""Of a list; longer ones are compared as text only."""
+MAX_PARTS = 200
+"""The longest list that is parsed; longer ones are compared as text only."""
 DEEPEST = 12
-"""Nesting of brackets that is read."""
+"""The deepest nesting of brackets that is parsed."""
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
 
@@ -73,13 +73,13 @@ class Equation:
 
 @dataclass
 class Words:
-    """A text that is no mathematics."""
+    """Text that is not mathematics."""
 
     text: str
 
 
 def preload() -> None:
-    """Import what a comparison may import late, and fill the parser's tables."""
+    """Import modules that a comparison would import later, and fill the parser's tables."""
     logging.disable(logging.CRITICAL)
     for package in PRELOAD.split():
         module = importlib.import_module(f"sympy.{package}")
@@ -94,7 +94,7 @@ def preload() -> None:
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """Split a text where the pattern matches outside all brackets."""
+    """Split a text at matches of the pattern outside all brackets."""
     parts, depth, start, position = [], 0, 0, 0
     pattern = re.compile(separator)
     while position < len(text):
@@ -113,7 +113,7 @@ def split_outside(text: str, separator: str) -> list[str]:
 
 
 def read(text: str, depth: int = 0) -> Value:
-    """Return the value of a normalized text."""
+    """Parse a normalized text."""
     text = text.strip()
     if depth > DEEPEST:
         return Words(text)
@@ -133,7 +133,7 @@ def read(text: str, depth: int = 0) -> Value:
 
 def _parts(text: str, separator: str) -> list[str]:
     parts = [part for part in split_outside(text, separator) if part.strip()]
-    return parts if 1 < len(parts) <= MOST_PARTS else []
+    return parts if 1 < len(parts) <= MAX_PARTS else []
 
 
 def _tuple_of(group: str, depth: int) -> Value:
@@ -190,7 +190,7 @@ def _read_braces(inside: str, depth: int) -> Value:
 
 
 def _read_expression(text: str) -> Value:
-    """Return what the parser makes of one expression, `Words` if it makes nothing."""
+    """Parse one expression with math-verify; return `Words` if that fails."""
     if not text or r"\text{" in text and re.fullmatch(r"(\s*\\text\{[^{}]*\}\s*)+", text):
         return Words(text)
     try:
@@ -203,7 +203,7 @@ def _read_expression(text: str) -> Value:
         )
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # noqa: BLE001 (the parser raises Exception itself, and whatever sympy says of a text)
+    except Exception:  # noqa: BLE001 (the parser raises Exception itself, and sympy anything)
         return Words(text)
     if isinstance(value, (FiniteSet, sympy.Tuple)):
         arguments = value._unsorted_args if isinstance(value, FiniteSet) else value.args
@@ -217,7 +217,7 @@ def _read_expression(text: str) -> Value:
 
 
 def equal(gold: Value, value: Value) -> bool:
-    """Return whether an answer's value is the reference's."""
+    """Return whether an answer's value equals the reference's."""
     if isinstance(gold, Equation) or isinstance(value, Equation):
         return _equal_with_equation(gold, value)
     gold, value = _single(gold), _single(value)
@@ -225,7 +225,7 @@ def equal(gold: Value, value: Value) -> bool:
         return isinstance(gold, Words) and isinstance(value, Words) and _spelled(gold.text) == _spelled(value.text)
     if _is_matrix(gold) or _is_matrix(value):
         return _equal_matrices(gold, value)
-    if any(_is_relation(one) or _are_relations(one) for one in (gold, value)) and not _are_items(gold, value):
+    if any(_is_relation(side) or _are_relations(side) for side in (gold, value)) and not _are_items(gold, value):
         return _equal_relations(gold, value)
     if isinstance(gold, sympy.Set) or isinstance(value, sympy.Set):
         return _equal_sets(_as_set(gold), _as_set(value))
@@ -237,7 +237,7 @@ def equal(gold: Value, value: Value) -> bool:
 
 
 def _single(value: Value) -> Value:
-    """Return the only member of a list or set of one, else the value."""
+    """Return the only member of a one-element list or set, else the value."""
     while isinstance(value, Items) and len(value.values) == 1 and not isinstance(value.values[0], (Items, Equation)):
         value = value.values[0]
     return value
@@ -320,14 +320,14 @@ def _equal_with_equation(gold: Value, value: Value) -> bool:
 
 
 def _is_false(equation: Equation) -> bool:
-    """Whether two sides of an equation are unequal constants, as in 43 = 42."""
+    """Return whether the sides of an equation are unequal constants, as in 43 = 42."""
     sides = [side for side in (equation.left, *equation.middle, equation.right) if isinstance(side, sympy.Expr)]
     constants = [side for side in sides if not side.free_symbols and not side.has(sympy.core.function.AppliedUndef)]
     return any(not equal(constants[0], other) for other in constants[1:])
 
 
 def _oriented(equation: Equation) -> Equation:
-    """Return 5 = x as x = 5."""
+    """Swap the sides of an equation such as 5 = x to x = 5."""
     right = equation.right
     if not _is_name(equation) and isinstance(right, sympy.Symbol):
         return Equation(right.name, right, equation.left, equation.middle)
@@ -335,7 +335,7 @@ def _oriented(equation: Equation) -> Equation:
 
 
 def _is_name(equation: Equation) -> bool:
-    """Whether the left side only names what the right side is: a letter, f(x), (x,y), or words."""
+    """Return whether the left side only names the right side: a letter, f(x), (x,y), or words."""
     left = equation.left
     if isinstance(left, Items):
         return all(isinstance(item, sympy.Symbol) for item in left.values)
@@ -352,7 +352,7 @@ def _is_name(equation: Equation) -> bool:
 
 
 def _is_linear_equation(equation: Equation) -> bool:
-    """Whether an equation such as x + 1 = 42 asks for its unknown, so that its right side is no answer."""
+    """Return whether an equation such as x + 1 = 42 has to be solved, so that its right side is no answer."""
     left = equation.left
     if not isinstance(left, sympy.Expr) or len(left.free_symbols) != 1 or isinstance(left, sympy.Symbol):
         return False
@@ -425,7 +425,7 @@ def _exact(value: Value) -> Value:
 
 
 def _sets_of(value: Value) -> list[Value]:
-    """Return the sets that a relation, a list of relations or an interval may mean."""
+    """Return the sets that a relation, a list of relations or an interval may denote."""
     if _is_relation(value):
         links = [link.func(_exact(link.lhs).doit(), _exact(link.rhs).doit()) for link in _links(value)]
         if len({symbol for link in links for symbol in link.free_symbols}) != 1:
@@ -445,7 +445,7 @@ def _sets_of(value: Value) -> list[Value]:
 
 
 def _as_set(value: Value) -> Value | None:
-    """Return a set, the interval of a pair in brackets, or the finite set of a list; None for anything else."""
+    """Convert a value to a set: a set, an interval from a bracketed pair, or a finite set from a list; else None."""
     if isinstance(value, sympy.Set):
         return _evaluated_set(value)
     if not isinstance(value, Items):
@@ -489,16 +489,16 @@ def _equal_sets(gold: Value | None, value: Value | None) -> bool:
 
 
 def _pieces(value: Value) -> list[tuple[Value, Value, bool, bool]] | None:
-    """Return the intervals and points of a set in order, each as start, end and which ends are open; None for other sets."""
-    found: list[tuple[Value, Value, bool, bool]] = []
+    """Return a set's intervals and points in order as (start, end, is_left_open, is_right_open); else None."""
+    pieces: list[tuple[Value, Value, bool, bool]] = []
     for part in value.args if isinstance(value, sympy.Union) else (value,):
         if isinstance(part, sympy.Interval):
-            found.append((part.start, part.end, bool(part.left_open), bool(part.right_open)))
+            pieces.append((part.start, part.end, bool(part.left_open), bool(part.right_open)))
         elif isinstance(part, sympy.FiniteSet):
-            found += [(point, point, False, False) for point in part.args]
+            pieces += [(point, point, False, False) for point in part.args]
         elif part is not sympy.S.EmptySet:
             return None
-    return sorted(found, key=lambda piece: sympy.default_sort_key(piece[0].evalf(30)))
+    return sorted(pieces, key=lambda piece: sympy.default_sort_key(piece[0].evalf(30)))
 
 
 # ---- matrices
@@ -509,7 +509,7 @@ def _is_matrix(value: Value) -> bool:
 
 
 def _equal_matrices(gold: Value, value: Value) -> bool:
-    gold, value = (one.doit() if _is_matrix(one) else one for one in (gold, value))
+    gold, value = (side.doit() if _is_matrix(side) else side for side in (gold, value))
     if isinstance(gold, sympy.MatrixBase) and isinstance(value, sympy.MatrixBase):
         return gold.shape == value.shape and all(map(equal_expressions, gold.flat(), value.flat()))
     matrix, other = (gold, value) if isinstance(gold, sympy.MatrixBase) else (value, gold)
@@ -544,7 +544,7 @@ def _scaled(value: Value, factor: Value) -> Value:
 
 
 def judge(answer: str, reference: str, scales: str = "1") -> str:
-    """Compare once; "broken" where a module or a file is missing, which no text can cause."""
+    """Compare one pair; "broken: ..." if a module or file is missing, which no text can cause."""
     sys.setrecursionlimit(1000)
     try:
         return compare(answer, reference, scales)
@@ -554,5 +554,5 @@ def judge(answer: str, reference: str, scales: str = "1") -> str:
         return "wrong"
     except (ImportError, OSError) as error:
         return f"broken: {error!r}"
-    except Exception:  # noqa: BLE001 (whatever sympy says of a text)
+    except Exception:  # noqa: BLE001 (sympy raises anything on unreadable text)
         return "unparsable"

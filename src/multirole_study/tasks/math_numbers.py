@@ -1,8 +1,8 @@
-"""Decide exactly whether two expressions of sympy are equal. Runs in the sandbox only, imported by `math_compare`.
+"""Decide exactly whether two sympy expressions are equal. Runs only in the sandbox, imported by `math_compare`.
 
 Rational values are compared as fractions. Irrational constants are evaluated with as many digits as the numbers in them
-can need, so that there is no tolerance below a fixed number of digits. Expressions with variables are compared at
-rational points, exactly, where both are real. Variables under roots and logarithms are positive, as in answer keys.
+require, so that no fixed number of digits acts as a tolerance. Expressions with variables are compared exactly at rational
+points where both are real. Variables under roots and logarithms are positive, as in answer keys.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ import sympy
 from sympy.core.evalf import evalf
 from sympy.core.function import AppliedUndef
 
-MOST_BITS = 1 << 22
-"""Of an integer; larger ones are not computed."""
-MOST_DIGITS = 20_000
-"""Of an evaluation; beyond it two constants count as unequal."""
+MAX_BITS = 1 << 22
+"""The largest size of an integer; larger ones are not computed."""
+MAX_DIGITS = 20_000
+"""The most digits of an evaluation; constants that need more count as unequal."""
 LARGEST_FACTORIAL = 100_000
 LARGEST_ROOT = 10_000
 PRODUCTS = (sympy.factorial, sympy.factorial2, sympy.subfactorial, sympy.gamma, sympy.binomial, sympy.fibonacci)
-"""Functions that multiply as many factors as their argument says."""
+"""Functions whose number of factors grows with their argument."""
 POSITIVE = ("7/3", "11/5", "13/7", "3/11", "17/13", "2/19", "23/5", "29/31")
 """Values of the first, second, ... variable at a point; points rotate and change signs."""
 
@@ -31,22 +31,22 @@ Value = Any
 
 
 class TooLarge(Exception):
-    """A number is too large to be computed."""
+    """A number is too large to compute."""
 
 
 class NotReal(Exception):
-    """An expression is not real, or not defined, at a point."""
+    """An expression is not real or not defined at a point."""
 
 
 def exact_float(number: sympy.Float) -> sympy.Rational:
-    """Return the fraction that a decimal denotes, as it was written."""
+    """Return a decimal as the exact fraction that was written."""
     return sympy.Rational(str(number))
 
 
 def evaluate(value: Value, point: dict[Value, Value], is_real: bool) -> Value:
-    """Return the value of an unevaluated tree at a point, exactly. Raises TooLarge, and NotReal if `is_real`.
+    """Evaluate an unevaluated tree exactly at a point. Raises TooLarge, and NotReal if `is_real`.
 
-    Odd roots of negative numbers are real, as in school.
+    Odd roots of negative numbers are real.
     """
     if isinstance(value, sympy.Float):
         return exact_float(value)
@@ -87,14 +87,14 @@ def _power(base: Value, exponent: Value, is_real: bool, is_root: bool) -> Value:
 
 
 def _check_sizes(value: Value, arguments: list[Value]) -> None:
-    """Raise TooLarge before sympy computes a power or a factorial of more than `MOST_BITS`."""
+    """Raise TooLarge before sympy computes a power or a factorial of more than `MAX_BITS`."""
     if isinstance(value, sympy.Pow):
         base, exponent = arguments
         if not exponent.is_Rational:
             return
         is_root = not exponent.is_Integer and exponent.q > LARGEST_ROOT
         bits = max(abs(base.p), base.q).bit_length() * abs(exponent.p) // exponent.q if base.is_Rational else 0
-        if is_root or (bits > MOST_BITS and base not in (0, 1, -1)):
+        if is_root or (bits > MAX_BITS and base not in (0, 1, -1)):
             raise TooLarge
     is_product = isinstance(value, PRODUCTS)
     if is_product and any(argument.is_number and not abs(argument) <= LARGEST_FACTORIAL for argument in arguments):
@@ -102,7 +102,7 @@ def _check_sizes(value: Value, arguments: list[Value]) -> None:
 
 
 def _undefined(value: Value, point: dict[Value, Value], is_real: bool) -> Value:
-    """Return the value of a function that nobody defined: the same number for the same name and arguments."""
+    """Return a value for an undefined function: the same number for the same name and arguments."""
     arguments = [evaluate(argument, point, is_real) for argument in value.args]
     name = str(value.func).strip("\\").removeprefix("text{").removesuffix("}").strip()
     if name == "cis" and len(arguments) == 1:
@@ -127,11 +127,11 @@ def equal_constants(a: Value, b: Value) -> bool:
     if difference.is_Rational:
         return difference == 0
     digits = _digits_needed(difference)
-    return digits <= MOST_DIGITS and _is_zero(difference, digits)
+    return digits <= MAX_DIGITS and _is_zero(difference, digits)
 
 
 def _is_zero(difference: Value, digits: int) -> bool:
-    """Whether not one digit of the difference can be told from zero with so many digits."""
+    """Return whether the difference is zero at this many digits."""
     bits = int(digits * 3.33) + 64
     for precision in (bits // 16 + 64, bits):  # most differences show early
         real, imaginary, real_accuracy, imaginary_accuracy = evalf(difference, 53, {"maxprec": precision})
@@ -142,7 +142,7 @@ def _is_zero(difference: Value, digits: int) -> bool:
 
 
 def _digits_needed(value: Value) -> int:
-    """Return more digits than a difference of such numbers can hide: their sizes, once for each root that mixes them."""
+    """Return enough digits to distinguish such numbers: the sum of their sizes times the product of root degrees."""
     digits, roots = 30.0, 1
     for part in sympy.preorder_traversal(value):
         if part.is_Rational:
@@ -158,22 +158,22 @@ def _digits_needed(value: Value) -> int:
 
 
 def points(symbols: list[Value]) -> list[dict[Value, Value]]:
-    """Return the points at which expressions are compared: positive, of mixed signs, negative, below one, and integers."""
-    found = []
+    """Return the points of comparison: positive, mixed-sign, negative, below one, and integer."""
+    candidates = []
     for shift, signs in enumerate((1, 1, 1, -1, "mixed", "mixed2", -1, 1)):
         values = {}
         for index, symbol in enumerate(symbols):
             number = sympy.Rational(POSITIVE[(index + shift) % len(POSITIVE)]) + index // len(POSITIVE)
             is_negative = signs == -1 or (signs == "mixed" and index % 2 == 0) or (signs == "mixed2" and index % 2 == 1)
             values[symbol] = -number if is_negative else number
-        found.append(values)
+        candidates.append(values)
     for start in (2, 5, 8, 3):
-        found.append({symbol: sympy.Integer(start + 2 * index) for index, symbol in enumerate(symbols)})
-    return found
+        candidates.append({symbol: sympy.Integer(start + 2 * index) for index, symbol in enumerate(symbols)})
+    return candidates
 
 
 def equal_expressions(a: Value, b: Value) -> bool:
-    """Return whether two expressions have the same value wherever both are real, which must be so somewhere."""
+    """Return whether two expressions are equal at all points where both are real; at least one is required."""
     a, b = (_resolved(_with_imaginary_unit(value)) for value in (a, b))
     if a == b:
         return not a.has(sympy.nan, sympy.zoo)
@@ -201,7 +201,7 @@ def equal_expressions(a: Value, b: Value) -> bool:
 
 
 def _has_roots(value: Value) -> bool:
-    """Whether a variable is under a root or a logarithm, or a power has a variable exponent."""
+    """Return whether a variable is under a root or logarithm, or in an exponent."""
     return any(part.free_symbols for part in value.atoms(sympy.log)) or any(
         part.free_symbols and not part.exp.is_Integer for part in value.atoms(sympy.Pow)
     )
@@ -213,7 +213,7 @@ def _resolved(value: Value) -> Value:
 
 
 def ratio_sign(a: Value, b: Value) -> int:
-    """Return the sign of the constant factor between two expressions, 0 where there is none."""
+    """Return the sign of the constant factor between two expressions, 0 if there is none."""
     a, b = (_with_imaginary_unit(value) for value in (a, b))
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     factor, compared = None, 0

@@ -1,8 +1,8 @@
-r"""Rewrite a mathematical answer as plain LaTeX that math-verify's parser reads, and tell its unit.
+r"""Rewrite a mathematical answer as plain LaTeX that math-verify's parser reads, and split off its unit.
 
-`normalize` undoes what models and data sets do to the look of an answer: styles, spaces, Unicode characters, separators of
-thousands, `\frac12`, `sqrt(2)`, mixed numbers, repeating decimals. `split_unit` (in `math_units`) takes the unit off.
-Everything here is text; nothing is evaluated.
+`normalize` removes variations of notation: styles, spaces, Unicode characters, thousands separators, `\frac12`, `sqrt(2)`,
+mixed numbers, repeating decimals. `split_unit` (in `math_units`) removes the unit. Everything here is text; nothing is
+evaluated.
 """
 
 import re
@@ -102,7 +102,7 @@ LIMIT_OF_DOUBLE_FACTORIAL = 300
 
 
 def normalize(text: str) -> str:
-    """Return the answer in the plain form; texts that say the same in another style have the same form, mostly."""
+    """Return the answer in normal form; answers that differ only in style mostly have the same form."""
     text = _unicode(text).strip()
     text = re.sub(r"^(\*\*|__|`)(?=\S)(.*\S)\1$", r"\2", text, flags=re.DOTALL)
     text = re.sub(r"^(-?)(?:\\\$|\$(?=[\d.][^$]*$))\s*(?=-?[\d.\\])", r"\1\\text{USD} ", text)
@@ -115,7 +115,7 @@ def normalize(text: str) -> str:
     text = _WRAPPER.sub("", _QUANTITY.sub(r"\1\\text{\2}", text))
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\[dt]binom(?![A-Za-z])", r"\\binom", text)
-    text = _ROMAN.sub(lambda found: rf"\text{{{found[1] or found[2]}}}", text)
+    text = _ROMAN.sub(lambda match: rf"\text{{{match[1] or match[2]}}}", text)
     text = re.sub(r"\\(?:mathrm|text(?:rm)?) ([A-Za-z])(?![A-Za-z])", r"\\text{\1}", text)
     text = re.sub(r"\\imath(?![A-Za-z])", "i", text)
     text = re.sub(r"^\{([^{}]*)\}$", r"\1", _texts(text)).replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
@@ -138,12 +138,12 @@ def normalize(text: str) -> str:
 
 
 def _unicode(text: str) -> str:
-    def fraction(found: re.Match[str]) -> str:
-        top, _, bottom = unicodedata.normalize("NFKC", found[2]).partition("⁄")
-        return rf"{found[1]}\frac{{{top}}}{{{bottom}}}"
+    def fraction(match: re.Match[str]) -> str:
+        top, _, bottom = unicodedata.normalize("NFKC", match[2]).partition("⁄")
+        return rf"{match[1]}\frac{{{top}}}{{{bottom}}}"
 
     text = re.sub(r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}", _VULGAR.sub(fraction, text))
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     text = "".join(_UNICODE.get(character, character) for character in text)
     return unicodedata.normalize("NFKC", text)
@@ -223,7 +223,7 @@ def _cis(text: str) -> str:
 
 
 def _argument(text: str) -> tuple[str, str]:
-    """Return the first TeX argument of a text, without its braces, and the rest."""
+    """Split a text into its first TeX argument, without braces, and the rest."""
     text = text.lstrip()
     if text.startswith("{"):
         end = closing_brace(text, 1)
@@ -256,26 +256,26 @@ def _numbers(text: str) -> str:
     return text
 
 
-def _mixed(found: re.Match[str]) -> str:
-    """2 1/2 is 5/2; a whole number before an improper fraction is no mixed number."""
-    whole, top, bottom = (int(part) for part in found.groups())
-    if "frac" not in found[0] and not top < bottom:
-        return found[0]
+def _mixed(match: re.Match[str]) -> str:
+    """Convert the mixed number 2 1/2 to 5/2; before an improper fraction a number is not mixed."""
+    whole, top, bottom = (int(part) for part in match.groups())
+    if "frac" not in match[0] and not top < bottom:
+        return match[0]
     return (
-        rf"\frac{{{whole * bottom + top}}}{{{bottom}}}" if top < bottom else found[0].replace("\\frac", r"\cdot\frac")
+        rf"\frac{{{whole * bottom + top}}}{{{bottom}}}" if top < bottom else match[0].replace("\\frac", r"\cdot\frac")
     )
 
 
-def _fraction_of_repeating(found: re.Match[str]) -> str:
-    before, fixed, period = found[1] or "0", found[2], "".join(part or "" for part in found.groups()[2:])
+def _fraction_of_repeating(match: re.Match[str]) -> str:
+    before, fixed, period = match[1] or "0", match[2], "".join(part or "" for part in match.groups()[2:])
     bottom = (10 ** len(period) - 1) * 10 ** len(fixed)
     top = int(before + fixed + period) - int(before + fixed or "0")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _double_factorial(found: re.Match[str]) -> str:
-    n = int(found[1])
-    return str(prod(range(n, 0, -2))) if n <= LIMIT_OF_DOUBLE_FACTORIAL else found[0]
+def _double_factorial(match: re.Match[str]) -> str:
+    n = int(match[1])
+    return str(prod(range(n, 0, -2))) if n <= LIMIT_OF_DOUBLE_FACTORIAL else match[0]
 
 
 def words_of(text: str) -> str:

@@ -1,7 +1,7 @@
-r"""Take the unit off a mathematical answer: `3\sqrt{2}\text{ cm}` is `3\sqrt{2}` and a length of 1/100 m.
+r"""Split the unit off a mathematical answer: `3\sqrt{2}\text{ cm}` is `3\sqrt{2}` and the unit 1/100 m.
 
-A unit is what `\text{...}` holds behind the answer, or one of the units below in plain letters behind a number. Words that
-no table knows are units of their own ("12 apples"), except those that change what the answer says ("5 or more").
+A unit is the content of `\text{...}` after the answer, or one of the units below in plain letters after a number. Unknown
+words are separate units ("12 apples"), except those that change the meaning of the answer ("5 or more").
 """
 
 import re
@@ -144,7 +144,7 @@ class Unit(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The one base of a plain unit, such as "%" and "degree"."""
+        """The base of a unit with a single base of exponent 1, such as "%" or "degree"; else ""."""
         return self.bases[0][0] if len(self.bases) == 1 and self.bases[0][1] == 1 else ""
 
 
@@ -189,7 +189,7 @@ _ORDINAL = re.compile(r"(?<=[\dn])(?:\^\{?)?(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(
 
 
 def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
-    """Return a normalized answer without its unit, and the unit. `has_letters` says that letters may be variables."""
+    """Split a normalized answer into value and unit. With `has_letters`, letters may be variables."""
     text = _ORDINAL.sub("", text)
     if inside := _INSIDE.fullmatch(text):
         text = inside["core"].replace(",", "") + rf"\text{{ {inside['unit']}}}" + (inside["power"] or "")
@@ -224,15 +224,15 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
 def inner_units_removed(text: str) -> str:
     r"""Return a list or tuple without the units of its members: `(3\text{ cm},4\text{ cm})` is `(3,4)`."""
 
-    def strip(found: re.Match[str]) -> str:
-        return "" if _parse(found[0]) else found[0]
+    def strip(match: re.Match[str]) -> str:
+        return "" if _parse(match[0]) else match[0]
 
     text = re.sub(rf"(?<=[\d)}}]){DEGREE}(?=[,;)\]}}\\]|$)", "", text)
     return re.sub(rf"(?<=[\d)}}])\s*{_FACTOR}(?=[,;)\]]|\\\}}|$)", strip, text)
 
 
 def _with_scale(core: str, unit: Unit) -> tuple[str, Unit | None]:
-    """Multiply the answer by the words of number in its unit: 5 million is 5000000."""
+    """Multiply the answer by number words in its unit: 5 million is 5000000."""
     bases = tuple(base for base in unit.bases if base[0] not in _SCALES)
     for word, exponent in unit.bases:
         if word in _SCALES and exponent == 1:
@@ -243,7 +243,7 @@ def _with_scale(core: str, unit: Unit) -> tuple[str, Unit | None]:
 
 
 def _is_noun(word: str, gap: str) -> bool:
-    """Whether a word behind a space looks like a thing that is counted, and not like a product of variables."""
+    """Return whether a word after a space looks like a counted noun and not like a product of variables."""
     return bool(gap) and len(word) >= 4 and word.lower() not in _NO_UNIT and bool(re.search("[aeiouy]", word.lower()))
 
 
@@ -256,7 +256,7 @@ def _known(word: str) -> tuple[Fraction, str, int] | None:
 
 
 def _parse(text: str) -> Unit | None:
-    """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" writes, None where it is no unit."""
+    """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" denotes; None if it is not a unit."""
     text = re.sub(DEGREE, " degree ", text)
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", re.sub(r"\^\\text\{(\d)\}", r"^\1", text))
     text = text.replace("²", "^2").replace("³", "^3").replace("°", " degree ").replace("**", "^")

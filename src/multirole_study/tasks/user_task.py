@@ -1,4 +1,4 @@
-"""A task of one's own: rows, a reward function with TRL's signature, and optionally answer extraction and prompts."""
+"""User-supplied tasks: rows, a reward function with TRL's signature, and optional answer extraction and prompts."""
 
 import hashlib
 import inspect
@@ -16,13 +16,13 @@ from multirole_study.tasks.splits import check_split
 RewardFunction = Callable[..., list[float]]
 """`reward(prompts, completions, **columns)` returns one finite number per completion; 1 or more counts as correct."""
 Data = str | Path | Iterable[Mapping[str, Any]]
-"""A file of rows, a `datasets.Dataset`, or a list of dicts. Each row has a "prompt" column and any others; a column that only
-some rows have is None in the others."""
+"""A file of rows, a `datasets.Dataset`, or a list of dicts. Each row has a "prompt" column and any other columns; a
+column that only some rows have is None in the others."""
 
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """What training needs of a task; `Math`, `Code`, `TinyChain`, `TinyPipe` and `Task` are tasks."""
+    """The interface that training needs; `Math`, `Code`, `TinyChain`, `TinyPipe` and `Task` implement it."""
 
     @property
     def name(self) -> str: ...
@@ -37,11 +37,11 @@ class RewardError(RuntimeError):
 
 
 class Task:
-    """A task of one's own.
+    """A user-supplied task.
 
-    `prompts` is a folder of <role>.md templates for the built-in workflows, or one of their sets such as "math"; without
-    it they use "general", which adds nothing to a row's prompt. `extract` returns the answer in a text, or None where
-    there is none; without it, any text that is not blank is an answer.
+    `prompts` is a folder of <role>.md templates for the built-in workflows, or the name of one of their sets, such as
+    "math"; the default "general" adds nothing to a row's prompt. `extract` returns the answer in a text, or None; by
+    default any non-blank text is an answer.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Task:
         self._data: dict[str, Data] = {"train": train, "validation": validation}
         self._problems: dict[str, list[Problem]] = {}
         self._places: dict[str, str] = {}
-        """Problem id -> where its row is, for messages."""
+        """Problem id -> place of its row, for error messages."""
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of "train" or "validation", or all of them, in the order of the rows."""
@@ -72,21 +72,21 @@ class Task:
         return take(self._problems[split], split, count)
 
     def describe(self) -> dict[str, object]:
-        """Return the name of the task, and the source, the number and the SHA-256 of each split's rows."""
+        """Return the task's name, and the source, count and SHA-256 of each split's rows."""
         return {"name": self.name} | {split: self._describe(split) for split in self._data}
 
     def extract(self, text: str) -> str | None:
-        """Return the answer in a text, or None. Raises RewardError where the function raises or returns anything else."""
+        """Return the answer in a text, or None. Raises RewardError if `extract` raises or returns another type."""
         try:
-            found = self._extract(text)
+            answer = self._extract(text)
         except (Exception, SystemExit) as error:
             raise RewardError(f"The `extract` of task {self.name!r} raised {error!r} on {text[:80]!r}.") from error
-        if found is not None and not isinstance(found, str):
-            raise RewardError(f"The `extract` of task {self.name!r} must return a text or None, got {found!r}.")
-        return found
+        if answer is not None and not isinstance(answer, str):
+            raise RewardError(f"The `extract` of task {self.name!r} must return a text or None, got {answer!r}.")
+        return answer
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Call the reward function once on the batch. Raises RewardError where it raises or does not return numbers."""
+        """Call the reward function once on the batch. Raises RewardError if it raises or does not return numbers."""
         values = self._call(problems, texts) if problems else []
         return [Reward(value, "correct" if value >= 1 else "wrong", value >= 1) for value in values]
 
@@ -98,7 +98,7 @@ class Task:
             returned = self.reward(prompts=prompts, completions=texts, **columns)
             values = list(returned) if _is_list_like(returned) else None
         except (Exception, SystemExit) as error:  # whatever the user's function raises is reported with the row
-            if len(problems) > 1:  # alone, the one that failed is found
+            if len(problems) > 1:  # call one by one, to find the failing row
                 for problem, text in zip(problems, texts, strict=True):
                     self._call([problem], [text])
             raise RewardError(
@@ -113,7 +113,7 @@ class Task:
         return [self._number(value, problem) for value, problem in zip(values, problems, strict=True)]
 
     def _number(self, value: object, problem: Problem) -> float:
-        """One reward as a float. Raises RewardError for anything but a number that can be trained on."""
+        """Convert one reward to a float. Raises RewardError unless it is a finite number in the allowed range."""
         try:
             number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
@@ -126,14 +126,14 @@ class Task:
         return number
 
     def _rows_of(self, problems: list[Problem]) -> str:
-        """The places of the first problems' rows, for messages: files and row numbers, and ids where rows have them."""
+        """Name the first problems' rows for error messages: file, row number, and id if any."""
         return ", ".join(self._places.get(problem.id, problem.id) for problem in problems[:3])
 
     def _read(self, data: Data) -> list[Problem]:
         rows = self._checked_rows(data)
         columns = list(
             dict.fromkeys(name for row in rows for name in row if name != "prompt")
-        )  # of any row, not of the first
+        )  # columns of all rows, not only of the first
         problems: dict[str, Problem] = {}
         for number, row in enumerate(rows):
             *history, question = conversation_of(row["prompt"])
@@ -147,7 +147,7 @@ class Task:
         return list(problems.values())
 
     def _checked_rows(self, data: Data) -> list[Mapping[str, Any]]:
-        """All rows of a split. Raises DataError for the first that cannot be a problem."""
+        """Return all rows of a split. Raises DataError for the first invalid row."""
         rows = list(read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data)
         for number, row in enumerate(rows):
             place = _place(number, row, data)
@@ -164,7 +164,7 @@ class Task:
             for column, value in row.items():
                 if wrong := broken_value(value):
                     raise DataError(
-                        f"The rows of task {self.name!r} must be data that can be written down, but the column {column!r} of "
+                        f"The rows of task {self.name!r} must be finite numbers and valid text, but the column {column!r} of "
                         f"{place} holds {wrong}. Correct the row, or leave the value out (null)."
                     )
             check_columns(f"Task {self.name!r}: {place}", row)
@@ -189,20 +189,20 @@ def _prompt_of(problem: Problem) -> str | list[Message]:
 
 
 def _place(number: int, row: Mapping[str, Any], data: Data) -> str:
-    """Where a row is: its number from 0, its id if it has one, and its file."""
+    """Describe a row: its number from 0, its id if any, and its file."""
     name = f" (id {row['id']!r})" if isinstance(row.get("id"), (str, int)) else ""
     return f"row {number}{name} of {_source(data)}"
 
 
 def _is_list_like(returned: object) -> bool:
-    """Whether what a reward function returned has an order and values: a list, an array, a generator."""
+    """Return whether a reward function returned an ordered collection: a list, an array, a generator."""
     return isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping, AbstractSet))
 
 
 def _short(value: object) -> str:
-    """A value for a message, with its type where its text does not show it."""
+    """Format a value for an error message, with its type."""
     if inspect.iscoroutine(value):
-        value.close()  # else Python warns that nobody awaited it
+        value.close()  # otherwise Python warns that it was never awaited
         return "a coroutine (a task's reward is a plain function, not `async def`)"
     text = repr(value)
     text = text if len(text) <= 80 else f"{text[:77]}..."
