@@ -86,7 +86,7 @@ class Cell(Settings):
     data: str | None = option("a local file of rows, in place of the download", None)
     n_train: int | None = option("the first so many training problems", None, tiny=4096, smollm2=1024, ge=1, le=10**7)
     n_validation: int | None = option(
-        "the first so many validation problems", None, tiny=256, smollm2=64, ge=1, le=10**7
+        "the first so many validation problems", 256, tiny=256, smollm2=64, ge=1, le=10**7
     )
     max_prompt_tokens: int = option(
         "cap of one turn's prompt",
@@ -208,7 +208,7 @@ class Cell(Settings):
         given = {name: value for name, value in settings.items() if value is not None}
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
-            **preset_values(workflow, task, scale, preset) | given,
+            **preset_values(workflow, task, scale, preset, given.get("data")) | given,
         )  # fmt: skip
         self._workflow, self._task, self._gym = own.get("workflow"), own.get("task"), gym
         self._digests = {f"{name}_sha256": one[1] for name, one in found.items() if one is not None}
@@ -314,7 +314,7 @@ class Cell(Settings):
 
     def changed(self) -> dict[str, object]:
         """What distinguishes this cell from others of its coordinates: settings that are not the preset's, own code, a map."""
-        held, usual = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset)
+        held, usual = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset, self.data)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
         options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}
         changed = {name: held[name] for name, value in self if value != usual.get(name, value)}
@@ -380,8 +380,8 @@ def cell_parameters() -> list[Parameter]:
     return parameters(Cell, Launch)
 
 
-def preset_values(workflow: object, task: Any, scale: object, preset: object) -> dict[str, Any]:
-    """The value of every setting that is not given."""
+def preset_values(workflow: object, task: Any, scale: object, preset: object, data: object = None) -> dict[str, Any]:
+    """The value of every setting that is not given; `data` is the setting of that name."""
     values: dict[str, Any] = {}
     for name, field in Cell.model_fields.items():
         if name not in COORDINATES:
@@ -394,7 +394,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
     values["rounds"] = ROUNDS[kind]
     values["max_prompt_tokens"], values["max_response_tokens"] = scale_lengths(scale, like, kind)
-    if is_own or (scale, task) == (SMOLLM2, "code"):
+    if is_own or data is not None or (scale, task) == (SMOLLM2, "code"):
         values |= {"n_train": None, "n_validation": None}  # all rows
     elif is_gym(task) and values["n_train"] is None:  # they have no end
         values |= {"n_train": GYM_TRAIN, "n_validation": GYM_VALIDATION}
