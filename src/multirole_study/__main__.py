@@ -79,9 +79,10 @@ def evaluate(argv: list[str]) -> int:
 
 
 def plan(argv: list[str]) -> int:
-    """Say whether a cell fits the memory and the disk; the exit code is 1 if it does not."""
+    """Say whether a cell fits the memory and the disk, and estimate its time; the exit code is 1 if it does not fit."""
     from multirole_study import plan as planner
     from multirole_study.experiment.cell import Cell
+    from multirole_study.paper.grid import Grid
 
     parser = _parser(plan)
     parser.add_argument("--devices", type=int, help="processes of the cell, each with its GPU")
@@ -90,9 +91,14 @@ def plan(argv: list[str]) -> int:
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
     with refusing():
         cell, launch = Cell.from_parameters(parameters)
-        launch = planner.settled(cell, launch.replace(n_processes=options.devices or launch.n_processes), size)
+        planner.check_device(cell, size)
+        planned = launch.replace(n_processes=options.devices or launch.n_processes)
+        launch = planner.settled(cell, planned, size)
         memory_plan = planner.plan(cell, launch, size)
-    sys.stdout.write(f"{planner.report(memory_plan, launch)}\n")
+        lines = [planner.report(memory_plan, launch)]
+        if memory_plan.kind == "GPU" and planner.has_estimate(cell):
+            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0 if memory_plan.fits else 1
 
 
