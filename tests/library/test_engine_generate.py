@@ -217,3 +217,8 @@ def test_the_protocol_is_kept(make_model):
     engine.sleep()
     engine.close()
     engine.close()
+
+
+def test_an_engine_that_is_none_is_refused_before_anything_is_loaded(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"`engine` must be 'auto', one of \['generate', .*got 'sglang'"):
+        train("no/such/model", tokenizer, tmp_path, {}, engine="sglang")

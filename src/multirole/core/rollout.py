@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import logging
 import math
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +22,9 @@ from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
 from multirole.core.engine import Completion, Engine, Request, Sampling
-from multirole.core.event_loop import EngineSelector, in_thread, position
+from multirole.core.event_loop import EngineSelector, in_thread, position, user_lines
 from multirole.core.replies import opens_thought, text_outside_thoughts
-from multirole.core.types import OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
+from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class PromptOverflow(Exception):
 
 
 class WorkflowError(RuntimeError):
-    """A workflow's own code failed; the message names it and the problem, the cause is its traceback."""
+    """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
 
 
 def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str) -> None:
@@ -117,6 +118,21 @@ def transcript(episode: Episode) -> str:
     return "\n".join(f"[{turn.role} {turn.slot}.{turn.round}] {turn.text}" for turn in episode.turns)
 
 
+def check_failures(episodes: Sequence[Episode], most: int) -> None:
+    """Raise WorkflowError where more than `most` of all processes' episodes failed; each process refuses its own before."""
+    failures = [episode.failure for episode in episodes if episode.failure is not None]
+    if len(failures) > most:
+        raise WorkflowError(
+            f"{len(failures)} episodes of one rollout failed, and `max_failed_episodes` is {most}. The last: {failures[-1]}"
+        )
+
+
+async def _all_done(asked: list[asyncio.Future[Completion]]) -> None:
+    """Wait for all calls of an episode, those included that are made meanwhile."""
+    while not all(future.done() for future in asked):
+        await asyncio.gather(*asked)
+
+
 @dataclass
 class Rollout:
     """Plays a workflow over an engine."""
@@ -131,18 +147,24 @@ class Rollout:
     render: Renderer = chat_template  # how messages become a prompt
     max_turns: int = 256  # more calls in one episode raise `WorkflowError`
     turn_seeds: str = "position"  # of a turn: (role, slot, round), or (role, "prompt", occurrence)
+    max_failed_episodes: int = 0  # more failing episodes of one `run` raise `WorkflowError`
 
     def __post_init__(self) -> None:
         self.patience = PATIENCE
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._lasting: tuple[EngineSelector, asyncio.Runner] | None = None
+        self._n_failed = 0
         self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
 
     def run(self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling) -> list[Episode]:
-        """One episode per (problem, episode index), all started together, in the order given."""
+        """One episode per (problem, episode index), all started together, in the order given.
+
+        Raises WorkflowError where more than `max_failed_episodes` of them fail.
+        """
         episodes = [Episode(problem, index) for problem, index in attempts]
         self._encoded.clear()
+        self._n_failed = 0
         self._progress = self._clock
         in_thread(lambda: self._play(episodes, iteration, sampling), self._check_progress)
         self._playing.clear()
@@ -201,7 +223,7 @@ class Rollout:
             self.engine.add(key, Request(prompt_ids, self.policy[role], seed, most, sampling.temperature))
             return waiting[key]
 
-        self._playing = [(episode, self._episode(episode, ask)) for episode in episodes]
+        self._playing = [(episode, self._attempt(episode, ask)) for episode in episodes]
 
         async def all_episodes() -> None:
             await asyncio.gather(*(coroutine for _, coroutine in self._playing))
@@ -223,11 +245,36 @@ class Rollout:
         self._lasting[0].advance = advance
         yield self._lasting[1]
 
-    async def _episode(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
+    async def _attempt(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
+        """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
+        asked: list[asyncio.Future[Completion]] = []
+        try:
+            await self._episode(episode, ask, asked)
+        except WorkflowError as error:
+            self._n_failed += 1
+            if self._n_failed > self.max_failed_episodes:
+                raise self._last_failure(error) from error.__cause__
+            episode.failure, episode.answer = str(error), Answer("", reason=FAILED)
+            logger.warning("Left out episode %d of problem %r. %s", episode.index, episode.problem.id, error)
+            await _all_done(asked)  # the engine must have no request left when the rollout ends
+            episode.turns.clear()
+        self._progress = self._clock
+
+    def _last_failure(self, error: WorkflowError) -> WorkflowError:
+        """The error that ends the run, with what `max_failed_episodes` says of it."""
+        if not self.max_failed_episodes:
+            return WorkflowError(
+                f"{error}\nTo leave such episodes out instead, set `max_failed_episodes` to the number that a rollout may have."
+            )
+        return WorkflowError(f"{self._n_failed} episodes of one rollout failed, and `max_failed_episodes` is {self.max_failed_episodes}. "
+                             f"The last: {error}")  # fmt: skip
+
+    async def _episode(
+        self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]], asked: list[asyncio.Future[Completion]]
+    ) -> None:
         called: list[tuple[str, int | None, int]] = []
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
         unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
-        asked: list[asyncio.Future[Completion]] = []
         made: list[str] = []  # the roles of all calls, awaited or not
 
         def call(
@@ -241,6 +288,8 @@ class Rollout:
             role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
             tools: list[dict] | None,
         ) -> Turn:  # fmt: skip
+            if episode.failure is not None:  # a sibling call of the one that failed
+                raise asyncio.CancelledError
             self._progress = self._clock
             self._check_call(role, messages, slot, round, called)
             called.append((role, slot, round))
@@ -264,8 +313,10 @@ class Rollout:
         except PromptOverflow:
             answer = Answer("", reason=OVERFLOW)
         except (Exception, SystemExit) as error:  # the user's own code: say whose it is, and where
+            where = user_lines(traceback.walk_tb(error.__traceback__))
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
+                + f"\n{where}" * bool(where)
             ) from error
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
             what, given = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
@@ -279,9 +330,7 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "
                 "await. Write `await call(...)`, or gather the calls."
             )
-        while not all(future.done() for future in asked):  # what nobody waits for is recorded and trained all the same
-            await asyncio.gather(*asked)
-        self._progress = self._clock
+        await _all_done(asked)  # what nobody waits for is recorded and trained all the same
         episode.answer = answer
         for role, turns in unplaced.items():
             place_turns(turns, self.workflow.roles[role])

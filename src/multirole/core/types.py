@@ -16,12 +16,16 @@ Message = dict[str, str]
 
 OVERFLOW = "prompt_overflow"
 """`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
+FAILED = "workflow_failed"
+"""`Answer.reason` of an episode whose workflow raised, where `max_failed_episodes` allows it."""
 
 
 LARGEST_REWARD = 1e6
 """In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
-REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "episodes", "trainer_state", "log_extra", "log_metric")
-"""What a trainer passes to every reward function by keyword, beside the columns of its rows."""
+TRL_REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""Keywords that TRL passes to every reward function, besides the columns of its rows."""
+REWARD_ARGUMENTS = (*TRL_REWARD_ARGUMENTS, "episodes")
+"""Keywords that are passed to every reward function that takes `episodes`, or any keyword."""
 RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 """Names that no column may have; TRL passes `environments` to functions of environments."""
 
@@ -82,7 +86,10 @@ class Answer:
 
 @dataclass(repr=False)
 class Episode:
-    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out."""
+    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out.
+
+    `failure` is the error of an episode whose workflow raised. It has no turns and no reward, so its group is compared without it.
+    """
 
     problem: Problem
     index: int
@@ -90,6 +97,7 @@ class Episode:
     answer: Answer | None = None
     reward: Reward | None = None
     advantage: float = 0.0
+    failure: str | None = None
 
     def __repr__(self) -> str:
         """One line: TRL prints every argument of a reward function, episodes among them, where all rewards are None."""

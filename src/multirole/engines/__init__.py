@@ -43,9 +43,13 @@ def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]
         has_vllm = torch.cuda.is_available() and has_cuda_vllm()
         name = auto_engine(has_vllm, is_float32, is_served=next(unsupported(model), None) is None)
     module, _, attribute = ENGINES.get(name, name).partition(":")
-    if not attribute:
-        raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
     return getattr(import_module(module), attribute)
+
+
+def check_engine(name: str) -> None:
+    """Refuse what names no engine (ValueError)."""
+    if name != "auto" and name not in ENGINES and not name.partition(":")[2]:
+        raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
 
 
 def has_cuda_vllm() -> bool:

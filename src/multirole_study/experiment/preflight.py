@@ -1,7 +1,6 @@
 """What is checked before anything is trained: the model's folder, the rows, and, tried without a model, workflow and reward."""
 
 import asyncio
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import multirole_sandbox as sandbox
 from multirole.core.engine import Completion, Sampling
-from multirole.core.event_loop import in_thread, user_lines
+from multirole.core.event_loop import in_thread
 from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
 from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user
 from multirole.core.validation import check_reward
@@ -147,9 +146,7 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
         try:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
         except RuntimeError as error:
-            where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
-            tried = f"Tried without a model, where every reply was {reply!r}: {error}\n{where}"
-            raise ValueError(tried.rstrip()) from error
+            raise ValueError(f"Tried without a model, where every reply was {reply!r}: {error}") from error
         called |= {turn.role for turn in episode.turns}
     if not called:
         raise ValueError(

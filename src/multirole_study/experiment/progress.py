@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from transformers import TrainerState
 
 from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate
@@ -33,13 +34,15 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
     """Say what is about to be trained, and where it goes."""
     slots = cell.make_workflow().roles
     roles = ", ".join(f"{role}{f' x{slots[role]}' * (slots[role] > 1)} -> {cell.policy[role]}" for role in slots)
+    n_threads = torch.get_num_threads()
+    threads = "" if torch.cuda.is_available() else f", {n_threads} torch thread{'s' * (n_threads > 1)}"
     overlong = f" ({counts['train_overlong']} over the prompt cap left out)" * (counts["train_overlong"] > 0)
     say(
         f"{cell.id}\n"
         f"  workflow    {cell.workflow_name}, {roles}\n"
         f"  task        {cell.task_label}, {counts['train']} training{overlong} and {counts['validation']} validation problems\n"
         f"  model       {Path(cell.model).name if cell.model else cell.scale}, {shape_of(cell).parameters / 1e6:.2f}M parameters, "
-        f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}\n"
+        f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
         f"  training    {cell.iterations} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, "
         f"validation every {cell.eval_every}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
         f"  folder      {folder}"
