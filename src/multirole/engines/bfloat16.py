@@ -4,6 +4,9 @@ oneDNN rearranges a plain weight at every product, which takes as long as the pr
 products of 16 to 128 rows take half the time. `torch.compile` packs with the same two operators when it freezes a model.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -27,10 +30,15 @@ def product(x: Tensor, packed: Tensor, addend: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(x, addend, packed, None, "add")
 
 
-def split_product(x: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Two bfloat16 tensors (N, out) whose difference in float32 is x (N, in) times the weight, to 16 bits.
+@contextmanager
+def rounded_factors() -> Iterator[None]:
+    """Within it, products of float32 matrices are of factors rounded to bfloat16, with sums in float32.
 
-    oneDNN rounds its sums to bfloat16, by up to 0.06 at a logit of 20. A second product gives what the first has rounded away.
+    For logits: oneDNN rounds the sums of products of bfloat16 to bfloat16, which is up to 0.06 at a logit of 20.
     """
-    rounded = product(x, packed)
-    return rounded, product(-x, packed, rounded)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before

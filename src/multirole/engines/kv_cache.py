@@ -77,14 +77,18 @@ class Pool:
         return mask.repeat_interleave(self.n_kv, 0)[:, None]
 
     def _place(self) -> None:
-        """Give each row a lane `home * width + rank` among the rows of its prompt; width is the largest group's size."""
+        """Give each row a lane `rank` of its prompt and kv head; there are as many lanes as the largest group has rows."""
         home = self.home[: self.n]
         sizes = home.bincount(minlength=self.n_prompts)
         self.width = int(sizes.max())
         order = home.argsort(stable=True)
         rank = torch.empty_like(home)
         rank[order] = torch.arange(self.n, device=home.device) - (sizes.cumsum(0) - sizes)[home[order]]
-        self.lane = home * self.width + rank  # (n,)
+        kv = torch.arange(self.n_kv, device=home.device)
+        lanes = (home * self.n_kv + kv[:, None]) * self.width + rank  # (n_kv, n)
+        self.lanes = lanes.t().flatten()  # (n * n_kv,): the lane of each row and kv head
+        self.rows = torch.zeros(self.n_prompts * self.n_kv * self.width, dtype=torch.int64, device=home.device)
+        self.rows[self.lanes] = torch.arange(len(self.lanes), device=home.device)
         lengths = self.prompt_length[: self.n_prompts]
         self.longest_prompt = int(lengths.max())
         self.prompt_mask = self._mask(lengths, self.longest_prompt)
@@ -136,16 +140,11 @@ class Pool:
 
     def _spread(self, x: Tensor) -> Tensor:
         """(n * n_kv, g, c) -> (prompts * n_kv, width * g, c): rows to the lanes of their prompt; empty lanes hold anything."""
-        x = x.unflatten(0, (self.n, self.n_kv))  # (n, n_kv, g, c)
-        lanes = x.new_empty(self.n_prompts * self.width, *x.shape[1:])  # (prompts * width, n_kv, g, c)
-        lanes[self.lane] = x
-        lanes = lanes.unflatten(0, (self.n_prompts, self.width)).transpose(1, 2)  # (prompts, n_kv, width, g, c)
-        return lanes.reshape(self.n_prompts * self.n_kv, -1, x.shape[-1])
+        return x.index_select(0, self.rows).view(self.n_prompts * self.n_kv, -1, x.shape[-1])
 
     def _unspread(self, x: Tensor) -> Tensor:
         """The inverse of `_spread`."""
-        lanes = x.reshape(self.n_prompts, self.n_kv, self.width, -1, x.shape[-1]).transpose(1, 2)
-        return lanes.flatten(0, 1)[self.lane].flatten(0, 1)  # (n * n_kv, g, c)
+        return x.reshape(len(self.rows), -1, x.shape[-1]).index_select(0, self.lanes)  # (n * n_kv, g, c)
 
     def kv_of_row(self, slot: int, start: int, stop: int) -> Tensor:
         """Keys and values (layers, 2, n_kv, stop - start, d) of a row's cached tokens, those of its prompt first."""

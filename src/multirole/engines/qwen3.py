@@ -11,6 +11,7 @@ Llama is Qwen3 without q and k norms, whose weights (and the 1 / sqrt(d) of atte
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -28,8 +29,6 @@ from multirole.engines import bfloat16
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SERVED = (Qwen3ForCausalLM, LlamaForCausalLM)
 Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
-LOGIT_BYTES = 1 << 24
-"""Size of the logits that are computed at once."""
 ROPES = ("default", "linear", "llama3")
 """Kinds of RoPE whose tables do not depend on the length of the sequence."""
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
@@ -49,7 +48,7 @@ class Weights:
     """One adapter's model, in the dtype of `embed`. Per layer: qkv, o, gate_up and down.
 
     The matrices of `layers` are (in, out) in float32, which multiplies few rows faster than (out, in), and packed for oneDNN in
-    bfloat16, as is `head`. `norms` are those before qkv and gate_up, and `norm` the last; None are folded.
+    bfloat16; `head` is in float32. `norms` are those before qkv and gate_up, and `norm` the last; None are folded.
     """
 
     embed: Tensor  # (V, H)
@@ -59,15 +58,10 @@ class Weights:
     norm: Tensor | None = None
     adapter: list[tuple[LowRank | None, ...]] | None = None
 
-    def logits(self, hidden: Tensor, n_rows: int) -> Iterator[Tensor]:
-        """Float32 logits (n, V) of `n_rows` rows after the other, the last may be fewer, from `forward`'s (N, H)."""
-        at_once = max(n_rows, LOGIT_BYTES // (len(self.embed) * hidden.itemsize))
-        for part in hidden.split(at_once):
-            if part.dtype == torch.bfloat16:
-                rounded, rest = (x.split(n_rows) for x in bfloat16.split_product(part, self.head))
-                yield from (a.float().sub_(b) for a, b in zip(rounded, rest, strict=True))
-            else:
-                yield from F.linear(part, self.head).split(n_rows)
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Float32 logits (N, V), written to `out`, of `forward`'s (N, H)."""
+        with bfloat16.rounded_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
+            return torch.mm(hidden.float(), self.head.t(), out=out)
 
 
 @dataclass(frozen=True)
@@ -109,13 +103,15 @@ def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, ep
     cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]  # (N, 1, d) each
     n_layers, n_qk, head_dim = rope.weights.shape
     for layer in range(n_layers):
+        if rope.is_normed or layer == 0:  # else the factors of all layers are equal
+            cos_factor, sin_factor = cos * rope.weights[layer], sin * rope.rolled[layer]  # (N, heads + n_kv, d) each
         before_attention, before_mlp = weights.norms[layer]
         qkv = _project(normed(x, before_attention), spans, layer, 0).unflatten(1, (-1, head_dim))
         n_kv = qkv.shape[1] - n_qk
         qk = qkv[:, :n_qk].float()  # (N, heads + n_kv, d)
         if rope.is_normed:
             qk = F.rms_norm(qk, (head_dim,), eps=eps)
-        qk = torch.addcmul(qk * (cos * rope.weights[layer]), qk.roll(head_dim // 2, -1), sin * rope.rolled[layer])
+        qk = torch.addcmul(qk * cos_factor, qk.roll(head_dim // 2, -1), sin_factor)
         attended = attend(layer, qk[:, : n_qk - n_kv], qk[:, n_qk - n_kv :], qkv[:, n_qk:])
         if attended is None:
             break
@@ -217,7 +213,7 @@ def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
     embed = full(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
     base = Weights(
         embed,
-        bfloat16.pack(full(inner.lm_head.weight.detach())),
+        full(inner.lm_head.weight.detach()).float().clone(),
         [tuple(bfloat16.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
         [
             (_copied(layer.input_layernorm.weight), _copied(layer.post_attention_layernorm.weight))

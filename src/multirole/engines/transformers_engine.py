@@ -9,6 +9,7 @@ bit (1e-7), which changes a token only when its uniform falls that close to a bo
 are bit-identical. Not covered: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
 """
 
+import math
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,8 @@ PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
 SHORTEST_POOL = 64
 """Prompts of up to 64 tokens share a pool, then up to 128, 256 and so on."""
-LOGITS = 1 << 19
-"""Logits that are sampled from at once: 2 MiB, which a core's cache holds."""
+LOGITS, CACHED_LOGITS = 1 << 23, 1 << 19
+"""Logits that are computed at once (32 MiB), and sampled from at once (2 MiB, which a core's cache holds)."""
 ADMIT_EVERY = 4
 """Steps between admissions while rows run: prompts prefilled together cost little more than one."""
 SHARED_ROWS, SHARED_TOKENS = 4, 16
@@ -78,6 +79,7 @@ class TransformersEngine:
         self.eos_ids, self.max_rows, self.max_length = torch.tensor(eos_ids), max_rows, max_length
         self.prefix_bytes = prefix_bytes
         self.prefixes: PrefixCache | None = None
+        self.logits = torch.empty(0, 0)
         self.running: dict[int, Request] = {}
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
@@ -104,6 +106,7 @@ class TransformersEngine:
         self.eps = c.rms_norm_eps
         self.rope = rope_table(model, self.max_length)
         self.pools.clear()
+        self.logits = embed.new_empty(0, 0, dtype=torch.float32)
         n_bytes = self.prefix_bytes
         if n_bytes is None:
             n_bytes = PREFIX_BYTES if model.num_parameters() >= PREFIX_PARAMETERS else 0
@@ -165,12 +168,19 @@ class TransformersEngine:
         batches: dict[tuple[PoolKind, int], list[Item]] = defaultdict(list)
         for item in items:
             _, group, request = item
-            kind = home.get(group) or _pool_kind(len(request.prompt_ids), sizes[group])
+            kind = home.get(group) or self._pool_kind(len(request.prompt_ids), sizes[group])
             batches[kind, self.names.index(request.adapter)].append(item)
         for (kind, adapter), batch in batches.items():
             if kind not in self.pools:
                 self.pools[kind] = Pool(self.empty_kv, is_shared=kind[1] > 0)
             self._admit_batch(self.pools[kind], adapter, batch)
+
+    def _pool_kind(self, prompt_length: int, n_rows: int) -> PoolKind:
+        """The pool for `n_rows` rows of one prompt; classes are powers of two."""
+        is_shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
+        # a row of a shared pool waits for longer prompts only where these are read, once for the group
+        shortest = SHORTEST_POOL * (4 if is_shared and self.empty_kv.dtype == torch.bfloat16 else 1)
+        return ((prompt_length - 1) // shortest).bit_length(), n_rows.bit_length() if is_shared else 0
 
     def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
         """Place `items` in the pool's next slots; prompts that no running row holds are computed, once each.
@@ -341,11 +351,21 @@ class TransformersEngine:
             pool.count[:n] += 1
 
     def _sample(self, hidden: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (N,) and their log-probs (N,) from hidden states (N, H), in chunks of rows whose logits fit a cache."""
+        """Tokens (N,) and their log-probs (N,) from hidden states (N, H).
+
+        Logits are computed in equal chunks of rows, always in the same memory, and sampled from in smaller ones.
+        """
         weights = self.weights[None]
-        n_rows = max(1, LOGITS // len(weights.embed))
-        chunks = zip(weights.logits(hidden, n_rows), temperature.split(n_rows), u.split(n_rows), strict=True)
-        tokens, logprobs = zip(*(sample(*chunk) for chunk in chunks), strict=True)
+        n_tokens = len(weights.embed)
+        at_once, cached = max(1, LOGITS // n_tokens), max(1, CACHED_LOGITS // n_tokens)
+        n_rows = math.ceil(len(hidden) / math.ceil(len(hidden) / at_once))
+        if len(self.logits) < n_rows:
+            self.logits = hidden.new_empty(n_rows, n_tokens, dtype=torch.float32)
+        sampled = []
+        for part, *of_rows in zip(*(x.split(n_rows) for x in (hidden, temperature, u)), strict=True):
+            logits = weights.logits(part, self.logits[: len(part)])
+            sampled += [sample(*chunk) for chunk in zip(*(x.split(cached) for x in (logits, *of_rows)), strict=True)]
+        tokens, logprobs = zip(*sampled, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)
 
     def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
@@ -365,12 +385,6 @@ class TransformersEngine:
         if finished:
             pool.drop(finished)
         return done
-
-
-def _pool_kind(prompt_length: int, n_rows: int) -> PoolKind:
-    """The pool for `n_rows` rows of one prompt; classes are powers of two."""
-    shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
-    return ((prompt_length - 1) // SHORTEST_POOL).bit_length(), n_rows.bit_length() if shared else 0
 
 
 def _signed(seed: int) -> int:
