@@ -123,7 +123,8 @@ def doctor(argv: list[str]) -> int:
                 f"`n_processes` is {launch.n_processes}, but the doctor checks the processes that a launcher started, here {n}. "
                 f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole_study doctor ..."
             )
-        return smoke_run.run(cell, planner.settled(cell, launch.replace(n_processes=n)))
+        settled = planner.settled(cell, launch.replace(n_processes=n))
+        return smoke_run.run(cell, settled, planner.plan(cell, settled).per_process)
 
 
 def serve(argv: list[str]) -> int:

@@ -82,9 +82,14 @@ class Plan:
     cache: float | None
 
     @property
+    def per_process(self) -> dict[str, int]:
+        """Bytes of one process in each phase, at most."""
+        return {phase: sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
+
+    @property
     def peaks(self) -> dict[str, int]:
         """Bytes of one device in each phase, at most."""
-        return {phase: self.n_sharing * sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
+        return {phase: self.n_sharing * n_bytes for phase, n_bytes in self.per_process.items()}
 
     @property
     def certain(self) -> list[Part]:

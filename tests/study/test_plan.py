@@ -39,7 +39,7 @@ FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed
 def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes():
     """Of a micro-batch on a GPU: the base, the adapters, the gradients and the activations, and these alone."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("memory_on_fake_cuda.py")), json.dumps(FAKE)],
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "memory_on_fake_cuda.py"), json.dumps(FAKE)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
