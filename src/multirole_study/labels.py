@@ -9,7 +9,8 @@ WORKFLOW_NAMES = {
     "single": "Single agent",
 }
 POLICY_NAMES = {"ip": "IP", "sp": "SP"}
-TASK_NAMES = {"math": "Math", "code": "Code"}
+TASK_NAMES = {"math": "math", "code": "code"}
+"""At tiny-r, math is arithmetic from left to right and code is list programs."""
 
 ROLES = tuple(dict.fromkeys(role for workflow in WORKFLOWS.values() for role in workflow().roles))
 """The roles of the built-in workflows, in their order."""
@@ -35,7 +36,7 @@ def colours_of(roles: list[str]) -> dict[str, str]:
 
 
 def cell_name(workflow: str, policy: str, task: str | None = None) -> str:
-    """Name a cell as the paper does: "Voting-IP, Math", "Single agent, Code"; a policy map is written out."""
+    """Name a cell as the paper does: "Voting-IP, math", "Single agent, code"; a policy map is written out."""
     name = WORKFLOW_NAMES.get(workflow, workflow)
     if workflow != "single":
         name += f"-{POLICY_NAMES[policy]}" if policy in POLICY_NAMES else f" ({policy})"

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from trl import GRPOConfig, TrlParser
@@ -47,6 +48,13 @@ def test_each_refused_option_says_why(name):
     with pytest.raises(ValueError, match=re.escape(f"`{name}={OTHER[name]!r}`")) as error:
         config(**{name: OTHER[name]})
     assert why in str(error.value) and repr(accepted(name)[0]) in str(error.value)
+
+
+def test_the_docs_list_every_refused_option_and_no_other():
+    text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    table = text.partition("## Options that are refused")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == REFUSED.keys()
 
 
 @pytest.mark.parametrize(

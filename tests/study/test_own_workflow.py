@@ -98,3 +98,9 @@ def test_hurried_mistakes_are_found_before_training(run, message):
 
     with pytest.raises(ValueError, match=message):
         dry_run(Hasty(), Problem("p7", "sums", "1+1?", None))
+
+
+BESIDE = "from helpers import ask\nfrom multirole import Answer\nclass Own:\n    name, roles = 'own', {'a': 1}\n    async def run(self, problem, call):\n"
+BESIDE += (
+    "        import later\n        return Answer((await call('a', [ask(later.PREFIX + problem.question)])).text)\n"
+)

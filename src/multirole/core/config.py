@@ -31,7 +31,7 @@ REFUSED = {
     "vllm_importance_sampling_clip_min": (None, RATIO),
     "vllm_importance_sampling_clip_max": (3.0, RATIO),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
-    "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
+    "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
     "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
     "remove_unused_columns": (False, "rewards are given every column"),
@@ -56,7 +56,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
       down. What is left over starts the next pass. A strategy `"epoch"` acts once per that many iterations.
     - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
     - `max_completion_length` and `temperature` hold for every turn.
-    - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
+    - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
+      `PeftModel` that was trained before, as they were given. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` is passed on.
     - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
       schedule, `max_steps` and the logs still count iterations.

@@ -21,6 +21,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
+from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector, in_thread, position, user_lines
 from multirole.core.replies import opens_thought, text_outside_thoughts
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
-Renderer = Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]
-"""Chat messages -> the ids of the prompt."""
 PATIENCE = 600.0
 """Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
 
@@ -79,19 +78,6 @@ def place_turns(turns: Sequence[tuple[Turn, int]], n_slots: int) -> None:
         turn.round, turn.slot = divmod(i, n_slots)
 
 
-def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
-    """The prompt's ids by the tokenizer's own template; Qwen3's thinking is off unless `enable_thinking` is among `options`."""
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become a prompt. Use the "
-            "tokenizer of an instruction-tuned model, or save a template as chat_template.jinja in its folder."
-        )
-    options = {"enable_thinking": False} | options
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-    )
-
-
 def reply_text(
     tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None
 ) -> str:
@@ -110,7 +96,7 @@ def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int
     """The tokens of an episode's answer: those of the last turn that says it, or else of its text."""
     text = episode.answer.text if episode.answer else ""
     said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
-    return tokenizer(text, add_special_tokens=False)["input_ids"] if said is None else said
+    return control_tokens(tokenizer).encode_text(text) if said is None else said
 
 
 def transcript(episode: Episode) -> str:

@@ -37,6 +37,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from multirole.core.advantages import set_advantages
 from multirole.core.arguments import check_arguments, named_adapters
+from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.checkpoints import PolicyMap, check_checkpoint
 from multirole.core.completions_table import evaluation_logs, kept_apart
 from multirole.core.config import MultiRoleGRPOConfig
@@ -70,11 +71,9 @@ from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import given_adapters, swapped
 from multirole.core.rollout import (
     Attempt,
-    Renderer,
     Rollout,
     WorkflowError,
     answer_ids,
-    chat_template,
     check_failures,
     transcript,
     turn_seed,
@@ -145,7 +144,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args ([`MultiRoleGRPOConfig`], *optional*):
             Configuration; by default that of TRL with shared policy.
         train_dataset, eval_dataset (`datasets.Dataset` or `datasets.IterableDataset`):
-            A "prompt" column (text, or a single user message) and any others. "id" names a problem; without it, its index does.
+            A "prompt" column (text, or messages that end with a user's) and any others. "id" names a problem; without it, its index does.
             "task" names the prompt templates of the built-in workflows. A stream is read as training goes on, which needs `max_steps`;
             an evaluation set that is one, or a dict of several, is read whole.
         processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
@@ -282,12 +281,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self.train_dataset, self.problems = rows, StreamedProblems(rows)
         else:
             self.problems = to_problems(train_dataset)
+        render_chat = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
+        if render is None:
+            tried = self.problems if isinstance(self.problems, list) else [self.problems[0]]  # a stream has no end
+            check_chats(render_chat, self._tokenizer, workflow, tried)
         load_engine = import_module(ENGINES).load_engine
         self.engine = engine or load_engine(args.engine, self.peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
-            args.turn_seeds, args.max_failed_episodes,
+            render or render_chat, args.max_turns, args.turn_seeds, args.max_failed_episodes,
         )  # fmt: skip
 
     def _take_over_options(self) -> None:

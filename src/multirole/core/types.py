@@ -14,6 +14,8 @@ Message = dict[str, str]
 """One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
 
 
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles that a message of a dataset's prompt may have; the chat template must know them."""
 OVERFLOW = "prompt_overflow"
 """`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
 FAILED = "workflow_failed"
@@ -34,14 +36,21 @@ RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 class Problem:
     """One row of a dataset.
 
-    `question` is the dataset's "prompt". `reference` is what the reward compares with (for a dataset, its other columns);
-    no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
+    `question` is the dataset's "prompt", or the text of the last user message where the prompt is a conversation; `history` then holds
+    the messages in front of it: system messages and earlier turns. `reference` is what the reward compares with (for a dataset, its
+    other columns); no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
     """
 
     id: str
     task: str
     question: str
     reference: Any
+    history: list[Message] = field(default_factory=list, hash=False)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole prompt as a conversation that ends with the question."""
+        return [*self.history, user(self.question)]
 
 
 @dataclass(frozen=True)
@@ -173,11 +182,14 @@ class Structure:
         duties: role -> what it does. A role without a duty has its format and length measured, and no skill.
         twins: name of a trivial workflow -> whether it is right, given whether each slot of the solver's first turn is.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
+        chats: the chat roles of the messages of its calls, behind the problem's own history. They are tried on the tokenizer's chat
+            template before anything is played.
     """
 
     duties: Mapping[str, Duty] = field(default_factory=dict)
     twins: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
+    chats: tuple[tuple[str, ...], ...] = ()
 
     @property
     def solver(self) -> str | None:
@@ -264,3 +276,34 @@ def user(text: str) -> Message:
 def assistant(text: str) -> Message:
     """An assistant message (another role's text quoted as conversation history)."""
     return {"role": "assistant", "content": text}
+
+
+def conversation_of(prompt: Any) -> list[Message]:
+    """A row's prompt as messages, of which the last is the question: a user message. ValueError where it is none."""
+    if isinstance(prompt, str):
+        return [user(prompt)]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f'a "prompt" must be text or a list of messages, got {prompt!r}.')
+    messages = [_message_of(message) for message in prompt]
+    if messages[-1]["role"] != "user":
+        raise ValueError(
+            f"a conversation must end with a user message, which the roles answer, and this one ends with {prompt[-1]!r}. Move a reply "
+            "that is to be learnt into another column."
+        )
+    return messages
+
+
+def _message_of(message: Any) -> Message:
+    """One message of a dataset with its text, and without the empty fields that Arrow adds."""
+    if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
+        raise ValueError(
+            f'a message must be a dictionary with "content" and a "role" among {", ".join(CHAT_ROLES)}, got {message!r}.'
+        )
+    present = {key: value for key, value in message.items() if value is not None}
+    content = present.get("content", "" if "tool_calls" in present else None)
+    parts: list[Any] = content if isinstance(content, list) and content else [{"type": "text", "text": content}]
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts) or not all(
+        isinstance(part.get("text"), str) for part in parts
+    ):
+        raise ValueError(f"the content of a message must be text, got {message!r}. Roles are sent no images or audio.")
+    return present | {"content": "".join(part["text"] for part in parts)}

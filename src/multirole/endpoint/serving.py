@@ -9,9 +9,10 @@ from typing import Any
 import uvicorn
 from transformers import PreTrainedTokenizerBase
 
+from multirole.core.chat import Renderer, chat_template
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector
-from multirole.core.rollout import PromptOverflow, Renderer, chat_template, reply_text, turn_seed
+from multirole.core.rollout import PromptOverflow, reply_text, turn_seed
 from multirole.core.types import Message, Turn
 from multirole.endpoint.app import Endpoint
 from multirole.endpoint.session import Session

@@ -19,7 +19,7 @@ import httpx
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
 
-from multirole.core.types import Answer, Call, Problem, Structure
+from multirole.core.types import Answer, Call, Message, Problem, Structure
 from multirole.endpoint.app import Endpoint
 from multirole.endpoint.session import Session
 
@@ -54,7 +54,9 @@ class OpenAIWorkflow:
         session = Session(call, list(self.roles))
         key = self.endpoint.open(session)
         try:
-            answer = await self._finish(session, self._start(problem.question, key))
+            answer = await self._finish(
+                session, self._start(problem.messages if problem.history else problem.question, key)
+            )
         except Exception as error:
             if session.overflow is not None:  # whatever the agent made of it
                 raise session.overflow from error
@@ -67,7 +69,7 @@ class OpenAIWorkflow:
             raise TypeError(f"the agent returned {type(answer).__name__}, and its answer must be a text (str)")
         return Answer(answer)
 
-    def _start(self, question: str, key: str) -> "asyncio.Future[Any]":
+    def _start(self, question: str | list[Message], key: str) -> "asyncio.Future[Any]":
         """The running agent; a synchronous one has a thread."""
         options: dict[str, Any] = {"api_key": key, "base_url": self.base_url, "max_retries": 0, "timeout": None}
         if inspect.iscoroutinefunction(self.agent):
@@ -78,7 +80,7 @@ class OpenAIWorkflow:
         sync_client = OpenAI(**options, http_client=httpx.Client(transport=bridge, timeout=None))
         return in_daemon_thread(lambda: self.agent(question, sync_client))
 
-    async def _run_async(self, question: str, client: AsyncOpenAI) -> Any:
+    async def _run_async(self, question: str | list[Message], client: AsyncOpenAI) -> Any:
         await (
             client.models.list()
         )  # its first request asks a thread about the platform, which would reorder calls that are gathered
@@ -103,7 +105,7 @@ def from_openai(
     Args:
         agent: `async def agent(question, client) -> str` with an `openai.AsyncOpenAI` client, or a synchronous function with an
             `openai.OpenAI` client, which runs in a thread. `client.base_url` and `client.api_key` make any other client: the key
-            names the episode.
+            names the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
         roles: role -> number of slots, or a list of roles of one slot each. A role may be called more often than it has slots.
         name: of the workflow; by default the function's.
         structure: what the roles do, for diagnostics and the diagram.
@@ -152,7 +154,10 @@ def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 
 def serve_on_loopback(app: Any) -> str:
     """Serve an ASGI application on a free port of 127.0.0.1 until the process ends; its base URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", backlog=4096)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", backlog=4096,
+        timeout_keep_alive=3600,  # a client that finds its idle connection closed fails its call
+    )  # fmt: skip
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:

@@ -44,6 +44,7 @@ class EvalOpt:
             Edge("generator", "answer", "the last draft"),
             Edge("evaluator", "generator", "critique, until correct", is_loop=True),
         ),
+        chats=(("user",), ("user", "assistant", "user"), ("user", "assistant", "assistant", "user")),
     )
 
     def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "last_box") -> None:
@@ -52,7 +53,7 @@ class EvalOpt:
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts = self.prompts or problem.task
-        history = [user(render(prompts, "generator", question=problem.question))]
+        history = [*problem.history, user(render(prompts, "generator", question=problem.question))]
         critique, refine = user(render(prompts, "evaluator")), user(render(prompts, "refine"))
         draft = await call("generator", history)
         for round in range(self.rounds):

@@ -56,6 +56,7 @@ class OrchWorkers:
             Edge("worker", "synthesizer", "all solutions"),
             Edge("synthesizer", "answer"),
         ),
+        chats=(("user",),),
     )
 
     def __init__(self, max_workers: int = 3, prompts: str | None = None) -> None:
@@ -64,15 +65,16 @@ class OrchWorkers:
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts, question = self.prompts or problem.task, problem.question
-        plan = await call("orchestrator", [user(render(prompts, "orchestrator", question=question))])
+        start = problem.history
+        plan = await call("orchestrator", [*start, user(render(prompts, "orchestrator", question=question))])
         strategies, plan.outcome = parse_strategies(plan.text, self.roles["worker"])
         asks = [user(render(prompts, "worker", question=question, strategy=strategy)) for strategy in strategies]
-        workers = await asyncio.gather(*(call("worker", [ask], slot=s) for s, ask in enumerate(asks)))
+        workers = await asyncio.gather(*(call("worker", [*start, ask], slot=s) for s, ask in enumerate(asks)))
         solutions = "\n".join(
             f"--- Solution {i} (Strategy: {strategy}) ---\n{turn.text}"
             for i, (strategy, turn) in enumerate(zip(strategies, workers, strict=True), start=1)
         )
         final = await call(
-            "synthesizer", [user(render(prompts, "synthesizer", question=question, candidates=solutions))]
+            "synthesizer", [*start, user(render(prompts, "synthesizer", question=question, candidates=solutions))]
         )
         return Answer(final.text)

@@ -76,6 +76,7 @@ class Voting:
             Edge("generator", "aggregator", "all candidates"),
             Edge("aggregator", "answer", "the candidate it picks"),
         ),
+        chats=(("user",),),
     )
 
     def __init__(
@@ -85,10 +86,11 @@ class Voting:
         self.fallback, self.prompts, self.box_rule = fallback, prompts, box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        prompt = [user(render(self.prompts or problem.task, "generator", question=problem.question))]
+        ask = render(self.prompts or problem.task, "generator", question=problem.question)
+        prompt = [*problem.history, user(ask)]
         voters = await asyncio.gather(*(call("generator", prompt, slot=s) for s in range(self.roles["generator"])))
         candidates = list_candidates([turn.text for turn in voters])
         question = render(self.prompts or problem.task, "aggregator", question=problem.question, candidates=candidates)
-        selection = await call("aggregator", [user(question)])
+        selection = await call("aggregator", [*problem.history, user(question)])
         chosen, selection.outcome = parse_selection(selection.text, len(voters), self.fallback, self.box_rule)
         return Answer(voters[chosen].text)

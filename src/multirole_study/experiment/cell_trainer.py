@@ -140,10 +140,10 @@ class TaskReward:
 
 
 def to_dataset(problems: list[Problem]) -> Dataset:
-    """Build the trainer's dataset of questions, without reference answers."""
-    return Dataset.from_dict(
-        {"prompt": [p.question for p in problems], "id": [p.id for p in problems], "task": [p.task for p in problems]}
-    )
+    """Build the trainer's dataset of prompts, without reference answers. Prompts are messages where any problem has a history."""
+    are_chats = any(p.history for p in problems)
+    prompts = [p.messages if are_chats else p.question for p in problems]
+    return Dataset.from_dict({"prompt": prompts, "id": [p.id for p in problems], "task": [p.task for p in problems]})
 
 
 class Divergence(MultiRoleCallback):

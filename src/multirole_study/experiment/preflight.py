@@ -13,6 +13,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 import multirole_sandbox as sandbox
+from multirole.core.chat import check_chats
 from multirole.core.engine import Completion, Sampling
 from multirole.core.event_loop import in_thread
 from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
@@ -206,6 +207,7 @@ def load_problems(
         for problems in (train, validation):
             try_reward(task, problems[: len(REPLIES)])
     render = RENDERERS[cell.renderer]
+    check_chats(render, tokenizer, workflow, [*train, *validation])
     lengths = first_prompts(workflow, [*train, *validation], lambda messages: len(render(tokenizer, messages)))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {

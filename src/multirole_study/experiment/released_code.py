@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rollout import Renderer, chat_template
 from multirole.core.rows import Row, Steps, optimizer_steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Message
@@ -22,12 +22,15 @@ def qwen_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> 
     """
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": SYSTEM}, *messages]
+    control = control_tokens(tokenizer)
+    masked = control.mask(messages)
     parts = []
-    for message in messages:
+    for message in messages if masked is None else masked:
         is_assistant = message["role"] == "assistant"
         head = ASSISTANT if is_assistant else f"<|im_start|>{message['role']}\n"
         parts.append(f"{head}{message['content'].strip() if is_assistant else message['content']}<|im_end|>\n")
-    return tokenizer.encode("".join(parts) + ASSISTANT, add_special_tokens=False)
+    text = "".join(parts) + ASSISTANT
+    return tokenizer.encode(text, add_special_tokens=False) if masked is None else control.encode(text)
 
 
 RENDERERS: dict[str, Renderer] = {"chat_template": chat_template, "released_code": qwen_prompt}

@@ -107,14 +107,14 @@ def state(folder: Path) -> str:
 
 
 def title(config: dict) -> str:
-    """A run's name for people, such as "Voting-IP, Code · seed 0"."""
+    """A run's name for people, such as "Voting-IP, code · seed 0"."""
     cell = cell_name(str(config.get("workflow")), policy_name(config["policy"]), config.get("task"))
     return f"{cell} · seed {config.get('seed', '?')}"
 
 
 def regime(config: dict) -> str:
     """The scale and the settings that differ from its preset's, such as "tiny-r, learning_rate 0.006, lr_schedule constant"."""
-    usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset")))
+    usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset", "data")))
     changed = [f"{name} {config[name]}" for name in usual if config.get(name, usual[name]) != usual[name]]
     return ", ".join([str(config.get("scale")), *(changed or ["the preset's settings"])])
 

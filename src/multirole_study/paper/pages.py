@@ -99,9 +99,13 @@ class Tables:
         return matches[0]
 
     def verdicts(self, claim: str, regime: str) -> str:
-        """A claim's verdicts in a regime, such as "IP holds, SP fails"."""
+        """A claim's verdicts in a regime, such as "IP holds, SP fails"; those that could not have been another are marked."""
         rows = self._read("claims").query("claim == @claim and regime == @regime").drop_duplicates("policy")
-        known = [f"{row.policy.upper()} {row.verdict}" for row in rows.itertuples() if row.verdict != "–"]
+        known = [
+            f"{row.policy.upper()} {row.verdict}{'' if pd.isna(row.vacuous) else ' (vacuous)'}"
+            for row in rows.itertuples()
+            if row.verdict != "–"
+        ]
         return ", ".join(known) or "–"
 
     def runs(self, claim: str, regime: str, policy: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from multirole.core.types import LARGEST_REWARD, Problem, Reward, check_columns
+from multirole.core.types import LARGEST_REWARD, Message, Problem, Reward, check_columns, conversation_of
 from multirole_study.tasks.sources import DataError, broken_value, file_of_rows, question_id, read_rows, take
 from multirole_study.tasks.splits import check_split
 
@@ -91,7 +91,7 @@ class Task:
         return [Reward(value, "correct" if value >= 1 else "wrong", value >= 1) for value in values]
 
     def _call(self, problems: list[Problem], texts: list[str]) -> list[float]:
-        prompts = [problem.question for problem in problems]
+        prompts = list(map(_prompt_of, problems))
         names = dict.fromkeys(name for problem in problems for name in problem.reference)
         columns = {name: [problem.reference.get(name) for problem in problems] for name in names}
         try:
@@ -136,10 +136,12 @@ class Task:
         )  # columns of all rows, not only of the first
         problems: dict[str, Problem] = {}
         for number, row in enumerate(rows):
-            question = row["prompt"]
-            name = question_id(self.name, question)
+            *history, question = conversation_of(row["prompt"])
+            text = json.dumps([*history, question], sort_keys=True) if history else question["content"]
+            name = question_id(self.name, text)
             name = f"{name}-{number}" if name in problems else name
-            problems[name] = Problem(name, self._prompts, question, {column: row.get(column) for column in columns})
+            reference = {column: row.get(column) for column in columns}
+            problems[name] = Problem(name, self._prompts, question["content"], reference, history)
             place = _place(number, row, data)
             self._places[name] = f"{self._places[name]} or {place}" if name in self._places else place
         return list(problems.values())
@@ -149,12 +151,16 @@ class Task:
         rows = list(read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data)
         for number, row in enumerate(rows):
             place = _place(number, row, data)
-            question = row.get("prompt")
-            if not isinstance(question, str) or not question.strip():
+            prompt = row.get("prompt")
+            if not isinstance(prompt, (str, list)) or not prompt or (isinstance(prompt, str) and not prompt.strip()):
                 raise DataError(
-                    f"Each row of task {self.name!r} needs a text in the column 'prompt', but {place} has {_short(question)}; "
+                    f"Each row of task {self.name!r} needs a text in the column 'prompt', or messages, but {place} has {_short(prompt)}; "
                     f"its columns are {sorted(row)}."
                 )
+            try:
+                conversation_of(prompt)
+            except ValueError as error:
+                raise DataError(f"Task {self.name!r}: {place} cannot be a prompt: {error}") from error
             for column, value in row.items():
                 if wrong := broken_value(value):
                     raise DataError(
@@ -167,7 +173,7 @@ class Task:
         return rows
 
     def _describe(self, split: str) -> dict[str, object]:
-        rows = [{"prompt": problem.question} | problem.reference for problem in self.problems(split)]
+        rows = [{"prompt": _prompt_of(problem)} | problem.reference for problem in self.problems(split)]
         text = json.dumps(rows, sort_keys=True, default=str)
         source = Path(_source(self._data[split])).name  # no home paths in a record
         return {"source": source, "rows": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -175,6 +181,11 @@ class Task:
 
 def _source(data: Data) -> str:
     return str(data) if isinstance(data, (str, Path)) else f"a {type(data).__name__} in memory"
+
+
+def _prompt_of(problem: Problem) -> str | list[Message]:
+    """What a reward function gets of a row's prompt: its text, or its messages where there are several."""
+    return problem.messages if problem.history else problem.question
 
 
 def _place(number: int, row: Mapping[str, Any], data: Data) -> str:
