@@ -18,7 +18,7 @@ from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study.__main__ import plan as command
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.settings import UserError
 from multirole_study.plan import (
     GIB,
     adapters,
@@ -188,7 +188,7 @@ def test_the_command_line(capsys):
 
 def test_without_a_gpu_the_memory_of_one_is_asked_for(monkeypatch):
     monkeypatch.setattr(planner, "has_cuda", lambda: False)
-    with pytest.raises(Refused, match="scale='1.7b' needs a GPU.*--memory-gib 80"):
+    with pytest.raises(UserError, match="scale='1.7b' needs a GPU.*--memory-gib 80"):
         command(["-p", "scale", "1.7b"])
 
 
