@@ -1,6 +1,6 @@
-"""The self-test: programs that must pass, and attacks that must not succeed, before anything is graded.
+"""Self-test before grading: correct programs must pass and attacks must fail.
 
-An attack prints "escaped" when it succeeded. The walls are judged by this, not by what the kernel claims to support.
+A successful attack prints "escaped". This tests the walls themselves and does not rely on what the kernel claims to support.
 """
 
 import os
@@ -33,7 +33,7 @@ ATTACKS = {
 
 
 def check(pool: Pool) -> None:
-    """Run both on the pool's workers; SandboxError with the first result that is not as it must be."""
+    """Run correct programs and attacks on the pool. Raises SandboxError for the first wrong result."""
     for name, program in GOOD.items():
         reason = _reason_of(pool, program, b"120")
         if reason != "passed":

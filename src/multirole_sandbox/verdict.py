@@ -1,4 +1,4 @@
-"""What comes out of grading: `Verdict`, and `SandboxError` for failures of our own."""
+"""Results of grading: `Verdict`, and `SandboxError` for failures of the sandbox itself."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ RULES = ("fraction", "all_pass")
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed or does not contain programs; this says nothing about the program that was to be run."""
+    """The sandbox failed or does not contain programs. This says nothing about the graded program."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of grading one program. `reason` is "passed", or that of the first test that did not pass.
+    """The result of grading one program. `reason` is "passed", or the reason of the first failed test.
 
     Each test has one of the `reasons` passed, wrong_answer, error, timeout, memory, output_limit, violation and no_code.
     """

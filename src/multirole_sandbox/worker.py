@@ -1,4 +1,4 @@
-"""The trainer's side of one zygote: start it, hand it units, receive its frames. None of the bytes in them is trusted."""
+"""Client of one zygote: start it, send it units of work, receive its frames. Frame contents are untrusted."""
 
 import json
 import os
@@ -25,13 +25,13 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "LC_ALL": "C.UTF-8",
     "HOME": "/",
-    "LD_BIND_NOW": "1",  # else each test's process looks up the functions of shared libraries again
+    "LD_BIND_NOW": "1",  # otherwise each test's process resolves library functions again
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space that a program may have
 }
 
 
 class Frame(NamedTuple):
-    """One test's end: its index in the unit (-1: the end of the unit), one of `wire.REASONS`, and its output."""
+    """The result of one test: its index in the unit (-1: end of the unit), one of `wire.REASONS`, and its output."""
 
     test: int
     reason: str
@@ -39,23 +39,23 @@ class Frame(NamedTuple):
 
 
 class Worker:
-    """A running zygote and its two channels; made once it has locked itself down. It imports the file `module` first."""
+    """A running, sandboxed zygote and its two channels. It imports the file `module` first."""
 
     def __init__(self, module: str = "") -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.answers, answers = os.pipe()
         flags = ["-P"] if module else ["-s", "-S", "-P"]  # not -I: it ignores PYTHONHASHSEED
         self.process = subprocess.Popen(
             [sys.executable, *flags, "-c", _START.format(str(_HOME), module)],
-            stdin=theirs,
+            stdin=child_socket,
             stdout=answers,
             stderr=self.errors,
             cwd="/",
             env=_ENVIRONMENT,
             start_new_session=True,
         )
-        theirs.close()
+        child_socket.close()
         os.close(answers)
         self.poller = select.poll()
         self.poller.register(self.answers, select.POLLIN)
@@ -65,10 +65,10 @@ class Worker:
             self.close()
             raise
 
-    def run(self, source: bytes, inputs: list[bytes], functions: list[str], limits: Limits) -> Iterator[Frame]:
-        """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
+    def run(self, source: bytes, inputs: list[bytes], calls: list[tuple[str, bool]], limits: Limits) -> Iterator[Frame]:
+        """Send one unit and yield its frames, including the end frame. Raises SandboxError if the worker fails."""
         deadline = time.monotonic() + limits.problem_seconds + _GRACE_SECONDS
-        head = json.dumps([len(source), [len(given) for given in inputs], functions, asdict(limits)]).encode()
+        head = json.dumps([len(source), [len(test_input) for test_input in inputs], calls, asdict(limits)]).encode()
         try:
             with open(os.memfd_create("unit"), "wb") as body:
                 body.writelines([head, source, *inputs])
@@ -98,13 +98,13 @@ class Worker:
         return bytes(read)
 
     def last_words(self) -> str:
-        """The end of its error output."""
+        """Return the last 2,000 bytes of the worker's error output."""
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 2000))
         return self.errors.read().decode(errors="replace").strip() or "it wrote no message"
 
     def close(self) -> None:
-        """End the process, which ends everything below it."""
+        """Kill the process, which ends all its children."""
         self.process.kill()
         self.process.wait()
         self.channel.close()

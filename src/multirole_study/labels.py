@@ -9,13 +9,14 @@ WORKFLOW_NAMES = {
     "single": "Single agent",
 }
 POLICY_NAMES = {"ip": "IP", "sp": "SP"}
-TASK_NAMES = {"math": "Math", "code": "Code"}
+TASK_NAMES = {"math": "math", "code": "code"}
+"""At tiny-r, math is arithmetic from left to right and code is list programs."""
 
 ROLES = tuple(dict.fromkeys(role for workflow in WORKFLOWS.values() for role in workflow().roles))
 """The roles of the built-in workflows, in their order."""
 PALETTE = ("#0173b2", "#029e73", "#de8f05", "#d55e00", "#cc78bc", "#ca9161")
 ROLE_COLOURS = dict(zip(ROLES, PALETTE, strict=True))
-SPARE_COLOURS = ("#56b4e9", "#949494", "#fbafe4", "#ece133")
+SPARE_COLOURS = ("#3f7fb5", "#6b6b6b", "#a3386c", "#7a7000", "#5b4bb3", "#00796b")
 """For the roles of a user's own workflow, in their order."""
 POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
 """The colour of "sp" is also that of its one shared adapter."""
@@ -35,7 +36,7 @@ def colours_of(roles: list[str]) -> dict[str, str]:
 
 
 def cell_name(workflow: str, policy: str, task: str | None = None) -> str:
-    """Name a cell as the paper does: "Voting-IP, Math", "Single agent, Code"; a policy map is written out."""
+    """Name a cell as the paper does: "Voting-IP, math", "Single agent, code"; a policy map is written out."""
     name = WORKFLOW_NAMES.get(workflow, workflow)
     if workflow != "single":
         name += f"-{POLICY_NAMES[policy]}" if policy in POLICY_NAMES else f" ({policy})"

@@ -10,16 +10,16 @@ from trl import GRPOConfig, TrlParser
 from multirole.core.config import REFUSED, MultiRoleGRPOConfig
 
 OTHER = {  # a value of each refused option that is not the one allowed
-    "num_iterations": 2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
+    "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
     "cache_implementation": "static", "use_transformers_continuous_batching": True, "use_transformers_paged": True,
     "vllm_mode": "server", "vllm_tensor_parallel_size": 2, "transformers_continuous_batching_config": {"x": 1}, "vllm_max_model_length": 99,
     "vllm_model_impl": "transformers", "vllm_importance_sampling_correction": False,
     "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5,
     "vllm_importance_sampling_clip_max": 2.0,
-    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "mask_truncated_completions": True,
-    "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "deepspeed": "ds.json",
+    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True,
+    "deepspeed": "ds.json",
     "load_best_model_at_end": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
-    "pad_to_multiple_of": 8, "router_aux_loss_coef": 0.1, "max_tool_calling_iterations": 3,
+    "router_aux_loss_coef": 0.1, "max_tool_calling_iterations": 3,
 }  # fmt: skip
 
 
@@ -105,6 +105,12 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
         ({"advantage_group": "slot", "multi_objective_aggregation": "normalize_then_sum"}, "Use 'sum_then_normalize'"),
         ({"micro_batch_tokens": 0}, "`micro_batch_tokens` must be a positive integer, got 0"),
         ({"max_prompt_tokens": -1}, "`max_prompt_tokens` must be a positive integer, got -1"),
+        ({"num_iterations": 0}, "`num_iterations` must be a positive integer, got 0"),
+        ({"pad_to_multiple_of": 0}, "`pad_to_multiple_of` must be a positive number of tokens, got 0"),
+        (
+            {"top_entropy_quantile": 1.5},
+            "`top_entropy_quantile` must be a fraction of the tokens between 0 and 1, got 1.5",
+        ),
         ({"max_turns": 0}, "`max_turns` must be a positive integer, got 0"),
         ({"updates": "tokens"}, "`updates='tokens'` needs `step_tokens`"),
         ({"step_tokens": 100}, "nothing else uses it"),

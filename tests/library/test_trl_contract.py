@@ -24,6 +24,7 @@ READ = {
     (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
     (GRPOTrainer, "training_step"): "9e18632f7dd8e8d8",
     (GRPOTrainer, "_get_per_token_logps_and_entropies"): "ea73c3909275851d",
+    (GRPOTrainer, "get_high_entropy_mask"): "ce6e86287bac23d6",
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
     (transformers.Trainer, "_get_learning_rate"): "158d12f9b9501acb",

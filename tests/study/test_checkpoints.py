@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from multirole_study.experiment.record import Recorder
-from multirole_study.experiment.run_folder import checkpoints, is_done, newest_whole, staging, write_done
+from multirole_study.experiment.run_folder import checkpoints, is_done, newest_intact, staging, write_done
 from multirole_study.experiment.storage import damage, remove, write_table, write_text
 
 FILES = (
@@ -57,7 +57,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 def test_the_newest_two_stay_and_every_adapter(folder):
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-3", "checkpoint-2"]
     assert sorted(path.name for path in folder.glob("adapters/*")) == ["step_00001", "step_00002", "step_00003"]
-    assert newest_whole(folder) == folder / "checkpoints" / "checkpoint-3"
+    assert newest_intact(folder) == folder / "checkpoints" / "checkpoint-3"
     assert not list(folder.rglob("*.tmp")) and not list(staging(folder).glob("*"))
 
 
@@ -66,7 +66,7 @@ def test_the_newest_two_stay_and_every_adapter(folder):
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(folder, name, harm, caplog):
     HARMS[harm](folder / "checkpoints" / "checkpoint-3" / name)
     before = everything(folder)
-    assert newest_whole(folder) == folder / "checkpoints" / "checkpoint-2"
+    assert newest_intact(folder) == folder / "checkpoints" / "checkpoint-2"
     assert f"checkpoint-3: {name}" in caplog.text and "continues from checkpoint-2" in caplog.text
     assert everything(folder) == before
     recorder = Recorder(folder)
@@ -82,15 +82,15 @@ def test_where_none_is_whole_nothing_is_overwritten(folder):
         HARMS["cut"](path / "optimizer.pt")
     before = everything(folder)
     with pytest.raises(
-        ValueError, match=r"none of them is whole.*checkpoint-3: optimizer.pt.*checkpoint-2: optimizer.pt"
+        ValueError, match=r"all of them are damaged.*checkpoint-3: optimizer.pt.*checkpoint-2: optimizer.pt"
     ):
-        newest_whole(folder)
+        newest_intact(folder)
     assert everything(folder) == before
 
 
 def test_an_unmarked_checkpoint_is_not_used(folder, caplog):
     (folder / "checkpoints" / "checkpoint-9").mkdir()
-    assert newest_whole(folder).name == "checkpoint-3" and "checkpoint-9: checksums.json" in caplog.text
+    assert newest_intact(folder).name == "checkpoint-3" and "checkpoint-9: checksums.json" in caplog.text
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -99,7 +99,7 @@ def test_a_damaged_table_is_put_back_from_the_checkpoint(folder, name, harm):
     before = everything(folder)
     HARMS[harm](folder / name)
     recorder = Recorder(folder)
-    recorder.rewind(newest_whole(folder))
+    recorder.rewind(newest_intact(folder))
     assert everything(folder) == before
     assert [row["iteration"] for row in recorder.tables["metrics"]] == [1, 2, 3]
 
@@ -107,7 +107,7 @@ def test_a_damaged_table_is_put_back_from_the_checkpoint(folder, name, harm):
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_adapter_is_trained_again_from_the_checkpoint_before_it(folder, harm, caplog):
     HARMS[harm](folder / "adapters" / "step_00003" / "a" / "adapter_model.safetensors")
-    assert newest_whole(folder) == folder / "checkpoints" / "checkpoint-2"
+    assert newest_intact(folder) == folder / "checkpoints" / "checkpoint-2"
     assert "adapters/step_00003/a/adapter_model.safetensors is" in caplog.text
 
 
@@ -115,8 +115,8 @@ def test_a_damaged_adapter_is_trained_again_from_the_checkpoint_before_it(folder
 def test_an_adapter_from_before_every_checkpoint_is_named_and_nothing_overwritten(folder, harm):
     HARMS[harm](folder / "adapters" / "step_00001" / "a" / "adapter_model.safetensors")
     before = everything(folder)
-    with pytest.raises(ValueError, match="adapters/step_00001/a/adapter_model.safetensors is .* Put the files back"):
-        newest_whole(folder)
+    with pytest.raises(ValueError, match="adapters/step_00001/a/adapter_model.safetensors is .* Restore the files"):
+        newest_intact(folder)
     assert everything(folder) == before
 
 
@@ -142,7 +142,7 @@ def test_a_run_is_done_while_every_file_is_as_it_was(folder):
 
 def test_what_came_after_the_checkpoint_goes(folder):
     recorder = Recorder(folder)
-    recorder.rewind(newest_whole(folder))
+    recorder.rewind(newest_intact(folder))
     whole = everything(folder)
     iterate(recorder, 4, is_saved=False)
     write_table(folder / "metrics.parquet", recorder.tables["metrics"])
@@ -150,14 +150,14 @@ def test_what_came_after_the_checkpoint_goes(folder):
     (folder / "adapters" / "step_00004").mkdir()
     (folder / "ledger.parquet.tmp").write_text("half")
     (staging(folder) / "checkpoint-4").mkdir(parents=True)
-    Recorder(folder).rewind(newest_whole(folder))
+    Recorder(folder).rewind(newest_intact(folder))
     assert everything(folder) == whole and not staging(folder).exists()
 
 
 def test_tables_without_any_checkpoint_are_not_overwritten(folder):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(ValueError, match="holds tables and no checkpoints"):
-        Recorder(folder).rewind(newest_whole(folder))
+        Recorder(folder).rewind(newest_intact(folder))
     (folder / "metrics.parquet").unlink()  # killed while the first one was saved
     Recorder(folder).rewind(None)
     assert not list(folder.glob("*.parquet")) and not list(folder.glob("turns/*"))

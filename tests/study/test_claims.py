@@ -12,6 +12,7 @@ from multirole_study.paper.claims import (
     DECLARED,
     MEASURES,
     PATTERNS,
+    Falls,
     claims,
     climb,
     judged_effect,
@@ -92,8 +93,10 @@ def test_a_fall_is_five_points_below_the_best_before_it_recovered_or_not():
 
 def test_every_claim_has_a_verdict_in_every_regime_and_policy(table):
     assert list(dict.fromkeys(table.shown["the paper's claim"])) == [about["claim"] for about in DECLARED["claims"]]
+    assert set(table.shown["rule"]) == {"declared", "looked at afterwards"}
     assert {about["effect"] for about in DECLARED["claims"] if "effect" in about} | {"base"} == set(MEASURES)
-    assert {about["pattern"] for about in DECLARED["claims"] if "pattern" in about} == {*PATTERNS, "only_ip_falls"}
+    judged = [*DECLARED["claims"], *DECLARED["looked_at_afterwards"]]
+    assert {about["pattern"] for about in judged if "pattern" in about} == {*PATTERNS, "only_ip_falls"}
     assert set(DECLARED["regimes"]) <= set(table.shown)
     assert (table.shown["stress, one step"] == "–").all()  # the fixture holds none
 
@@ -117,6 +120,37 @@ def test_claims_are_made_of_the_runs(results, table):
         results.runs_of("voting", "ip", "math")[0].table("roles").query("role == 'generator'").set_index("iteration")
     )
     assert climb(roles["chi2_after"]) < 3 and climbs["value"].sum() == 0  # falls, but does not climb enough
+
+
+class Lengths:
+    """A run with these mean lengths of two roles by iteration."""
+
+    def __init__(self, ends_fallen=False, **lengths):
+        self.lengths, self.ends_fallen = lengths, ends_fallen
+
+    def series(self, metric, role):
+        return pd.Series([10.0] * 5 + [self.lengths[role]] * 5 + [self.lengths["later"]] * 5, dtype=float)
+
+
+def test_the_declared_rule_lets_the_voters_follow_and_the_stricter_readings_do_not():
+    def read(run):
+        return [PATTERNS[name](run, "judge", "voter") for name in ("grows", "grows_alone", "grows_and_falls")]
+
+    assert read(Lengths(judge=20, voter=10, later=20)) == [True, False, False]  # the voters follow
+    assert read(Lengths(judge=20, voter=10, later=10)) == [True, True, False]
+    assert read(Lengths(judge=20, voter=10, later=20, ends_fallen=True)) == [True, False, True]
+    assert read(Lengths(judge=20, voter=20, later=20)) == [False, False, False]
+
+
+def test_a_verdict_that_could_not_have_been_another_is_vacuous():
+    claim = {about["name"]: about for about in DECLARED["claims"]}
+    none, nearly_all, some = Falls(60, 0, True), Falls(60, 58, False), Falls(60, 47, False)
+    assert none.vacuous(claim["ip_falls_back"]) == none.vacuous(claim["orch_sp_escalates"]) == "no run ends in a fall"
+    assert nearly_all.vacuous(claim["ip_falls_more_often"]) == "58 of 60 runs end in a fall"
+    assert nearly_all.vacuous(claim["orch_ip_descends_sp_plateaus"]) and not nearly_all.vacuous(claim["ip_falls_back"])
+    assert none.vacuous(claim["ip_rises_faster"]) == "read before the warm-up is over"
+    assert not any(some.vacuous(about) for about in claim.values())
+    assert not none.vacuous(claim["sp_fails_too"]) and not none.vacuous(claim["voting_sp_aggregator_grows"])
 
 
 def test_role_skill_by_hand():

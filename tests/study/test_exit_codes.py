@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from multirole_study.experiment.run_folder import checkpoints, newest_whole
+from multirole_study.experiment.run_folder import checkpoints, newest_intact
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
@@ -109,10 +109,10 @@ def test_every_end_leaves_a_run_that_the_same_command_continues(names, tmp_path,
         until(lambda kernel=kernel: has_ended(kernel))
         assert errors is None or errors_in(folder / "out.ipynb") == errors, name
         assert not (run / "DONE").exists(), name
-        assert newest_whole(run) == checkpoints(run)[0], name
+        assert newest_intact(run) == checkpoints(run)[0], name
         if saves:  # every iteration that has ended is in it, and the one at hand
             assert not list((run / "checkpoints").glob("staging/checkpoint-*")), name
-            assert int(newest_whole(run).name.split("-")[1]) > int(before.name.split("-")[1]), name
+            assert int(newest_intact(run).name.split("-")[1]) > int(before.name.split("-")[1]), name
 
 
 @pytest.mark.slow
@@ -120,4 +120,4 @@ def test_a_cell_out_of_time(tmp_path, processes):
     processes.append(start(tmp_path / "run", "--execution-timeout", "60"))
     assert processes[0].wait(PATIENCE) == 1
     run = run_of(tmp_path / "run")
-    assert newest_whole(run) and not (run / "DONE").exists()
+    assert newest_intact(run) and not (run / "DONE").exists()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,13 +17,13 @@ from paper_results import recorded, without
 from multirole.core.types import Problem, Turn
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of
-from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_NAMES, cell_name, colours_of
+from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_MARKERS, WORKFLOW_NAMES, cell_name, colours_of
 from multirole_study.paper import figures as drawing
 from multirole_study.paper.claims import REGIMES
 from multirole_study.paper.dynamics import extremes, matched, over_first, smoothed, typical
-from multirole_study.paper.figures import figure_2, figure_of_regimes, figures
+from multirole_study.paper.figures import figure_2, figure_of_controls, figure_of_regimes, figures
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
-from multirole_study.paper.output import STYLE, Plate, write_figure
+from multirole_study.paper.output import STYLE, Plate, Table, write_figure
 from multirole_study.paper.results import Results
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,36 @@ def test_figure_3_puts_sp_on_x_and_ip_on_y(finished, plates):
     assert np.array(means) == pytest.approx(np.array(expected))
 
 
+def test_figure_3_has_even_ticks_and_figure_6_ticks_that_do_not_touch(plates):
+    for axes in plates["figure_3"].figure.axes:
+        steps = np.diff(axes.get_xticks())
+        assert np.allclose(steps, steps[0]) and round(100 * steps[0], 6) in (1, 2, 5, 10, 20, 50)
+    figure = plates["figure_6"].figure
+    for axes in figure.axes:
+        low, high = sorted(axes.get_ylim())
+        labels = [
+            label
+            for label in axes.get_yticklabels(which="both")
+            if label.get_text() and low <= label.get_position()[1] <= high
+        ]
+        boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0)
+        assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(boxes)), [label.get_text() for label in labels]
+
+
+def test_controls_draw_every_peak_in_the_row_of_its_budget(finished):
+    values = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / "controls.csv")
+    (axes,) = figure_of_controls(finished, Table("controls", "", "", values, values)).figure.axes
+    drawn = [line for line in axes.lines if line.get_marker() in set(WORKFLOW_MARKERS.values())]
+    peaks = values[(values["number"] == "peak") & ~values["run"].str.startswith("all cells")]
+    assert sorted(line.get_xdata()[0] for line in drawn) == pytest.approx(sorted(peaks["value"]))
+    rows = [label.get_text().split("\n")[0] for label in axes.get_yticklabels()]
+    one_step = [line for line in drawn if rows[round(line.get_ydata()[0])] == "workflows, one step"]
+    assert sorted(line.get_xdata()[0] for line in one_step) == pytest.approx(
+        sorted(peaks.loc[peaks["run"].str.endswith("one step"), "value"])
+    )
+    assert not axes.texts, "a label on a point"
+
+
 def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates):
     axes = plates["roles_math"].figure.axes[2 * len(WORKFLOWS) + WORKFLOWS.index("eval_opt")]
     for policy, line in zip(POLICY_COLOURS, axes.lines, strict=False):
@@ -202,7 +233,7 @@ def test_names_and_colours_cover_every_role_and_workflow():
     assert roles == set(ROLE_COLOURS) and len(set(ROLE_COLOURS.values())) == len(roles)
     assert set(WORKFLOW_NAMES) == {*WORKFLOWS, "single"} and set(POLICY_COLOURS) == set(POLICIES)
     assert colours_of(["worker", "judge"])["judge"] not in ROLE_COLOURS.values()
-    assert cell_name("voting", "ip", "math") == "Voting-IP, Math" and cell_name("single", "sp") == "Single agent"
+    assert cell_name("voting", "ip", "math") == "Voting-IP, math" and cell_name("single", "sp") == "Single agent"
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)

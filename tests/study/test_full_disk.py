@@ -12,7 +12,7 @@ from trainers import SMALL_RUN, slow_but
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
-from multirole_study.experiment.run_folder import checkpoints, folder_of, is_done, newest_whole
+from multirole_study.experiment.run_folder import checkpoints, folder_of, is_done, newest_intact
 from multirole_study.experiment.storage import NotWritten, write_table, write_text
 
 FIELDS = {
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(name
             NotWritten, match=r"could not be written \(.*No space left .* MB free.*Free some space.*same command"
         ):
             run_cell(SMALL_RUN, tmp_path)
-    assert newest_whole(folder) == checkpoints(folder)[0] and not is_done(folder)
+    assert newest_intact(folder) == checkpoints(folder)[0] and not is_done(folder)
     assert same(finished, run_cell(SMALL_RUN, tmp_path)) == ""
 
 
@@ -72,7 +72,7 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path):
     folder = folder_of(CELL, small_disk)
     with pytest.raises(NotWritten, match=r"could not be written .* MB free\), so the run stops. Free some space"):
         run_cell(CELL, small_disk)  # 8 MB hold the record, and two checkpoints but not their successor
-    assert newest_whole(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()
+    assert newest_intact(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()
     subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
     assert same(unbroken, run_cell(CELL, small_disk)) == ""
 

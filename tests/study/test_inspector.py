@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from multirole_study.__main__ import inspect
-from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
 from multirole_study.inspector.episodes import name_steps, training_groups
@@ -235,7 +235,7 @@ def test_a_divergence_is_never_drawn_below_zero(tmp_path):
     rows = [role_row(i, chi2=value, chi2_after=-1e-3) for i, value in enumerate((-0.05, 0.2, -1e-7), start=1)]
     folder = make_run(tmp_path / "run", role_rows=rows)
     for group, name in (("main", "chi2, trainer against engine"), ("gradients", "chi2 after the update")):
-        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title() == name]
+        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title().startswith(name)]
         assert axes.get_ylim()[0] == 0 and all(line.get_ydata().min() >= 0 for line in axes.get_lines())
     plt.close("all")
     chi2 = next(panel for panel in read(inspect_run(folder))[1]["panels"] if panel["column"] == "chi2")
@@ -297,7 +297,7 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
 def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
     (tmp_path / "empty").mkdir()
     arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
-    with pytest.raises(Refused, match="contains no finished run|is not the folder of a run"):
+    with pytest.raises(UserError, match="contains no finished run|is not the folder of a run"):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
 

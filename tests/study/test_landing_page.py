@@ -83,7 +83,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
     assert "What &lt;i&gt;they&lt;/i&gt; show" in text and "<img src=x>" not in text and "<th>a</th>" in text
     assert ">Figure 1.5. Accuracy of 0.3M parameters. <code>make grid</code>" in text
     assert (
-        'href="inspector/one.html">Single agent, Math · seed 3</a>' in text
+        'href="inspector/one.html">Single agent, math · seed 3</a>' in text
         and "It falls. one: tiny-r, iterations 20" in text
     )
     assert read(page.parent / "inspector" / "one.html")[1]["episodes"]["problems"]

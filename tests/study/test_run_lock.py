@@ -14,7 +14,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.run import run_cell, run_evaluation
 from multirole_study.experiment.run_folder import LOCK, claim, folder_of
-from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.settings import UserError
 
 HOLD = """
 import sys, time
@@ -58,7 +58,7 @@ def test_a_second_run_and_a_second_evaluation_are_refused(tmp_path, hold):
     ):
         hold(folder)
         began = time.monotonic()
-        with pytest.raises(Refused, match="is in use by another process.*another results_dir"):
+        with pytest.raises(UserError, match="is in use by another process.*another results_dir"):
             start()
         assert time.monotonic() - began < 5, "before anything is loaded"
         assert [path.name for path in folder.iterdir()] == [LOCK]
@@ -91,10 +91,10 @@ def test_an_error_lets_go(tmp_path):
 
 
 def test_what_a_refused_run_has_written_in_a_new_folder_goes(tmp_path):
-    with pytest.raises(Refused), claim(tmp_path / "tiny-r" / "new"):
+    with pytest.raises(UserError), claim(tmp_path / "tiny-r" / "new"):
         (tmp_path / "tiny-r" / "new" / "turns").mkdir()
         (tmp_path / "tiny-r" / "new" / "config.json").touch()
-        raise Refused("no")
+        raise UserError("no")
     assert not list(tmp_path.iterdir())
 
 
@@ -102,6 +102,6 @@ def test_an_empty_folder_goes_and_no_other(tmp_path):
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "eval.parquet").touch()  # of a run whose config.json is lost
     for name in ("empty", "held"):
-        with pytest.raises(Refused), claim(tmp_path / name):
-            raise Refused("no")
+        with pytest.raises(UserError), claim(tmp_path / name):
+            raise UserError("no")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["eval.parquet", "held"]

@@ -1,4 +1,4 @@
-"""A run that is told to stop saves the iteration at hand, exits with 75, and continues as if it had never stopped."""
+"""A run that receives a stop signal saves its iteration, exits with 75, and resumes with the same result as an unbroken run."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ from transformers import TrainerCallback
 
 from multirole_study.experiment import stop_signals
 from multirole_study.experiment.run import run_cell
-from multirole_study.experiment.run_folder import checkpoints, folder_of, newest_whole
-from multirole_study.experiment.stop_signals import RESUMABLE, SIGNALS, heeding
+from multirole_study.experiment.run_folder import checkpoints, folder_of, newest_intact
+from multirole_study.experiment.stop_signals import RESUMABLE, SIGNALS, handle_signals
 
 
 class Tell(TrainerCallback):
@@ -48,7 +48,7 @@ def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(signum, fi
 
 def wait(is_training: bool, ready: Path) -> None:
     stop_signals.ECHO = 0.2
-    with heeding() as stop:
+    with handle_signals() as stop:
         stop.is_training = is_training
         ready.touch()
         while True:
@@ -72,7 +72,7 @@ def test_before_training_it_ends_at_once_and_a_second_signal_does_not_wait(tmp_p
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_handlers_of_others_are_put_back(signum):
     before = signal.getsignal(signum)
-    with heeding() as stop:
+    with handle_signals() as stop:
         assert signal.getsignal(signum) == stop.ask
     assert signal.getsignal(signum) == before
 
@@ -80,7 +80,7 @@ def test_handlers_of_others_are_put_back(signum):
 def test_a_hangup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with heeding():
+        with handle_signals():
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -101,4 +101,4 @@ def test_several_processes_stop_after_the_same_iteration(signum, code, tmp_path)
     assert process.wait(240) == code
     assert not psutil.wait_procs(workers, 240)[1]  # who started them may be gone before they are
     folder = found[0].parents[1]
-    assert newest_whole(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()
+    assert newest_intact(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()

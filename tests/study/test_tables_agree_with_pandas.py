@@ -320,8 +320,8 @@ def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_pat
     (declared,) = [declared for declared in DECLARED["paper"] if declared["name"] == "table_1"]
     now = make(Results(without(folder, gone, tmp_path)), None, **declared)
     shown = now.shown.set_index(["task", "workflow"])
-    assert shown.loc[("Code", "Orch-Workers"), "IP"] == "–" == shown.loc[("Code", "Orch-Workers"), "IP − SA-RL"]
-    assert shown.loc[("Code", "Orch-Workers"), "SP"] != "–" and "Not finished: 5 of 42 runs" in now.caption
+    assert shown.loc[("code", "Orch-Workers"), "IP"] == "–" == shown.loc[("code", "Orch-Workers"), "IP − SA-RL"]
+    assert shown.loc[("code", "Orch-Workers"), "SP"] != "–" and "Not finished: 5 of 42 runs" in now.caption
     peak = by_step(folder).drop(columns=0).max(axis=1)
     row = number(now.values, "SA-RL", task="math", workflow="voting")
     assert row["value"] == pytest.approx(peak["single", "sp", "math"].drop(1).mean()) and row["seeds"] == 2
@@ -355,7 +355,7 @@ def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, made, tmp_path):
     )  # whose differences are corrected together with those of programs
     assert shown["table_1"].values["value"].tolist() == both["value"].tolist()
     settings = shown["table_7"].shown.set_index("setting")["grid"]
-    assert settings["Voting, Code (prompt / response tokens)"] == "–"
+    assert settings["Voting, code (prompt / response tokens)"] == "–"
 
 
 def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, made):
@@ -478,6 +478,6 @@ def test_a_table_has_a_line_per_key_and_a_column_per_number():
         row_of("IP − SP", gap._replace(p=0.3, p_match=0.01), "difference", task="code", workflow="voting", policy="ip"),
     ])  # fmt: skip
     assert pivoted(values).to_numpy().tolist() == [
-        ["Math", "Single agent", "SA-RL", "+2.0 [+1.0, +3.0]*", "99.0 [1.0, 100.0]"],
-        ["Code", "Voting", "IP", "+2.0 [+1.0, +3.0] ≈", "–"],
+        ["math", "Single agent", "SA-RL", "+2.0 [+1.0, +3.0]*", "99.0 [1.0, 100.0]"],
+        ["code", "Voting", "IP", "+2.0 [+1.0, +3.0] ≈", "–"],
     ]

@@ -459,12 +459,12 @@ def records(whole: Path) -> dict[str, Case]:
                 lambda run, f=file, h=harm: h(run / "checkpoints/checkpoint-3" / f),
             )
             add(f"{file} of both checkpoints {name}", "refused",
-                lambda run, f=file, h=harm: [h(one / f) for one in run.glob("checkpoints/checkpoint-*")], "none of them is whole")  # fmt: skip
+                lambda run, f=file, h=harm: [h(one / f) for one in run.glob("checkpoints/checkpoint-*")], "all of them are damaged")  # fmt: skip
         for file in ("metrics.parquet", "turns/step_00002.parquet", f"adapters/step_00003/{adapter}"):
             add(f"{file} {name}", "continued", lambda run, f=file, h=harm: h(run / f))
             add(f"{file} of a finished run {name}", "continued", lambda run, f=file, h=harm: h(run / f), is_done=True)
         add(f"the adapter of a step without a checkpoint {name}", "refused", lambda run, h=harm: h(run / "adapters/step_00001" / adapter),
-            "none of them is whole")  # fmt: skip
+            "all of them are damaged")  # fmt: skip
         add(f"config.json {name}", "continued" if name == "deleted" else "refused", lambda run, h=harm: h(run / "config.json"),
             *([] if name == "deleted" else ["another configuration"]))  # fmt: skip
         add(

@@ -37,6 +37,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from multirole.core.advantages import set_advantages
 from multirole.core.arguments import check_arguments, named_adapters
+from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.checkpoints import PolicyMap, check_checkpoint
 from multirole.core.completions_table import evaluation_logs, kept_apart
 from multirole.core.config import MultiRoleGRPOConfig
@@ -51,6 +52,7 @@ from multirole.core.distributed import (
     shard,
 )
 from multirole.core.engine import Engine, Sampling
+from multirole.core.entropy import StepEntropy, next_coef, select_tokens
 from multirole.core.episode_metrics import (
     accuracy,
     evaluation_advantages,
@@ -61,24 +63,23 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
     text_metrics,
 )
-from multirole.core.gradients import PartSums, clip, gradient_of, mergeable, merged, part_of, set_gradient
+from multirole.core.gradients import PartSums, clip, gradient_of, keeps_rows, mergeable, merged, part_of, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.logprobs import score
+from multirole.core.logprobs import check_head, score
+from multirole.core.noise import disable_noise
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import given_adapters, swapped
 from multirole.core.rollout import (
     Attempt,
-    Renderer,
     Rollout,
     WorkflowError,
     answer_ids,
-    chat_template,
     check_failures,
     transcript,
     turn_seed,
     warn_of_silent_roles,
 )
-from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order
+from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order, trained_tokens
 from multirole.core.stock import GRPOTrainer
 from multirole.core.streams import StreamedRows
 from multirole.core.threads import use_fitting_threads
@@ -120,6 +121,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_generate_and_score_completions`: TRL's; returns episodes with their advantages.
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
+    - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where the schedule does not tick per iteration.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
@@ -142,7 +144,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args ([`MultiRoleGRPOConfig`], *optional*):
             Configuration; by default that of TRL with shared policy.
         train_dataset, eval_dataset (`datasets.Dataset` or `datasets.IterableDataset`):
-            A "prompt" column (text, or a single user message) and any others. "id" names a problem; without it, its index does.
+            A "prompt" column (text, or messages that end with a user's) and any others. "id" names a problem; without it, its index does.
             "task" names the prompt templates of the built-in workflows. A stream is read as training goes on, which needs `max_steps`;
             an evaluation set that is one, or a dict of several, is read whole.
         processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
@@ -161,6 +163,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     args: MultiRoleGRPOConfig
     control: TrainerControl
+    entropy_coef: dict[str, float]  # of each adapter
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
 
@@ -197,6 +200,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             args._n_gpu = 1
         check_dataset("train_dataset", train_dataset, reward_funcs)
         eval_dataset = None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs)
+        import_module(ENGINES).check_engine(args.engine)
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.policy = named_adapters(model, policy)
@@ -244,6 +248,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
+        self._disable_noise()
+        self._take_over_options()
         self.is_sharded = self.is_fsdp_enabled
         anchored = isinstance(model, PeftModel) and any(self.betas.values())
         self._given_adapters = given_adapters(self.peft_model, self.adapters) if anchored else []
@@ -259,7 +265,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             )
         if self.is_sharded:
             keep_float32(self.accelerator)
-        self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no"
+        self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no" and keeps_rows(self.peft_model)
+        base = self.peft_model.get_base_model()
+        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+        if not self.is_sharded:
+            with self.accelerator.autocast():
+                check_head(self.peft_model, self.temperature, 0.01 if is_float32 else 0.5)
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
         if args.n_problems % args.world_size:
             raise ValueError(
@@ -270,14 +281,39 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self.train_dataset, self.problems = rows, StreamedProblems(rows)
         else:
             self.problems = to_problems(train_dataset)
-        base = self.peft_model.get_base_model()
-        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
-        self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
+        render_chat = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
+        if render is None:
+            tried = self.problems if isinstance(self.problems, list) else [self.problems[0]]  # a stream has no end
+            check_chats(render_chat, self._tokenizer, workflow, tried)
+        load_engine = import_module(ENGINES).load_engine
+        self.engine = engine or load_engine(args.engine, self.peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
-            args.max_failed_episodes,
+            render or render_chat, args.max_turns, args.turn_seeds, args.max_failed_episodes,
         )  # fmt: skip
+
+    def _take_over_options(self) -> None:
+        """Keep TRL's methods from acting on options that mean an optimizer step here, where TRL means a micro-batch or an HF step."""
+        args = self.args
+        self.num_iterations = 1  # our passes are in `update`
+        self._entropy_bonus_enabled = False  # ours is in `_backward`
+        self.has_entropy_bonus = bool(args.entropy_coef or args.use_adaptive_entropy)
+        self.entropy_coef = dict.fromkeys(
+            self.adapters, args.entropy_coef or 0.0
+        )  # in TRL's checkpoints, as is the next
+        self._last_world_entropy = dict.fromkeys(self.adapters, math.inf)
+
+    def _disable_noise(self) -> None:
+        """Compute all log-probs without dropout and NEFTune, as the engine does that samples; say so where there was any."""
+        noise = disable_noise(self.peft_model)
+        if self.args.neftune_noise_alpha is not None:
+            noise.append(f"neftune_noise_alpha={self.args.neftune_noise_alpha}")
+            self.neftune_noise_alpha = None  # what HF's loop reads
+        if noise and self.accelerator.is_main_process:
+            logger.warning(
+                "%s: switched off. The ratio of the loss compares the trainer's log-probs with those of the engine, which samples without "
+                "noise.", ", ".join(noise),
+            )  # fmt: skip
 
     @property
     def sampling(self) -> Sampling:
@@ -473,6 +509,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """The iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
         rows = [Row(episode, turn, self.policy[turn.role]) for episode in episodes for turn in episode.turns]
+        for row in rows:
+            row.is_masked = args.mask_truncated_completions and row.turn.finish_reason == "length"
         if not rows:
             reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
             raise ValueError(
@@ -501,7 +539,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.learning_rate_of(call)
-            for mini_batch, divisor in mini_batches:
+            for mini_batch, divisor in mini_batches * self.args.num_iterations:
                 step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
                 taken.append(step)
                 losses.append(loss)
@@ -545,6 +583,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         part. Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its
         weight makes the sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss.
         """
+        self._entropy = self.step_entropy(adapter, rows)
         params, layers = self.activate(adapter)
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))}
         losses: list[tuple[list[Row], Tensor]] = []
@@ -554,9 +593,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         sums = PartSums(params, gradients) if self.merges and layers else None
         groups: dict[tuple, list[Row]] = defaultdict(list)
-        for row in rows:
+        for row in [row for row in rows if not row.is_masked]:
             beta = self.betas[row.turn.role]
-            groups[bool(row.advantage or beta), beta, None if sums else part_of(row)].append(row)
+            groups[bool(row.advantage or beta or self._entropy.coef), beta, None if sums else part_of(row)].append(row)
         loads = [0.0] * self.accelerator.num_processes
         with merged(layers, adapter, sums) if sums else nullcontext():
             for (has_gradient, beta, part), owned in groups.items():
@@ -574,10 +613,38 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         all_reduce([loss] if self.is_sharded else [loss, gradients])  # FSDP2 has reduced the gradients already
         if not torch.isfinite(loss):
             self._refuse(losses)
+        if self.has_entropy_bonus:
+            self._end_entropy(adapter, loss)
         for watcher in self.watchers:
             watcher.on_gradient_parts(self, adapter, list(parts), gradients)
         set_gradient(params, functools.reduce(torch.add, gradients))
         return params, loss
+
+    def step_entropy(self, adapter: str, rows: list[Row]) -> StepEntropy:
+        """The entropy terms of one optimizer step on `rows`, under the adapter's present weights."""
+        coef, trained = self.entropy_coef[adapter], [row for row in rows if not row.is_masked]
+        if self.use_adaptive_entropy and self._last_world_entropy[adapter] > self.args.entropy_target:
+            coef = 0.0
+        if self.top_entropy_quantile == 1 or not trained:
+            return StepEntropy(coef, max(1, trained_tokens(rows)))
+        selected = select_tokens(self.entropies_of(trained), self.top_entropy_quantile)
+        n_tokens = sum(int(tokens.sum()) for tokens in selected)
+        return StepEntropy(coef, n_tokens, dict(zip(map(id, trained), selected, strict=True)))
+
+    def _end_entropy(self, adapter: str, loss: Tensor) -> None:
+        """Log the policy's loss without the bonus, and adapt the coefficient of the adapter's next step."""
+        total = loss.new_zeros(()) if self._entropy.total is None else self._entropy.total
+        all_reduce([total])
+        entropy = total.item() / self._entropy.n_tokens
+        self._metrics["train"]["policy_loss"].append(loss.item() + self._entropy.coef * entropy)
+        if self.use_adaptive_entropy:
+            self.entropy_coef[adapter] = next_coef(self.entropy_coef[adapter], entropy, self.args)
+            self._last_world_entropy[adapter] = entropy
+        self._metrics["train"]["entropy_coef"].append(self.entropy_coef[adapter])
+
+    def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
+        """The tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch."""
+        return self._entropy.mask(self._micro_batch, mask).bool()
 
     def activate(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
         """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
@@ -614,9 +681,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
         batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
         logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)
+        self._micro_batch = micro
         self.beta = beta  # which TRL's loss reads; elsewhere it is 0, or TRL would look for a reference model
         with self.compute_loss_context_manager(), local_metrics(self.accelerator), torch.set_grad_enabled(has_gradient):
             loss = self.compute_loss(model, batch) * weight
+            if self.has_entropy_bonus and weight:
+                loss = loss - self._entropy.bonus(micro, self._entropies, batch["completion_mask"])
         self.beta = 0.0
         tokens = sum(len(row.turn.completion_ids) for row in micro) if weight else 0
         self._loss_metrics += [(name, tokens, value) for name, (value,) in self._metrics["train"].items()]
@@ -630,12 +700,20 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- log-probs
 
-    @torch.no_grad()
     def logprobs_of(self, rows: list[Row], base: bool = False) -> list[Tensor]:
         """The log-probs (C,) of each row's completion under its adapter's present weights; on the host.
 
         With `base`, under the reference of `beta`: the base model, or the adapters as they were given. At the sampling temperature. With several processes each computes a shard and gets them all.
         """
+        return self._scores_of(rows, 0, base)
+
+    def entropies_of(self, rows: list[Row]) -> list[Tensor]:
+        """The entropies (C,) in nats of the distributions that `logprobs_of` takes its log-probs from."""
+        return self._scores_of(rows, 1)
+
+    @torch.no_grad()
+    def _scores_of(self, rows: list[Row], which: int, base: bool = False) -> list[Tensor]:
+        """The log-probs (`which` 0) or the entropies (1) of each row's completion (C,)."""
         computed, place = {}, {id(row): i for i, row in enumerate(rows)}
         with self._reference() if base else nullcontext():
             for adapter in dict.fromkeys(row.adapter for row in rows):
@@ -646,8 +724,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
                     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
                     with self.accelerator.autocast():
-                        logps, _ = score(self.peft_model, ids, mask, batch["completion_ids"].size(1))  # (N, C)
-                    for row, values in zip(micro, logps, strict=True):
+                        scores = score(
+                            self.peft_model, ids, mask, batch["completion_ids"].size(1), self.pad_to_multiple_of
+                        )[which]  # (N, C)  # fmt: skip
+                    for row, values in zip(micro, scores, strict=True):
                         computed[place[id(row)]] = values[: len(row.turn.completion_ids)].cpu()
         self.peft_model.set_requires_grad(self.adapters, True)
         gathered = {i: values for part in gather_objects(computed) for i, values in part.items()}
@@ -662,8 +742,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> tuple[Tensor, Tensor, None]:
         """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge."""
         with self.accelerator.autocast():  # unwrapped: data parallelism is ours (`distributed`)
-            logps, entropies = score(self.peft_model, input_ids, attention_mask, logits_to_keep)
-        self._logps = (logps.detach(), entropies.detach())
+            logps, entropies = score(
+                self.peft_model, input_ids, attention_mask, logits_to_keep, self.pad_to_multiple_of
+            )
+        self._logps, self._entropies = (logps.detach(), entropies.detach()), entropies
         return logps, entropies, None
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:

@@ -5,7 +5,7 @@ a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, 
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getattr_static, iscoroutinefunction
 from typing import Any, Literal, Protocol
@@ -14,24 +14,43 @@ Message = dict[str, str]
 """One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
 
 
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles that a message of a dataset's prompt may have; the chat template must know them."""
 OVERFLOW = "prompt_overflow"
 """`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
 FAILED = "workflow_failed"
 """`Answer.reason` of an episode whose workflow raised, where `max_failed_episodes` allows it."""
 
 
+LARGEST_REWARD = 1e6
+"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
+TRL_REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""Keywords that TRL passes to every reward function, besides the columns of its rows."""
+REWARD_ARGUMENTS = (*TRL_REWARD_ARGUMENTS, "episodes")
+"""Keywords that are passed to every reward function that takes `episodes`, or any keyword."""
+RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
+"""Names that no column may have; TRL passes `environments` to functions of environments."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One row of a dataset.
 
-    `question` is the dataset's "prompt". `reference` is what the reward compares with (for a dataset, its other columns);
-    no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
+    `question` is the dataset's "prompt", or the text of the last user message where the prompt is a conversation; `history` then holds
+    the messages in front of it: system messages and earlier turns. `reference` is what the reward compares with (for a dataset, its
+    other columns); no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
     """
 
     id: str
     task: str
     question: str
     reference: Any
+    history: list[Message] = field(default_factory=list, hash=False)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole prompt as a conversation that ends with the question."""
+        return [*self.history, user(self.question)]
 
 
 @dataclass(frozen=True)
@@ -90,9 +109,9 @@ class Episode:
     failure: str | None = None
 
     def __repr__(self) -> str:
-        """A line: TRL prints what a reward function was given where it returned no number."""
-        turns = ", ".join(f"{turn.role} {turn.slot}.{turn.round}" for turn in self.turns)
-        return f"Episode(problem {self.problem.id!r}, {self.index}, turns [{turns}])"
+        """One line: TRL prints every argument of a reward function, episodes among them, where all rewards are None."""
+        reward = None if self.reward is None else self.reward.value
+        return f"<Episode {self.index} of problem {self.problem.id!r}, {len(self.turns)} turns, reward {reward}>"
 
     def group(self, num_generations: int) -> tuple[str, int]:
         """The n attempts that are compared. A problem drawn twice in an iteration makes two groups."""
@@ -104,9 +123,15 @@ class Call(Protocol):
 
     Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
     role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
+    With `slot=None` the sampling is seeded by role, prompt and occurrence, and slot and round follow from the prompts when the
+    episode ends, so that the order of the calls does not matter. `max_tokens` lowers the cap of one reply. `tools` are OpenAI's
+    descriptions of functions, for chat templates that know them.
     """
 
-    def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
+    def __call__(
+        self, role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
+        tools: list[dict] | None = None,
+    ) -> Awaitable[Turn]: ...  # fmt: skip
 
 
 class Workflow(Protocol):
@@ -157,11 +182,14 @@ class Structure:
         duties: role -> what it does. A role without a duty has its format and length measured, and no skill.
         twins: name of a trivial workflow -> whether it is right, given whether each slot of the solver's first turn is.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
+        chats: the chat roles of the messages of its calls, behind the problem's own history. They are tried on the tokenizer's chat
+            template before anything is played.
     """
 
     duties: Mapping[str, Duty] = field(default_factory=dict)
     twins: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
+    chats: tuple[tuple[str, ...], ...] = ()
 
     @property
     def solver(self) -> str | None:
@@ -177,6 +205,11 @@ class Structure:
 def structure_of(workflow: Any) -> Structure:
     """The attribute `structure` of a workflow, which is optional."""
     return getattr(workflow, "structure", Structure())
+
+
+def waits_outside(workflow: Any) -> bool:
+    """The attribute `waits_outside` of a workflow, which is optional: whether it waits for threads or sockets of its own."""
+    return getattr(workflow, "waits_outside", False)
 
 
 def check_structure(workflow: Any) -> None:
@@ -225,6 +258,16 @@ def check_workflow(workflow: Any) -> None:
     check_structure(workflow)
 
 
+def check_columns(source: str, columns: Iterable[str]) -> None:
+    """Refuse rows with a column whose name a reward function gets something else under (ValueError)."""
+    for column in columns:
+        if column in RESERVED_COLUMNS:
+            raise ValueError(
+                f"{source} has the column {column!r}, but reward functions get something else under this name. Rename the column. "
+                f"Reserved are {', '.join(RESERVED_COLUMNS)}."
+            )
+
+
 def user(text: str) -> Message:
     """A user message."""
     return {"role": "user", "content": text}
@@ -233,3 +276,34 @@ def user(text: str) -> Message:
 def assistant(text: str) -> Message:
     """An assistant message (another role's text quoted as conversation history)."""
     return {"role": "assistant", "content": text}
+
+
+def conversation_of(prompt: Any) -> list[Message]:
+    """A row's prompt as messages, of which the last is the question: a user message. ValueError where it is none."""
+    if isinstance(prompt, str):
+        return [user(prompt)]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f'a "prompt" must be text or a list of messages, got {prompt!r}.')
+    messages = [_message_of(message) for message in prompt]
+    if messages[-1]["role"] != "user":
+        raise ValueError(
+            f"a conversation must end with a user message, which the roles answer, and this one ends with {prompt[-1]!r}. Move a reply "
+            "that is to be learnt into another column."
+        )
+    return messages
+
+
+def _message_of(message: Any) -> Message:
+    """One message of a dataset with its text, and without the empty fields that Arrow adds."""
+    if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
+        raise ValueError(
+            f'a message must be a dictionary with "content" and a "role" among {", ".join(CHAT_ROLES)}, got {message!r}.'
+        )
+    present = {key: value for key, value in message.items() if value is not None}
+    content = present.get("content", "" if "tool_calls" in present else None)
+    parts: list[Any] = content if isinstance(content, list) and content else [{"type": "text", "text": content}]
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts) or not all(
+        isinstance(part.get("text"), str) for part in parts
+    ):
+        raise ValueError(f"the content of a message must be text, got {message!r}. Roles are sent no images or audio.")
+    return present | {"content": "".join(part["text"] for part in parts)}

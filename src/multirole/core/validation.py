@@ -18,20 +18,22 @@ from trl.trainer.utils import create_model_from_path, get_callable_name, is_asyn
 from multirole.core.arguments import accepts
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.streams import StreamedRows, first_row, read_whole
-from multirole.core.types import Episode, Problem
+from multirole.core.types import (
+    LARGEST_REWARD,
+    REWARD_ARGUMENTS,
+    TRL_REWARD_ARGUMENTS,
+    Episode,
+    Problem,
+    check_columns,
+    conversation_of,
+)
 
 logger = logging.getLogger(__name__)
 
-LARGEST_REWARD = 1e6
-"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
 REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
 INDEX = "_index"
 """Column that carries a row's place in the dataset through TRL's data loader."""
-PASSED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What TRL passes to every reward function beside the columns; `episodes` is ours."""
-RESERVED = (INDEX, "episodes", "environments", *(name for name in PASSED if name != "completion_ids"))
-"""Names of columns that would hide, or be hidden by, something else that a row or a reward function is given."""
 
 
 def with_adapters(
@@ -103,11 +105,11 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
         raise ValueError(f'`{name}` needs a "prompt" column; it has {columns}.')
     if images := {"image", "images"} & set(columns):
         raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
-    if reserved := [column for column in RESERVED if column in columns]:
-        raise ValueError(
-            f"`{name}` has a column {reserved[0]!r}, which is the name of something that reward functions are given besides the columns. "
-            f"Rename it, for example with `dataset.rename_column({reserved[0]!r}, 'my_{reserved[0].strip('_')}')`."
-        )
+    if INDEX in columns:
+        raise ValueError(f"`{name}` has a column {INDEX!r}, in which the trainer keeps the places of rows. Rename it.")
+    check_columns(f"`{name}`", columns)
+    if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
+        check_prompts(name, dataset)
     for function in reward_funcs:
         check_signature(function, name, columns)
 
@@ -137,7 +139,11 @@ def to_problems(dataset: Dataset) -> list[Problem]:
 def to_problem(row: dict[str, Any], index: int) -> Problem:
     """A row of a dataset as a problem, named by its "id" or else by its index."""
     others = {name: value for name, value in row.items() if name not in ("prompt", INDEX)}
-    return Problem(str(row.get("id", index)), str(row.get("task", "")), question_of(row["prompt"]), others)
+    try:
+        *history, question = conversation_of(row["prompt"])
+    except ValueError as error:
+        raise ValueError(f"Row {index}: {error}") from error
+    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], others, history)
 
 
 class StreamedProblems:
@@ -150,16 +156,14 @@ class StreamedProblems:
         return to_problem(self.rows[index], index)
 
 
-def question_of(prompt: str | list[dict[str, str]]) -> str:
-    """The text of a prompt: a string, or a conversation of a single user message."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1 and prompt[0]["role"] == "user" and isinstance(prompt[0]["content"], str):
-        return prompt[0]["content"]
-    raise ValueError(
-        f'A "prompt" must be text or a single user message, got {prompt!r}. System messages and history belong in the workflow, '
-        "which writes every role's messages itself."
-    )
+def check_prompts(name: str, dataset: "Dataset") -> None:
+    """Refuse a prompt that is neither text nor a conversation of texts that ends with a user message (ValueError)."""
+    for row, prompt in enumerate(dataset["prompt"]):
+        if not isinstance(prompt, str):
+            try:
+                conversation_of(prompt)
+            except ValueError as error:
+                raise ValueError(f"Row {row} of `{name}`: {error}") from error
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:
@@ -184,7 +188,7 @@ def check_signature(function: Any, name: str, columns: list[str]) -> None:
     except (TypeError, ValueError):  # of a builtin
         return
     columns = [column for column in columns if column not in ("prompt", "completion", "completion_ids")]
-    passed = (*PASSED, "episodes") if accepts(function, "episodes") else PASSED
+    passed = REWARD_ARGUMENTS if accepts(function, "episodes") else TRL_REWARD_ARGUMENTS
     try:
         signature.bind(**dict.fromkeys([*passed, *columns]))
     except TypeError as error:

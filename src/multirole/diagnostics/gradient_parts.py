@@ -1,7 +1,8 @@
 """An adapter's gradient taken apart by role and slot.
 
-The paper infers *role capture* (the role with most of the gradient owns a shared adapter); here it is measured, on the very
-gradients that are applied. Its *gradient amplification* (same-role slots push one adapter in one direction) cannot be: slots are
+The paper infers *role capture* from tokens and slots (the role with most of the gradient decides where a shared adapter moves). Here
+each role's part is measured in the gradients that are applied. Nearly all of a mini-batch gradient's squared norm is sampling noise, so
+the shares say whose gradient is noisier, and not which role moves the adapter. Its *gradient amplification* (same-role slots push one adapter in one direction) cannot be: slots are
 exchangeable, so that their cosine is the signal-to-noise ratio of one slot's estimate. All numbers are derived from the inner products
 of the parts, added up over the optimizer steps of an iteration.
 """
@@ -46,8 +47,8 @@ class GradientParts:
     def of_role(self, role: str) -> dict[str, float]:
         """What one role contributes.
 
-        `grad_share`: its part's inner product with the whole gradient, over the whole's square; shares sum to 1, and a role
-        that pulls against the others has a negative one. `coherence`: mean cosine between the gradients of its slots, NaN
+        `grad_share`: its part's inner product with the whole gradient, over the whole's square; shares sum to 1, and
+        nearly all of the square is sampling noise. `coherence`: mean cosine between the gradients of its slots, NaN
         for one slot.
         """
         mine = self._by_role()[role]

@@ -11,6 +11,7 @@ class Single:
     structure = Structure(
         duties={"generator": Duty("solves")},
         edges=(Edge("question", "generator"), Edge("generator", "answer")),
+        chats=(("user",),),
     )
 
     def __init__(self, prompts: str | None = None) -> None:
@@ -19,6 +20,7 @@ class Single:
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         turn = await call(
-            "generator", [user(render(self.prompts or problem.task, "generator", question=problem.question))]
+            "generator",
+            [*problem.history, user(render(self.prompts or problem.task, "generator", question=problem.question))],
         )
         return Answer(turn.text)

@@ -1,1 +1,1 @@
-"""What runs outside the trainer: imports only the standard library, and nothing of the rest of the package."""
+"""Code that runs inside the sandbox processes. It imports only the standard library."""

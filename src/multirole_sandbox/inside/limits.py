@@ -1,24 +1,24 @@
-"""The limits of a program, with defaults for this machine."""
+"""Resource limits of a program, with defaults for this machine."""
 
 import os
 from dataclasses import dataclass, field
 
 
 def processes_here() -> int:
-    """The number of training processes on this machine, all of which grade at once, as the launcher tells each of them."""
+    """Return the number of training processes on this machine, from the launcher; all of them grade at once."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def default_workers() -> int:
-    """One per core that this process may use, at most 64; several training processes share the cores."""
+    """Return one worker per usable core, at most 64; several training processes share the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(64, cores // processes_here()))
 
 
 def default_memory_bytes() -> int:
-    """2 GiB (the authors allow 4), less where all workers together would not fit into the machine; at least 512 MiB.
+    """Return 2 GiB (the authors allow 4), or less if all workers together would not fit; at least 512 MiB.
 
-    As address space that holds the usual 512 MiB thread stack for deep recursion, and a large heap beside it.
+    This limits address space. It fits the usual 512 MiB thread stack for deep recursion and a large heap.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(512 << 20, min(2 << 30, physical // (processes_here() * (default_workers() + 1))))
@@ -28,9 +28,9 @@ def default_memory_bytes() -> int:
 class Limits:
     """Limits of one program; `test_seconds` are CPU seconds, with a wall-clock backstop of `wall_factor` as much.
 
-    A program whose tests hang costs a bounded budget: `full_timeouts` tests may use up all of `test_seconds`; after
-    that every further test has a twentieth of it (tests that end quickly still pass), and all tests together, which run one
-    after another, have `problem_seconds` of wall-clock time. With the defaults 20 hanging tests cost 12 s instead of 60 s.
+    A program whose tests hang has a bounded cost: `full_timeouts` tests may use all of `test_seconds`; every further test
+    has a twentieth of it (fast tests still pass), and all tests, which run sequentially, have `problem_seconds` of
+    wall-clock time together. With the defaults 20 hanging tests cost 12 s instead of 60 s.
     """
 
     test_seconds: float = 3.0
@@ -48,5 +48,5 @@ class Limits:
             raise ValueError(
                 f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "
                 "memory_bytes of at least 64 MiB (Python itself needs about 32), an output_bytes of 256 to 256 << 20 "
-                "(held in our own memory), and at least 1 for full_timeouts and workers."
+                "(held in the trainer's memory), and at least 1 for full_timeouts and workers."
             )

@@ -1,9 +1,9 @@
-"""The modules that are loaded before a program starts, and the names that it may use without importing them.
+"""Preload modules for programs, and provide the names that programs may use without an import.
 
-A test's process cannot open files, so everything that a program may import has to be loaded before: the modules below
-in the zygote, and what a program's own text names in its manager (`import_ahead`).
+A test's process cannot open files, so every importable module must be loaded in advance: the modules below in the zygote,
+and those named in a program's text in its manager (`import_ahead`).
 
-The field's graders paste `from ... import *` of these modules in front of every program (LiveCodeBench and its copies),
+Common graders paste `from ... import *` of these modules in front of every program (LiveCodeBench and its copies),
 so there are programs that use `List` or `defaultdict` without an import. A program's namespace starts with those of
 these names that its text uses; no builtin is replaced.
 """
@@ -23,14 +23,14 @@ PRELOADED = (
     "unicodedata warnings weakref zlib _strptime"
 )
 NEVER = {"antigravity", "ensurepip", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo", "venv"}
-"""Never imported ahead: they print, open windows or are large."""
+"""Modules that are never preloaded, because they print, open windows or are large."""
 
 NAMES: dict[str, object] = {}
-"""Name -> what it stands for; filled by `load`."""
+"""Predefined names and their values; filled by `load`."""
 
 
 def load() -> None:
-    """Import the preloaded modules and fill `NAMES`; where two modules have the same name, the later one counts."""
+    """Import the preloaded modules and fill `NAMES`; later modules override earlier names."""
     for module in PRELOADED.split():
         __import__(module)
     for module in STARRED.split():
@@ -41,7 +41,7 @@ def load() -> None:
 
 
 def modules_of(source: str) -> set[str]:
-    """The modules that a program names in imports and in calls that import, read from its syntax tree."""
+    """Return the modules that a program imports by statement or call, from its syntax tree."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -58,7 +58,7 @@ def modules_of(source: str) -> set[str]:
 
 
 def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
-    """Import what a program may import, and return the part of `NAMES` that it uses."""
+    """Import the modules that a program may import, and return the part of `NAMES` that it uses."""
     names: set[str] = set()
     todo = [code]
     for part in todo:
@@ -67,10 +67,12 @@ def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
     wanted: set[str] = set()
     may_import = {name for name in names - sys.modules.keys() if name.partition(".")[0] in sys.stdlib_module_names}
     if may_import or "__import__" in names or "import_module" in names:
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # larger than the code
+        with contextlib.suppress(
+            SyntaxError, ValueError, RecursionError, MemoryError
+        ):  # the source may be too large to parse
             wanted = modules_of(source)
     if "concurrent.futures" in wanted:
-        wanted.add("concurrent.futures.thread")  # what it imports when it is used
+        wanted.add("concurrent.futures.thread")  # imported on first use
     for module in sorted(wanted):
         package, _, name = module.rpartition(".")
         top = module.partition(".")[0]

@@ -1,7 +1,7 @@
-"""The process that runs one test: standard streams, a namespace, the program, an orderly end.
+"""Run one test in its process: standard streams, a namespace, the program, a normal interpreter exit.
 
-Nothing here decides a verdict. The process leaves bytes and an exit code, and a program that forges both gains nothing,
-because the expected output is not here. A function's result leaves as JSON.
+No verdict is decided here. The process returns bytes and an exit code; forging both gains a program nothing, because it never
+has the expected output. A function's result is returned as JSON.
 """
 
 import atexit
@@ -14,17 +14,19 @@ import threading
 import types
 from _thread import _count as count_threads
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 
 from . import wire
 
 OPEN = builtins.open
-RECURSION_LIMIT = 50_000  # what the field's graders set
+RECURSION_LIMIT = 50_000  # as common graders set it
 RESULT = 3  # the descriptor for a function's result
 
 
 def open_streams() -> None:
     """Open stdin, stdout and stderr over descriptors 0, 1, 2, once; every test's process inherits them."""
-    for target in (0, 1, 2):  # memory files, as they will be, because a stream asks once whether it can seek
+    for target in (0, 1, 2):  # memory files, as in tests, because a stream checks only once whether it can seek
         file = os.memfd_create("stream")
         os.dup2(file, target)
         os.close(file)
@@ -35,7 +37,7 @@ def open_streams() -> None:
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of an exception that a program let escape."""
+    """Return the exit code for an uncaught exception of a program."""
     if isinstance(error, SystemExit):
         is_fine = error.code is None or (isinstance(error.code, int) and not error.code)
         return wire.FINE if is_fine else wire.FAILED
@@ -45,16 +47,15 @@ def code_of(error: BaseException) -> int:
 
 
 def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBase:
-    """`open` that also knows the standard streams by name, because no path can be opened."""
+    """Open a file as `open` does, and also the standard streams by name, because no path can be opened."""
     names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2, "/dev/fd/0": 0, "/dev/fd/1": 1}
     return OPEN(os.dup(names[file]) if type(file) is str and file in names else file, *arguments, **options)
 
 
 class Program:
-    """A compiled program, made ready in the manager and run in its forked copies.
+    """A compiled program, prepared in the manager and run in its forks.
 
-    Every page of memory that a forked process writes to has to be copied first, which is most of what a test costs. So
-    whatever can be done before the fork is done here.
+    Copying the memory pages that a fork writes to is most of a test's cost, so all possible work is done before the fork.
     """
 
     def __init__(self, code: types.CodeType, names: dict[str, object], source: str) -> None:
@@ -67,11 +68,11 @@ class Program:
             builtins.open = open_by_name
         sys.setrecursionlimit(RECURSION_LIMIT)
 
-    def run(self, function: str) -> int:
-        """Run one test, with everything that an interpreter does at its end; returns the exit code."""
+    def run(self, function: str, has_integer_keys: bool = False) -> int:
+        """Run one test, including interpreter shutdown; return the exit code."""
         module, stdout = self.modules[bool(function)], self.stdout
         sys.modules[module.__name__] = module
-        code = self.execute(vars(module), function)
+        code = self.execute(vars(module), function, integer_keys if has_integer_keys else None)
         try:
             if count_threads():
                 threading._shutdown()  # waits for the program's threads
@@ -86,27 +87,48 @@ class Program:
             code = code or code_of(error) or wire.FAILED
         return code
 
-    def execute(self, namespace: dict[str, object], function: str) -> int:
-        """Run the program's text, and where asked its function on the arguments that stdin holds."""
+    def execute(self, namespace: dict[str, object], function: str, of_dict: Callable[[dict], dict] | None) -> int:
+        """Run the program, and its function (if named) on the arguments from stdin, with dicts converted by `of_dict`."""
         try:
             if not function:
-                exec(self.code, namespace)  # noqa: S102 (what we are here for)
+                exec(self.code, namespace)  # noqa: S102 (the purpose of this process)
                 return wire.FINE
             lines = sys.stdin.read()
-            arguments = [json.loads(line) for line in lines.split("\n")] if lines else []
+            arguments = [json.loads(line, object_hook=of_dict) for line in lines.split("\n")] if lines else []
             exec(self.code, namespace)  # noqa: S102
             value = find(namespace, function)(*arguments)
             with OPEN(RESULT, "w", closefd=False) as file:
-                file.write(json.dumps(value))
+                file.write(json.dumps(value, default=plain_number))
             return wire.FINE
         except BaseException as error:  # noqa: BLE001 (the boundary to untrusted code: SystemExit too ends here)
             code = code_of(error)
             return (code or wire.FAILED) if function else code
 
 
+def integer_keys(value: dict[str, object]) -> dict:
+    """Convert the keys of a dict to integers if all of them are; otherwise return it unchanged."""
+    if not all(key.lstrip("-").isdecimal() and key == str(int(key)) for key in value):
+        return value
+    return {int(key): item for key, item in value.items()}
+
+
+def plain_number(value: object) -> int | float:
+    """Convert a Decimal or Fraction to a number, because common graders compare with `==`. Raises TypeError otherwise."""
+    if not isinstance(value, (Decimal, Fraction)):
+        raise TypeError(f"a {type(value).__name__} is no JSON value")
+    return int(value) if value == int(value) else float(value)
+
+
 def find(namespace: dict[str, object], function: str) -> Callable:
-    """A method of `class Solution` where there is one of that name, else a function of the program."""
+    """Return the method of `class Solution` with this name, else the function, else the method of any class."""
     solution = namespace.get("Solution")
     if isinstance(solution, type) and hasattr(solution, function):
         return getattr(solution(), function)
-    return namespace[function]
+    if function in namespace:
+        return namespace[function]
+    classes = (
+        member
+        for member in namespace.values()
+        if isinstance(member, type) and member.__module__ == namespace["__name__"]
+    )
+    return getattr(next(member for member in classes if function in vars(member))(), function)

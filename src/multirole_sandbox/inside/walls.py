@@ -1,9 +1,9 @@
-"""The walls around untrusted code, made of what every unprivileged Linux process may use: Landlock, seccomp, rlimits.
+"""Sandbox walls that any unprivileged Linux process can install: Landlock and seccomp.
 
-Three seccomp filters are stacked, and the strictest answer to a system call wins:
-  * `base`, for the zygote and everything that it forks, is an allow-list. A call that is not on the list fails with
-    EPERM, and the dangerous ones kill the process, so that the attempt is reported as a violation. clone3 answers
-    ENOSYS, so that libc falls back to clone, whose flags a filter can check.
+Three seccomp filters are stacked; the strictest result for a system call wins:
+  * `base`, for the zygote and all its forks, is an allow-list. A call that is not on the list fails with EPERM; dangerous
+    calls kill the process, so that the attempt is reported as a violation. clone3 fails with ENOSYS, so that libc falls
+    back to clone, whose flags a filter can check.
   * `no_files`, for a program's manager once its imports are done: nothing can be opened or looked up by path. The
     program sees an empty file system (ENOENT) that is read-only (EACCES).
   * `leaf`, for the process that runs the program: threads but no processes, no signals, no new memory files, no changes
@@ -93,7 +93,7 @@ def prctl(option: int, value: int, pointer: object = None) -> bool:
 
 
 def load(offset: int) -> Instruction:
-    """Load a 32-bit word of `struct seccomp_data`; argument i lies at 16 + 8 * i, its low half first."""
+    """Load a 32-bit word of `struct seccomp_data`; argument i is at offset 16 + 8 * i, low half first."""
     return 0x20, 0, 0, offset
 
 
@@ -118,7 +118,7 @@ def block(number: int, body: Sequence[Instruction]) -> list[Instruction]:
 
 
 def assemble(rules: Sequence[Instruction], otherwise: int, audit_id: int) -> Filter:
-    """Put the architecture check in front of the rules and the default behind them."""
+    """Build a filter: the architecture check, the rules, then the default action."""
     program = [load(4), (0x15, 1, 0, audit_id), returning(KILL), load(0)]
     if audit_id == ARCHITECTURES["x86_64"][1]:
         program += [(0x35, 0, 1, 0x40000000), returning(KILL)]  # the x32 call numbers
@@ -127,7 +127,7 @@ def assemble(rules: Sequence[Instruction], otherwise: int, audit_id: int) -> Fil
 
 
 def build_filters() -> tuple[Filter, Filter, Filter] | None:
-    """base, no_files, leaf (see the module). None: unknown processor."""
+    """Build the filters base, no_files and leaf (see the module); None for an unknown processor."""
     if platform.machine() not in ARCHITECTURES:
         return None
     column, audit_id = ARCHITECTURES[platform.machine()]
@@ -169,12 +169,15 @@ def build_filters() -> tuple[Filter, Filter, Filter] | None:
 
 
 def install(program: Filter) -> bool:
-    """Install a seccomp filter in this thread and all that it will create."""
+    """Install a seccomp filter in this thread and its future children. Returns whether that succeeded."""
     return prctl(22, 2, ctypes.byref(program))
 
 
 def restrict_files(handles: Sequence[int]) -> bool:
-    """Landlock: read these (O_PATH descriptors) and nothing else; no TCP; no signals or abstract sockets to the outside."""
+    """Apply Landlock: allow reading below these O_PATH descriptors only, no TCP, no signals or abstract sockets outside.
+
+    Returns whether that succeeded.
+    """
     abi = LIBC.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     if abi < 1:
         return False
@@ -193,7 +196,7 @@ def restrict_files(handles: Sequence[int]) -> bool:
 
 
 def drop_root(spare: int) -> bool:
-    """As root, become a user id that owns nothing; False where that is impossible or not needed."""
+    """Switch from root to the user id `spare`, which owns nothing; False if impossible or not root."""
     if os.geteuid() != 0:
         return False
     try:
@@ -206,12 +209,12 @@ def drop_root(spare: int) -> bool:
 
 
 def lock_down(readable: Sequence[str]) -> tuple[str, tuple[Filter, Filter] | None]:
-    """Shut this process in for good; returns its level, such as "setuid+seccomp+landlock", and the two other filters.
+    """Sandbox this process irreversibly; return its level, such as "setuid+seccomp+landlock", and the other two filters.
 
-    No network, no exec, no writes to files, no signals to others, reads only below `readable`, or anywhere without
-    Landlock. Open descriptors stay usable. Call it before the first thread: threads that exist stay outside the walls.
+    Forbids network, exec, file writes, signals to other processes, and reads outside `readable` (only with Landlock). Open
+    descriptors stay usable. Call it before the first thread starts, because existing threads are not sandboxed.
     """
-    handles = [os.open(path, os.O_PATH) for path in readable]  # while we may still look them up
+    handles = [os.open(path, os.O_PATH) for path in readable]  # while paths can still be opened
     level = ["setuid"] if drop_root(50_000 + os.getpid() % 10_000) else []
     prctl(4, 0)  # not dumpable: no other process of this user may attach
     has_rights_frozen = prctl(38, 1)  # no new privileges: a precondition of both walls

@@ -1,8 +1,7 @@
-"""The zygote: a small clean process that locks itself down and then forks one manager per unit of work.
+"""The zygote: a small process that sandboxes itself and then forks one manager per unit of work.
 
-`multirole_sandbox.worker` starts it; the trainer never imports it. It receives messages on a socket, hands each unit to
-a forked manager (`inside.manager`), and reports on a pipe when the unit has ended. It reads nothing of a program and
-nothing that a program wrote.
+`multirole_sandbox.worker` starts it; the trainer never imports it. It receives units on a socket, passes each to a forked
+manager (`inside.manager`), and reports the end of the unit on a pipe. It never reads a program or a program's output.
 """
 
 import builtins
@@ -24,15 +23,15 @@ import warnings
 from . import manager, prelude, runner, walls, wire
 
 STACK_BYTES = 256 << 20
-THREAD_STACK_BYTES = 8 << 20  # unless a program asks for another size; else each would have as much as the main thread
-MOST_TASKS = 512  # processes and threads of one user, if that user is only this zygote's
-SPARE_TASKS = 4096  # beyond those that exist, for a user that others share
+THREAD_STACK_BYTES = 8 << 20  # default size; without it each thread would get as much as the main thread
+MAX_TASKS = 512  # processes and threads, if the user id belongs to this zygote alone
+SPARE_TASKS = 4096  # added to the existing tasks, if the user id is shared
 GRACE_SECONDS = 10.0
-LOOK_SECONDS = 0.1  # how often to check that the trainer lives
+POLL_SECONDS = 0.1  # how often to check that the trainer lives
 
 
 def grow_stack() -> None:
-    """Start again with a bigger stack for deep recursion through C code; the limit counts from exec on."""
+    """Re-exec with a bigger stack for deep recursion in C code; the limit applies from exec on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     most = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     if soft == resource.RLIM_INFINITY or soft < most:
@@ -41,7 +40,7 @@ def grow_stack() -> None:
 
 
 def move_descriptors() -> None:
-    """Put socket, answers and errors at fixed high numbers and close everything else."""
+    """Move socket, answers and errors to fixed high descriptors and close all others."""
     null = os.open(os.devnull, os.O_RDWR)
     for target, source in ((wire.CHANNEL, 0), (wire.ANSWERS, 1), (wire.ERRORS, 2), (wire.NULL, null)):
         os.dup2(source, target, inheritable=False)
@@ -50,12 +49,13 @@ def move_descriptors() -> None:
 
 
 def preload(module: str) -> None:
-    """Import what programs use, so that their own import is a look-up, and make it the same in every process."""
+    """Import the modules that programs use, and make the interpreter state the same in every process."""
     prelude.load()
     if module:
         sys.path.append(os.path.dirname(module))
         __import__(os.path.splitext(os.path.basename(module))[0]).preload()
     sys.modules["random"].seed(0)
+    sys.set_int_max_str_digits(0)  # programs may print any integer; their time is limited anyway
     builtins.exit = builtins.quit = sys.exit  # `-S` leaves them out
     warnings.simplefilter("ignore")
     time.tzset()
@@ -73,11 +73,11 @@ def preload(module: str) -> None:
 
 
 def library_folders() -> list[str]:
-    """Where the shared libraries lie that this process has loaded; modules imported later need others from there."""
+    """Return the folders of loaded shared libraries, from which later imports may load more."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if ".so" in line}
-    found = {*map(os.path.dirname, paths), "/etc/ld.so.cache"}
-    return sorted(filter(os.path.exists, found))
+    folders = {*map(os.path.dirname, paths), "/etc/ld.so.cache"}
+    return sorted(filter(os.path.exists, folders))
 
 
 def count_tasks() -> int:
@@ -91,7 +91,7 @@ def count_tasks() -> int:
 
 
 def end_all(pid: int) -> int:
-    """Kill what is left of a unit, orphans included; its manager's wait status."""
+    """Kill all processes of a unit, orphans included; return the manager's wait status."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             send(pid, signal.SIGKILL)
@@ -103,18 +103,18 @@ def end_all(pid: int) -> int:
 
 
 def wait_for(descriptor: int, trainer: int, seconds: float) -> bool:
-    """Wait until a descriptor is ready; False when the time is over or the trainer is gone."""
+    """Wait until a descriptor is readable; False after a timeout or when the trainer has exited."""
     deadline = time.monotonic() + seconds
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     while (left := deadline - time.monotonic()) > 0 and os.getppid() == trainer:
-        if poller.poll(1000 * min(left, LOOK_SECONDS)):
+        if poller.poll(1000 * min(left, POLL_SECONDS)):
             return True
     return False
 
 
 def main(module: str) -> None:
-    """Preload, lock down, report the level, then serve until the trainer hangs up."""
+    """Preload modules, enter the sandbox, report the level, then serve until the trainer hangs up."""
     grow_stack()
     trainer = os.getppid()
     move_descriptors()
@@ -123,11 +123,11 @@ def main(module: str) -> None:
     runner.open_streams()
     sys.excepthook = lambda *error: os.write(wire.ERRORS, "".join(traceback.format_exception(*error)).encode())
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed
-    most_tasks = count_tasks() + SPARE_TASKS
+    max_tasks = count_tasks() + SPARE_TASKS
     level, filters = walls.lock_down([".", *library_folders()])
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most_tasks = MOST_TASKS if "setuid" in level else most_tasks
-    most_tasks = most_tasks if hard == resource.RLIM_INFINITY else min(most_tasks, hard)
+    max_tasks = MAX_TASKS if "setuid" in level else max_tasks
+    max_tasks = max_tasks if hard == resource.RLIM_INFINITY else min(max_tasks, hard)
     signal.pthread_sigmask(signal.SIG_BLOCK, manager.AWAITED)
     channel = socket.socket(fileno=wire.CHANNEL)
     hello = f"{level}+rlimits".lstrip("+").encode()
@@ -142,7 +142,7 @@ def main(module: str) -> None:
         end, alive = os.pipe()  # its second half is the manager's and is closed with it
         pid = walls.FORK()
         if pid == 0:
-            manager.main(files[0], head_bytes, most_tasks, filters)
+            manager.main(files[0], head_bytes, max_tasks, filters)
         if pid < 0:
             raise OSError("a manager could not be forked")
         os.close(files[0])
@@ -151,7 +151,7 @@ def main(module: str) -> None:
         os.close(end)
         code = os.waitstatus_to_exitcode(end_all(pid))
         if is_in_time and code not in wire.REASON_OF_MANAGER:
-            # it may have died amid a frame, and what is written now would be taken for its rest
+            # it may have died within a frame, and a new frame would be read as the rest of it
             raise OSError(f"a manager ended with {code}")
         reason = wire.REASON_OF_MANAGER[code] if is_in_time else "timeout"
         os.write(wire.ANSWERS, wire.FRAME.pack(wire.MARK, -1, wire.REASONS.index(reason), 0))

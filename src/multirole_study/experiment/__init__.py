@@ -1,4 +1,4 @@
-"""A cell of the matrix: its settings, how it is trained, recorded and evaluated."""
+"""Train, record and evaluate one cell of the experiment matrix."""
 
 import warnings
 

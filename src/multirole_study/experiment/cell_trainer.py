@@ -1,4 +1,4 @@
-"""A cell's model, engine, reward and trainer, made from its settings: what the library's user would write by hand."""
+"""Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
 from multirole.diagnostics.turn_grading import judge
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
@@ -46,13 +46,13 @@ SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "lr_clock", "weight_decay", "max_grad_norm", "updates", "step_tokens",
     "advantage_group", "old_logprobs", "max_prompt_tokens", "micro_batch_tokens",
 )  # fmt: skip
-"""Settings of a cell that are options of `MultiRoleGRPOConfig`."""
+"""Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
 
 
 def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    """The frozen base with one fresh float32 LoRA adapter per name of the policy map (paper Table 7), and its tokenizer."""
+    """Load the frozen base and its tokenizer, and add one new float32 LoRA adapter per name in the policy map (Table 7)."""
     set_seed(cell.seed)  # adapters are initialised at random
-    disable_progress_bar()  # it would stay in the executed notebook
+    disable_progress_bar()  # the bar would stay in the executed notebook
     path = locate(cell)
     dtype = getattr(torch, cell.dtype)
     base, loading = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
@@ -63,23 +63,23 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
         task_type="CAUSAL_LM",
     )  # fmt: skip
     model = add_adapters(base, lora, adapter_names(cell.policy))
-    for config in model.peft_config.values():  # sets, which each process would save in another order
+    for config in model.peft_config.values():  # as sets, each process would save them in another order
         config.target_modules = sorted(config.target_modules)
     return model, tokenizer
 
 
 def load_adapters(model: PeftModel, folder: Path) -> None:
-    """Read the weights of every adapter of `model` from a run's `adapters/step_*`."""
+    """Load the weights of every adapter of `model` from a run's `adapters/step_*`."""
     for name in model.peft_config:
         set_peft_model_state_dict(model, load_peft_weights(str(folder / name), device="cpu"), adapter_name=name)
 
 
 def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> MultiRoleGRPOConfig:
-    """The cell's settings under TRL's names."""
+    """Translate the cell's settings to TRL's names."""
     fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
             "cpu_ram_efficient_loading": False}  # fmt: skip
-    if cell.model is None:  # a model of one's own says itself which of its layers are not split
-        fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
+    if cell.model is None:  # a user-supplied model declares its own unsplit layers
+        fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
     n_episodes = cell.n_problems * cell.n_episodes
     return MultiRoleGRPOConfig(
         **{name: value for name, value in cell if name in SAME_NAME},
@@ -117,7 +117,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
 
 
 class TaskReward:
-    """A task's outcome reward (paper A.7) as a TRL reward function, and its scorer for single turns."""
+    """Wraps a task's outcome reward (paper A.7) as a TRL reward function and as a scorer of single turns."""
 
     __name__ = "outcome_reward"
 
@@ -125,7 +125,7 @@ class TaskReward:
         self.task, self.problems = task, {problem.id: problem for problem in problems}
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """The task's rewards; `problems` may be the trainer's, which know the dataset's columns only."""
+        """Return the task's rewards; `problems` may be the trainer's, which lack reference answers."""
         rewards = self.task.score([self.problems[problem.id] for problem in problems], texts)
         for problem, reward in zip(problems, rewards, strict=True):
             check_reward(f"The task {self.task.name!r}", problem, reward.value)
@@ -140,14 +140,14 @@ class TaskReward:
 
 
 def to_dataset(problems: list[Problem]) -> Dataset:
-    """What the trainer sees of problems: no reference answers."""
-    return Dataset.from_dict(
-        {"prompt": [p.question for p in problems], "id": [p.id for p in problems], "task": [p.task for p in problems]}
-    )
+    """Build the trainer's dataset of prompts, without reference answers. Prompts are messages where any problem has a history."""
+    are_chats = any(p.history for p in problems)
+    prompts = [p.messages if are_chats else p.question for p in problems]
+    return Dataset.from_dict({"prompt": prompts, "id": [p.id for p in problems], "task": [p.task for p in problems]})
 
 
 class Divergence(MultiRoleCallback):
-    """Ends the training (FloatingPointError) at the first optimizer step whose gradient or whose weights are not finite."""
+    """Stops training with FloatingPointError at the first optimizer step with a non-finite gradient or weight."""
 
     def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
         weights = [
@@ -162,21 +162,24 @@ class Divergence(MultiRoleCallback):
 
 
 class CellTrainer(MultiRoleGRPOTrainer):
-    """The library's trainer with checkpoints that are whole or absent (`folders`) and hold the record."""
+    """The library's trainer with atomic checkpoints (`run_folder`) that include the run's record."""
 
     recorder: Recorder | None
     saved_dtype: torch.dtype
 
     def save_adapters(self) -> None:
-        """Write `adapters/step_N` in `saved_dtype`, unless it is there; for all processes to call. Checkpoints are exact."""
-        own, named = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
-        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in named if own in name}
+        """Write `adapters/step_N` in `saved_dtype` unless it exists. Collective: every rank must call this.
+
+        Checkpoints keep the exact float32 weights.
+        """
+        lora_prefix, parameters = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
+        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in parameters if lora_prefix in name}
         if self.recorder is None:
             return
         target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
         if not target.exists():  # the last step may be evaluated twice
-            with writing(target) as aside:
-                self.peft_model.save_pretrained(aside, state_dict=weights)
+            with writing(target) as temporary:
+                self.peft_model.save_pretrained(temporary, state_dict=weights)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with reporting(Path(self.args.output_dir)):
@@ -190,10 +193,10 @@ def make_trainer(
     recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
     model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
 ) -> CellTrainer:  # fmt: skip
-    """The trainer of a cell, with its diagnostics and record as callbacks.
+    """Build the trainer of a cell, with its diagnostics and record as callbacks.
 
     Args:
-        recorder: where metrics, outcomes and turns go; None keeps nothing. Only the first of several processes has one.
+        recorder: receives metrics, outcomes and turns; None records nothing. Only the first of several processes has one.
         problems, model: training and validation problems, and the model with its tokenizer; loaded if not given.
     """
     workflow, task = cell.make_workflow(), cell.make_task()
@@ -201,15 +204,15 @@ def make_trainer(
     peft_model, tokenizer = model or load_model(cell)
     reward = TaskReward(task, [*train, *validation])
     diagnostics = RoleDiagnostics()
-    watchers: list[TrainerCallback] = [Divergence(), TextSignatures(), diagnostics]
+    study_callbacks: list[TrainerCallback] = [Divergence(), TextSignatures(), diagnostics]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
-        watchers.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
+        study_callbacks.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:
-        watchers.append(
+        study_callbacks.append(
             ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward, structure_of(workflow)))
         )
     skills = SkillWatch(reward)
-    watchers += [skills, Recording(recorder, diagnostics, skills)]
+    study_callbacks += [skills, Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,
@@ -218,14 +221,14 @@ def make_trainer(
         train_dataset=to_dataset(train),
         eval_dataset=to_dataset(validation),
         processing_class=tokenizer,
-        callbacks=[*watchers, *callbacks],
+        callbacks=[*study_callbacks, *callbacks],
         engine=engine,
         is_answer=lambda text: task.extract(text) is not None,
         render=RENDERERS[cell.renderer],
     )
-    trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's anyway
+    trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's dtype anyway
     trainer.recorder = recorder
     trainer.remove_callback(PrinterCallback)
-    if not torch.cuda.is_available():  # transformers would read the optimizer to "cpu:0"
+    if not torch.cuda.is_available():  # transformers would move the optimizer to "cpu:0"
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     return trainer

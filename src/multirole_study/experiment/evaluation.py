@@ -1,4 +1,7 @@
-"""What is evaluated after training: checkpoints, the base model, and Table 3's transfer. `run.run_evaluation` does it."""
+"""Settings of an evaluation after training: of checkpoints, the base model, or Table 3's transfer.
+
+`run.run_evaluation` runs it.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,18 +10,18 @@ from multirole.core.types import structure_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import folder_of, is_done, step_of
-from multirole_study.experiment.settings import Parameter, Settings, option, parameters, refusing
+from multirole_study.experiment.settings import Parameter, Settings, option, parameters, user_errors
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NAMED = ("early", "best", "terminal")
 CHECKPOINTS = {"own": ",".join(NAMED), "base": "0", "transfer": "best", "transfer_all": "best"}
-"""What is evaluated of each kind of adapters where nothing else is asked for."""
+"""The default checkpoints of each kind of adapters."""
 
 
 class Evaluation(Settings):
-    """What is evaluated; bad values raise ValueError.
+    """One evaluation. Raises ValueError for invalid values.
 
     Args:
         cell: the workflow, task, scale and sampling; its id names the folder.
@@ -31,7 +34,7 @@ class Evaluation(Settings):
     """
 
     adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
-        "the run's own, none, or the single agent's on the solver role or on all roles", "own"
+        "the run's adapters, none, or the single agent's on the solver role or on all roles", "own"
     )
     checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
     n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
@@ -40,7 +43,7 @@ class Evaluation(Settings):
     def __init__(self, cell: Cell, adapters: str = "own", checkpoints: str | None = None, n_rollouts: int = 1) -> None:
         if adapters == "base" or checkpoints is None:
             checkpoints = CHECKPOINTS.get(str(adapters), "all")
-        if adapters != "own":  # whose adapters these are is no part of the cell, and equal evaluations share a folder
+        if adapters != "own":  # the cell does not depend on the adapters, so that equal evaluations share a folder
             cell = cell.replace(policy="sp")
         Settings.__init__(self, cell=cell, adapters=adapters, checkpoints=checkpoints, n_rollouts=n_rollouts)
         names = checkpoints.split(",")
@@ -54,17 +57,17 @@ class Evaluation(Settings):
             )
 
     @classmethod
-    @refusing()
-    def from_parameters(cls, given: dict[str, Any]) -> "tuple[Evaluation, Launch]":
-        """An evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
+    @user_errors()
+    def from_parameters(cls, values: dict[str, Any]) -> "tuple[Evaluation, Launch]":
+        """Build an evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
         names = [name for name in cls.model_fields if name != "cell"]
-        own = {name: given[name] for name in names if name in given}
-        cell, launch = Cell.from_parameters({k: v for k, v in given.items() if k not in own}, others=names)
+        options = {name: values[name] for name in names if name in values}
+        cell, launch = Cell.from_parameters({k: v for k, v in values.items() if k not in options}, others=names)
         if launch.n_processes > 1:
             raise ValueError(
-                f"`n_processes` must be 1 for an evaluation, which plays on one GPU, got {launch.n_processes}."
+                f"`n_processes` must be 1 for an evaluation, which runs on one GPU, got {launch.n_processes}."
             )
-        return cls(cell, **own), launch.replace(sharding="none")
+        return cls(cell, **options), launch.replace(sharding="none")
 
     @property
     def source(self) -> Cell | None:
@@ -75,21 +78,21 @@ class Evaluation(Settings):
 
     @property
     def name(self) -> str:
-        """The kind of adapters, then what is not its usual checkpoints and one rollout."""
+        """The kind of adapters, followed by checkpoints and n_rollouts where they differ from the defaults."""
         checkpoints = "" if self.checkpoints == CHECKPOINTS[self.adapters] else f"-{self.checkpoints.replace(',', '_')}"
         return self.adapters + checkpoints + (f"-n{self.n_rollouts}" if self.n_rollouts > 1 else "")
 
     @property
     def id(self) -> str:
-        """What names it among a scale's evaluations: its folder there, and its rows in the packed tables."""
+        """The unique name among a scale's evaluations, used for its folder and in the packed tables."""
         return f"{self.name}/{self.cell.id}"
 
     def folder(self, results_dir: str | Path) -> Path:
-        """Where the results go."""
+        """Return the results folder."""
         return Path(results_dir) / self.cell.scale / "evaluations" / self.id
 
     def policy(self) -> dict[str, str | None]:
-        """role -> adapter of the source, None for the base model, which step 0 is for all."""
+        """Return the source's adapter by role; None means the base model, which every role uses at step 0."""
         policy: dict[str, str | None] = dict(self.cell.policy)
         if self.adapters == "transfer":  # the single-agent run calls its adapter as "sp" does
             policy |= {role: None for role in policy if role != solver_of(self.cell)}
@@ -97,19 +100,19 @@ class Evaluation(Settings):
 
 
 def evaluation_parameters() -> list[Parameter]:
-    """The parameters of the evaluation notebook, in their order."""
+    """Return the parameters of the evaluation notebook, in order."""
     left_out = ("cell", "n_processes", "sharding", "report_to", "gradient_checkpointing")
-    return [one for one in parameters(Evaluation, Cell, Launch) if one.name not in left_out]
+    return [parameter for parameter in parameters(Evaluation, Cell, Launch) if parameter.name not in left_out]
 
 
 def solver_of(cell: Cell) -> str:
-    """The role whose turns are answers to the problem; the one with the most slots where the workflow does not declare it."""
+    """Return the role that answers the problem; if the workflow declares none, the role with the most slots."""
     workflow = cell.make_workflow()
     return structure_of(workflow).solver or max(workflow.roles, key=lambda role: workflow.roles[role])
 
 
 def named_steps(accuracy: "pd.Series") -> dict[str, int]:
-    """early, best and terminal among the evaluated steps that index a run's validation accuracy."""
+    """Return the steps named early, best and terminal, given the validation accuracy indexed by step."""
     steps = [step for step in accuracy.index if step > 0] or [0]  # a run that diverged before its first evaluation
     best = max(steps, key=lambda step: (accuracy[step], -step))
     middle = (steps[0] + best) / 2
@@ -117,7 +120,7 @@ def named_steps(accuracy: "pd.Series") -> dict[str, int]:
 
 
 def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
-    """The steps to evaluate, ascending; ValueError where their adapters are not there."""
+    """Return the steps to evaluate in ascending order. Raises ValueError if their adapters are missing."""
     if evaluation.source is None:
         return [0]
     import pandas as pd

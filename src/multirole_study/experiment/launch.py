@@ -1,4 +1,4 @@
-"""How and where a cell is run: devices, processes, folders. Nothing here changes a number of the run but its rounding."""
+"""Where and how a cell runs: devices, processes, folders. These options change results only by rounding."""
 
 import json
 import os
@@ -14,32 +14,40 @@ from multirole_study.experiment.settings import Settings, option
 
 
 class Launch(Settings):
-    """Launch options, notebook parameters beside the settings of a cell; bad values raise ValueError.
+    """Launch options, which the notebooks list after the settings of a cell. Raises ValueError for invalid values.
 
-    More than one process are started by this one, unless a launcher (torchrun, `accelerate launch`) has started this
-    one already.
+    With `n_processes` above 1 this process starts the others, unless a launcher (torchrun, `accelerate launch`) did.
     """
 
-    results_dir: str = option("the run's folder is made below it", "runs", min_length=1)
-    report_to: str = option("trackers that get every metric, such as trackio,wandb, as in TRL", "none", min_length=1)
-    n_processes: int = option("one per GPU", 1, ge=1)
-    sharding: Literal["none", "fsdp2"] = option("of the base over GPUs", "none")
-    vllm_memory: float = option("fraction of a GPU that the rollout engine may take", 0.6, gt=0, lt=1)
-    vllm_max_num_seqs: int | None = option("requests at once in vLLM; by default the plan's", None, ge=1, le=10**5)
-    vllm_max_num_batched_tokens: int | None = option("tokens of a vLLM step; by default planned", None, ge=1, le=10**7)
-    gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
+    results_dir: str = option("parent of the run's folder", "runs", min_length=1)
+    report_to: str = option(
+        "trackers that receive every metric, such as trackio,wandb, as in TRL", "none", min_length=1
+    )
+    n_processes: int = option("number of processes, one per GPU", 1, ge=1)
+    sharding: Literal["none", "fsdp2"] = option("sharding of the base model over GPUs", "none")
+    vllm_memory: float = option("share of a GPU's memory for vLLM", 0.6, gt=0, lt=1)
+    vllm_max_num_seqs: int | None = option("concurrent requests in vLLM; planned by default", None, ge=1, le=10**5)
+    vllm_max_num_batched_tokens: int | None = option("tokens per vLLM step; planned by default", None, ge=1, le=10**7)
+    gradient_checkpointing: bool | None = option("recompute activations in backward; planned by default", None)
+
+    def __init__(self, **options: Any) -> None:
+        folder = options.get("results_dir")
+        expanded = (
+            {"results_dir": os.path.expanduser(folder)} if isinstance(folder, str) else {}
+        )  # a shell does not expand paths in YAML
+        super().__init__(**options | expanded)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 shards the model over the processes."""
+        """True if FSDP2 shards the model over the processes."""
         return self.sharding == "fsdp2"
 
     def recomputes(self, scale: str) -> bool:
-        """Whether layers are computed again in backward instead of kept: at a paper scale, unless it is set."""
+        """Return whether gradient checkpointing is on; by default it is on at the paper's scales."""
         return not is_tiny(scale) if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     def check_processes(self, n_processes: int, n_problems: int) -> None:
-        """Refuse a number of processes that the batch cannot be divided by (ValueError)."""
+        """Raise ValueError unless the problems of an iteration divide evenly among the processes."""
         if n_problems % n_processes:
             raise ValueError(
                 f"`n_problems` must be a multiple of the {n_processes} processes, which share the problems of an iteration, "
@@ -47,7 +55,7 @@ class Launch(Settings):
             )
 
     def vllm_sizes(self) -> dict[str, Any]:
-        """What is set of the sizes of vLLM's batches, under the names of `MultiRoleGRPOConfig`."""
+        """Return the vLLM batch sizes that are set, under the names of `MultiRoleGRPOConfig`."""
         names = ("vllm_max_num_seqs", "vllm_max_num_batched_tokens")
         return {name: value for name, value in self if name in names and value is not None}
 
@@ -56,16 +64,16 @@ ONE_PROCESS = Launch()
 
 
 def is_launched() -> bool:
-    """Whether a launcher has started this process as one of several."""
+    """Return whether a launcher started this process as one of several."""
     return "WORLD_SIZE" in os.environ
 
 
 def spawn(
     parameters: dict[str, object], launch: Launch, run: Callable[[list[str]], object] = subprocess.check_call
 ) -> None:
-    """Start `launch.n_processes` processes of `multirole train` on this machine by `run`, and wait for them.
+    """Start `launch.n_processes` processes of `multirole train` on this machine and wait for them.
 
-    `parameters` are a cell's fields.
+    `parameters` are a cell's fields; `run` executes the command line.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parameters.json"

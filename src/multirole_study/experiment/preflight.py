@@ -1,4 +1,4 @@
-"""What is checked before anything is trained: the model's folder, the rows, and, tried without a model, workflow and reward."""
+"""Checks before training: the model folder, the rows, and a trial of workflow and reward without a model."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,46 +13,46 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 import multirole_sandbox as sandbox
+from multirole.core.chat import check_chats
 from multirole.core.engine import Completion, Sampling
 from multirole.core.event_loop import in_thread
 from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
 from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user
 from multirole.core.validation import check_reward
+from multirole.engines import SERVED
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import engine_of, look, stopping
+from multirole_study.experiment.hardware import blocking_problems, engine_of, preflight_checks
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.released_code import RENDERERS
 from multirole_study.tasks.user_task import RewardError, Task
 
-SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
-"""What the transformers engine can run (`engines.qwen3`)."""
 TURN = "<|im_start|>"
 DRY_SECONDS = 30.0
 REPLIES = ("", "\\boxed{1}")
-"""What every role answers when a workflow is tried."""
+"""The replies of every role in a dry run."""
 
 
 def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
-    """Refuse, all at once, a run whose model, rows or device are missing or cannot serve it (ValueError).
+    """Raise one ValueError that lists every problem with the run's model, rows, device or trackers.
 
-    Downloads the pinned model and rows where they are missing and everything else is there; fails within seconds where the
-    Hub cannot be reached. Memory and disk are `multirole_study.plan.check`'s.
+    Downloads a missing pinned model and rows if all other checks pass; fails within seconds if the Hub cannot be reached.
+    `multirole_study.plan.check` checks memory and disk.
     """
-    missing = stopping(look(cell, launch))
+    missing = blocking_problems(preflight_checks(cell, launch))
     trackers = launch.report_to if launch.report_to in ("none", "all") else launch.report_to.split(",")
     checks: dict[str, Callable[[], object]] = {
         "the base model": lambda: check_model(cell, locate(cell, may_download=not missing)),
         "the task's rows": lambda: cell.make_task().problems("validation", cell.n_validation),
         "a tracker": lambda: [tracker() for tracker in get_reporting_integration_callbacks(trackers)],
     }
-    for what, check in checks.items():
+    for name, check in checks.items():
         try:
             check()
         except (ValueError, OSError, RuntimeError) as error:  # a tracker that is not installed is a RuntimeError
-            missing.append(f"{what}: {error}")
+            missing.append(f"{name}: {error}")
     if missing:
-        numbered = "\n".join(f"{i}. {what}" for i, what in enumerate(missing, start=1))
+        numbered = "\n".join(f"{i}. {problem}" for i, problem in enumerate(missing, start=1))
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. Missing:\n{numbered}")
     if cell.task == "code":
         sandbox.require(cell.allow_unsafe_code)
@@ -62,9 +62,9 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
 
 
 def check_model(cell: Cell, folder: Path) -> None:
-    """Raise ValueError for a folder that cannot serve this cell.
+    """Raise ValueError if a model folder does not work with this cell.
 
-    Its tokenizer must end a turn, write the cell's prompts, and keep within the embedding's rows.
+    The tokenizer must have an end-of-sequence token, render the cell's prompts, and use only ids that the model embeds.
     """
     if problem := _model_problem(cell, folder):
         raise ValueError(f"The model folder {str(folder)!r} {problem}")
@@ -83,7 +83,7 @@ def _model_problem(cell: Cell, folder: Path) -> str:
     if kind not in CAUSAL.values():
         return f"holds a {kind}, which is not a causal language model."
     if engine_of(cell) == "transformers" and kind not in SERVED:
-        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='vllm'."
+        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='auto' or 'generate'."
     highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         return f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."
@@ -103,22 +103,22 @@ def _model_problem(cell: Cell, folder: Path) -> str:
 
 
 def check_loaded(folder: Path, loading: dict[str, Any]) -> None:
-    """Raise ValueError where weights were missing, of another shape, or of layers that the config does not have.
+    """Raise ValueError if weights were missing, had another shape, or belong to layers that the config lacks.
 
-    transformers makes up what is missing, and only logs it.
+    transformers initialises missing weights at random and only logs it.
     """
-    odd = {"missing": loading["missing_keys"], "of another shape": map(str, loading["mismatched_keys"])}
-    odd["not in its config.json"] = [key for key in loading["unexpected_keys"] if ".layers." in key]
-    for what, names in odd.items():
+    names_by_defect = {"missing": loading["missing_keys"], "of another shape": map(str, loading["mismatched_keys"])}
+    names_by_defect["not in its config.json"] = [key for key in loading["unexpected_keys"] if ".layers." in key]
+    for defect, names in names_by_defect.items():
         for name in sorted(names)[:1]:
-            raise ValueError(f"The model folder {str(folder)!r} has weights that are {what}, the first is {name}.")
+            raise ValueError(f"The model folder {str(folder)!r} has weights that are {defect}, the first is {name}.")
 
 
 # ---- workflow and reward
 
 
 class _OneReply:
-    """An engine and a tokenizer that answer every request with one reply."""
+    """A stub engine and tokenizer that answers every request with one fixed reply."""
 
     def __init__(self, reply: str) -> None:
         self.reply, self.keys = reply, list[int]()
@@ -135,41 +135,41 @@ class _OneReply:
 
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:
-    """Play one episode per made-up reply, without a model; ValueError where the workflow fails, hangs or never ends.
+    """Run one episode per fixed reply without a model. Raises ValueError if the workflow fails, hangs or never ends.
 
-    Warns of roles that were not called.
+    Warns about roles that were never called.
     """
     called: set[str] = set()
     for reply in REPLIES:
-        said: Any = _OneReply(reply)
-        rollout = Rollout(workflow, said, said, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
+        stub: Any = _OneReply(reply)
+        rollout = Rollout(workflow, stub, stub, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
         rollout.patience = DRY_SECONDS
         try:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
         except RuntimeError as error:
-            raise ValueError(f"Tried without a model, where every reply was {reply!r}: {error}") from error
+            raise ValueError(f"In a trial without a model, where every reply was {reply!r}: {error}") from error
         called |= {turn.role for turn in episode.turns}
     if not called:
         raise ValueError(
-            f"Tried without a model, the workflow {workflow.name!r} made no call, so there is nothing to train."
+            f"In a trial without a model, the workflow {workflow.name!r} made no call, so there is nothing to train."
         )
     warn_of_silent_roles(workflow, called, "in a trial")
 
 
 def try_reward(task: Task, problems: list[Problem]) -> None:
-    """Score made-up answers with a task of one's own; ValueError where its reward fails or returns no fitting numbers."""
+    """Score fixed answers with a user-supplied task. Raises ValueError if the reward fails or returns invalid numbers."""
     try:
         for problem, reward in zip(problems, task.score(problems, list(REPLIES[: len(problems)])), strict=True):
             check_reward(f"The reward of task {task.name!r}", problem, reward.value)
     except (RewardError, ValueError) as error:
-        raise ValueError(f"Tried before training, on the answers {REPLIES}: {error}") from error
+        raise ValueError(f"In a trial before training, on the answers {REPLIES}: {error}") from error
 
 
 # ---- rows
 
 
 def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Callable[[list[Message]], int]) -> list[int]:
-    """Tokens (`length`) of the longest prompt of each problem's first stage, found without any model call."""
+    """Return the length (by `length`) of the longest prompt in each problem's first stage, without a model call."""
 
     async def measure(problem: Problem) -> int:
         stage = [0]
@@ -191,10 +191,10 @@ def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Calla
 def load_problems(
     cell: Cell, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
-    """Training and validation problems, and how many are over the cell's prompt cap, once workflow and reward were tried.
+    """Try workflow and reward, then return training problems, validation problems, and counts of both.
 
-    Training problems whose first prompt is over the cap are left out. Validation problems all stay: one that is too
-    long ends without an answer (`prompt_overflow`).
+    Training problems whose first prompt exceeds the cell's prompt cap are dropped. Validation problems are all kept: an
+    overlong problem ends without an answer (`prompt_overflow`).
     """
     task, workflow, cap = cell.make_task(), cell.make_workflow(), cell.max_prompt_tokens
     train, validation = task.problems("train", cell.n_train), task.problems("validation", cell.n_validation)
@@ -207,6 +207,7 @@ def load_problems(
         for problems in (train, validation):
             try_reward(task, problems[: len(REPLIES)])
     render = RENDERERS[cell.renderer]
+    check_chats(render, tokenizer, workflow, [*train, *validation])
     lengths = first_prompts(workflow, [*train, *validation], lambda messages: len(render(tokenizer, messages)))
     kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {

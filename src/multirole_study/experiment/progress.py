@@ -1,14 +1,12 @@
-"""What a run says: what it is about to do, a line per iteration and per evaluation, and a closing block.
+"""Print a run's progress: an introduction, one line per iteration and per evaluation, and a closing block.
 
-The lines go to standard output, so that a terminal, papermill (`--log-output` or `--stdout-file -`) and a notebook show them as
-they come. In a stored notebook only the closing block stays.
+The lines go to standard output, so that a terminal, papermill (`--log-output` or `--stdout-file -`) and a notebook show them
+immediately. A stored notebook keeps only the closing block.
 """
 
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +17,26 @@ from transformers import TrainerState
 from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.types import Episode
+from multirole_study.experiment.announce import say
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of
 from multirole_study.falls import wilson
 
 
-def say(text: str) -> None:
-    """Print a line at once, also into a pipe."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def announced(what: str, is_said: bool) -> Iterator[None]:
-    """Say that something begins which may take minutes, and how long it took."""
-    started = time.monotonic()
-    if is_said:
-        say(f"  {what} ...")
-    yield
-    if is_said:
-        say(f"  {what} took {time.monotonic() - started:.0f} s")
-
-
 def interval(right: int, n: int) -> str:
-    """Accuracy with its 95 % Wilson interval, such as "43.0 % (37.1 to 49.1)"."""
+    """Format an accuracy with its 95 % Wilson interval, such as "43.0 % (37.1 to 49.1)"."""
     low, high = wilson(right, n)
     return f"{100 * right / n:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int], checkpoint: Path | None) -> None:
-    """Say what is about to be trained, and where it goes."""
+    """Print what is about to be trained and where the results go."""
     slots = cell.make_workflow().roles
     roles = ", ".join(f"{role}{f' x{slots[role]}' * (slots[role] > 1)} -> {cell.policy[role]}" for role in slots)
     n_threads = torch.get_num_threads()
     threads = "" if torch.cuda.is_available() else f", {n_threads} torch thread{'s' * (n_threads > 1)}"
-    overlong = f" ({counts['train_overlong']} over the prompt cap left out)" * (counts["train_overlong"] > 0)
+    overlong = f" ({counts['train_overlong']} over the prompt cap dropped)" * (counts["train_overlong"] > 0)
     say(
         f"{cell.id}\n"
         f"  workflow    {cell.workflow_name}, {roles}\n"
@@ -68,9 +50,9 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
 
 
 class Progress(MultiRoleCallback):
-    """Prints one line per iteration and per evaluation. Pass it last: it reads what others have measured.
+    """Prints one line per iteration and per evaluation. Pass it last, because it reads other callbacks' measurements.
 
-    The time left is that of the iterations done in this session, evaluations included.
+    The time left is extrapolated from this session's iterations, evaluations included.
     """
 
     def on_train_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
@@ -94,7 +76,7 @@ def iteration_line(
     number: int, planned: int, reward: float, accuracy: float | None, seconds: float, left: int, tokens: dict[str, float],
     overflows: float = 0.0,
 ) -> str:  # fmt: skip
-    """The line of one iteration; `left` is in seconds, `tokens` the mean of each role's turns."""
+    """Format the line of one iteration; `left` is in seconds, `tokens` the mean completion length by role."""
     return (
         f"iteration {number:>{len(str(planned))}}/{planned}   {_scored(reward, accuracy)}   {seconds:.1f} s, "
         f"{left // 60}:{left % 60:02} left   tokens {', '.join(f'{role} {n:.0f}' for role, n in tokens.items())}"
@@ -103,7 +85,7 @@ def iteration_line(
 
 
 def validation_line(step: int, reward: float, accuracy: float | None, n: int, skills: list[dict[str, Any]]) -> str:
-    """The line of one evaluation; `skills` are the rows of `skills.parquet`, of which those beside a trivial role are shown."""
+    """Format the line of one evaluation; `skills` are rows of `skills.parquet`, shown as gains over the trivial role."""
     gains = {f"{row['role']} {row['measure']}": 100 * (row["skill"] - row["trivial"]) for row in skills if row["role"]}
     shown = ", ".join(f"{name} {gain:+.1f}" for name, gain in gains.items() if not math.isnan(gain))
     line = f"validation at iteration {step}   {_scored(reward, accuracy)}   {n} problems"
@@ -115,7 +97,7 @@ def _scored(reward: float, accuracy: float | None) -> str:
 
 
 def conclude(folder: Path, how: str) -> None:
-    """Say how a run ended, the accuracy before and after, and where to look. In a notebook this replaces the lines before."""
+    """Print how a run ended, its accuracies, and where its results are. In a notebook this replaces earlier lines."""
     if "ipykernel.kernelapp" in sys.modules:
         from IPython.display import clear_output
 
@@ -126,13 +108,13 @@ def conclude(folder: Path, how: str) -> None:
 
 
 def result_lines(outcomes: pd.DataFrame) -> list[str]:
-    """Accuracy before, at its best and after; none where rewards do not say what is correct."""
+    """Format the accuracy before, at the best step and after; empty if the rewards do not define correctness."""
     if outcomes["correct"].isna().any():
         return []
-    found = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
-    steps = {"before": found.index[0], "best": found["mean"].idxmax(), "after": found.index[-1]}
+    totals = outcomes.groupby("step")["correct"].agg(["sum", "count", "mean"])
+    steps = {"before": totals.index[0], "best": totals["mean"].idxmax(), "after": totals.index[-1]}
     return [
-        f"  {name:<11} accuracy {interval(*map(int, found.loc[step, ['sum', 'count']]))} at iteration {step}, "
-        f"95 % interval over {found.loc[step, 'count']:.0f} problems"
+        f"  {name:<11} accuracy {interval(*map(int, totals.loc[step, ['sum', 'count']]))} at iteration {step}, "
+        f"95 % interval over {totals.loc[step, 'count']:.0f} problems"
         for name, step in steps.items()
     ]

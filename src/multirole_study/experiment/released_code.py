@@ -1,11 +1,11 @@
-"""What the authors' released code does differently with rows and prompts; settings of the preset of that name."""
+"""Row order, mini-batch split and prompt rendering of the authors' released code, for `preset="released_code"`."""
 
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rollout import Renderer, chat_template
 from multirole.core.rows import Row, Steps, optimizer_steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Message
@@ -15,19 +15,22 @@ ASSISTANT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def qwen_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """The prompt's ids as rllm's Qwen parser builds them with `disable_thinking`.
+    """Return the prompt's token ids as rllm's Qwen parser builds them with `disable_thinking`.
 
-    A system turn is put in front of every prompt (Qwen2.5's default sentence), and the empty think block stands in front of
-    every past assistant turn, too, where Qwen3's own template writes it once, in front of the reply.
+    Every prompt starts with a system turn (Qwen2.5's default sentence). Every past assistant turn starts with an empty think
+    block; Qwen3's own template writes that block only before the reply.
     """
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": SYSTEM}, *messages]
+    control = control_tokens(tokenizer)
+    masked = control.mask(messages)
     parts = []
-    for message in messages:
+    for message in messages if masked is None else masked:
         is_assistant = message["role"] == "assistant"
         head = ASSISTANT if is_assistant else f"<|im_start|>{message['role']}\n"
         parts.append(f"{head}{message['content'].strip() if is_assistant else message['content']}<|im_end|>\n")
-    return tokenizer.encode("".join(parts) + ASSISTANT, add_special_tokens=False)
+    text = "".join(parts) + ASSISTANT
+    return tokenizer.encode(text, add_special_tokens=False) if masked is None else control.encode(text)
 
 
 RENDERERS: dict[str, Renderer] = {"chat_template": chat_template, "released_code": qwen_prompt}
@@ -35,13 +38,13 @@ RENDERERS: dict[str, Renderer] = {"chat_template": chat_template, "released_code
 
 @dataclass
 class RowCuts(MultiRoleCallback):
-    """Cuts rows into optimizer steps as the released code does.
+    """Splits rows into optimizer steps as the released code does.
 
     Args:
-        row_order: "mountain" sorts each iteration's rows into short, long, short (its batch balancing) before they are cut, and
+        row_order: "mountain" orders each iteration's rows short, long, short (its batch balancing) before the split and
             updates the adapter of the shortest row first, which matters to a clock per update call. "shuffled" changes nothing.
-        minibatch_split: "sequential" fills steps of `generation_batch_size` rows and divides the last, partial one by that size,
-            too, so that its gradient is smaller. "even" changes nothing.
+        minibatch_split: "sequential" fills steps of `generation_batch_size` rows. The last, partial step is also divided by
+            that size, so that its gradient is smaller. "even" changes nothing.
     """
 
     row_order: str = "shuffled"
@@ -53,22 +56,22 @@ class RowCuts(MultiRoleCallback):
         return rows
 
     def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
-        owned: dict[str, list[Row]] = {} if self.row_order == "mountain" else {name: [] for name in steps}
+        rows_by_adapter: dict[str, list[Row]] = {} if self.row_order == "mountain" else {name: [] for name in steps}
         for row in mountain(self.rows) if self.row_order == "mountain" else rows:
-            owned.setdefault(row.adapter, []).append(row)
+            rows_by_adapter.setdefault(row.adapter, []).append(row)
         steps.clear()
         size = trainer.args.generation_batch_size
-        for adapter, own in owned.items():
+        for adapter, adapter_rows in rows_by_adapter.items():
             cut = trainer.args.updates == "per_batch" and self.minibatch_split == "sequential"
-            steps[adapter] = sequential(own, size) if cut else optimizer_steps(own, trainer.args)
+            steps[adapter] = sequential(adapter_rows, size) if cut else optimizer_steps(adapter_rows, trainer.args)
 
 
 def mountain(rows: list[Row]) -> list[Row]:
-    """Short, long, short."""
+    """Order rows by length as short, long, short."""
     by_length = sorted(rows, key=lambda row: row.length)
     return by_length[::2] + by_length[1::2][::-1]
 
 
 def sequential(rows: list[Row], size: int) -> list[tuple[list[Row], int]]:
-    """Full steps of `size` rows and a partial one, all divided by `size`."""
+    """Split rows into full steps of `size` rows and a partial step; every step is divided by `size`."""
     return [(rows[i : i + size], size) for i in range(0, len(rows), size)]

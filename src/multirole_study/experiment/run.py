@@ -1,7 +1,7 @@
-"""Runs to DONE: a cell is trained and its record written, or a trained cell is evaluated.
+"""Train and record a cell, or evaluate a trained cell, until its folder is complete (DONE).
 
-An evaluation plays a cell's workflow with adapters from somewhere (`Evaluation.adapters`), `n_rollouts` episodes per problem,
-and keeps every outcome, the solver role's own answers slot by slot included:
+An evaluation runs a cell's workflow with the adapters that `Evaluation.adapters` names, `n_rollouts` episodes per problem.
+It keeps every outcome, including the correctness of each solver slot's answer:
 
     results/<scale>/evaluations/<name>/<cell id>/
         config.json  provenance.json
@@ -9,8 +9,8 @@ and keeps every outcome, the solver role's own answers slot by slot included:
         turns.parquet                   every turn of the first rollout of the first `N_READ` problems
         DONE                            sha256 of every file above: the evaluation is complete
 
-Episode 0 of each problem samples with the seeds of the run's own validation, so that `own` repeats the accuracies that the
-run recorded: token for token on a CPU, and up to the rounding of other batches through vLLM.
+Episode 0 of each problem uses the sampling seeds of the run's validation, so that `own` reproduces the recorded accuracies:
+token for token on a CPU, and up to rounding of differently composed batches with vLLM.
 """
 
 import json
@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from multirole.core.distributed import gather_objects, processes
 from multirole.core.threads import use_fitting_threads
 from multirole.diagnostics.turn_grading import grade
+from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
@@ -32,12 +33,12 @@ from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_o
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
-from multirole_study.experiment.progress import Progress, announced, conclude, interval, introduce, say
+from multirole_study.experiment.progress import Progress, conclude, interval, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
-from multirole_study.experiment.run_folder import folder_of, is_done, newest_whole, open_folder, staging, write_done
-from multirole_study.experiment.settings import refusing
-from multirole_study.experiment.stop_signals import Stop, heeding
-from multirole_study.experiment.storage import sums_of, write_table, write_text
+from multirole_study.experiment.run_folder import folder_of, is_done, newest_intact, open_folder, staging, write_done
+from multirole_study.experiment.settings import user_errors
+from multirole_study.experiment.stop_signals import Stop, handle_signals
+from multirole_study.experiment.storage import checksums_of, write_table, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +48,17 @@ N_READ = 100  # problems per checkpoint whose turns are kept (paper A.3)
 def run_cell(
     cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None
 ) -> Path:
-    """Train and evaluate a cell; returns its results folder (see `record`). A path for `launch` is its `results_dir`.
+    """Train and evaluate a cell; return its results folder (see `record`). A path for `launch` is its `results_dir`.
 
-    A finished cell is not trained again; an interrupted one continues from its newest whole checkpoint and ends as if it
-    had never stopped. Raises ValueError where another process is at it, and `Stopped` when it is told to stop (`stops`).
+    A finished cell is not trained again. An interrupted cell continues from its newest intact checkpoint, with the same result
+    as an uninterrupted run. Raises ValueError if another process runs it, and `Stopped` after a signal (`stop_signals`).
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder, is_main = folder_of(cell, launch.results_dir), processes().is_main_process
-    with heeding() as stop, ExitStack() as held:
-        with refusing():
+    with handle_signals() as stop, ExitStack() as stack:
+        with user_errors():
             if is_main:
-                held.enter_context(open_folder(folder, cell.to_dict()))
+                stack.enter_context(open_folder(folder, cell.to_dict()))
             processes().wait_for_everyone()
             if is_done(folder):
                 conclude(folder, "was finished before")
@@ -67,7 +68,7 @@ def run_cell(
             launch.check_processes(launch.n_processes, cell.n_problems)
             preflight(cell, launch)
         if launch.n_processes > 1 and not is_launched():
-            held.close()  # and the first of them claims the folder
+            stack.close()  # the first of the new processes claims the folder
             spawn(cell.parameters(), launch, stop.run)
         else:
             _train(cell, launch, folder, stop, callbacks or [])
@@ -75,23 +76,23 @@ def run_cell(
 
 
 def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
-    """Everything between an open folder and its DONE, on each process."""
+    """Train in a claimed folder until DONE; runs on each process."""
     is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
-    with refusing():
-        # before the model, since it may refuse the rows
+    with user_errors():
+        # before loading the model, because the rows may be invalid
         train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
-        checkpoint = gather_objects(newest_whole(folder) if is_main else None)[0]
+        checkpoint = gather_objects(newest_intact(folder) if is_main else None)[0]
         if is_main:
             recorder.rewind(checkpoint)
             add_session(folder, cell, checkpoint, counts)
             introduce(cell, launch.n_processes, folder, counts, checkpoint)
             callbacks = [Progress(), *callbacks]
-            # or it would go with the staged checkpoint
+            # the default would be deleted with the staged checkpoint
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
-        is_said = is_main and not is_tiny(cell.scale)
-        with announced("loading the model and the rollout engine", is_said):
+        is_verbose = is_main and not is_tiny(cell.scale)
+        with announced("loading the model and the rollout engine", is_verbose):
             trainer = make_trainer(
                 cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
                 problems=(train, validation),
@@ -99,13 +100,13 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
     try:
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
-        if is_said and checkpoint is None:
+        if is_verbose and checkpoint is None:
             say(f"  validating on {len(validation)} problems before the first iteration ...")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         stop.end()
         if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
             trainer.evaluate()
-    except FloatingPointError as error:  # a result, not a failure: continued, it would diverge again
+    except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
         outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
         logger.warning("%s The run ends as diverged.", error)
     finally:
@@ -117,16 +118,16 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
 
 
 def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PROCESS) -> Path:
-    """Evaluate; returns the results folder. A finished one is not played again, an interrupted one starts afresh.
+    """Run an evaluation; return its results folder. A finished one is not repeated; an interrupted one starts over.
 
-    Raises ValueError where another process is at it.
+    Raises ValueError if another process runs it.
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder = evaluation.folder(launch.results_dir)
-    with ExitStack() as held:
-        with refusing():
+    with ExitStack() as stack:
+        with user_errors():
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
-            held.enter_context(open_folder(folder, config))
+            stack.enter_context(open_folder(folder, config))
             if is_done(folder):
                 say(f"{folder} was finished before.")
                 return folder
@@ -139,7 +140,7 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
 
 
 def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]) -> None:
-    """Play every checkpoint and write the results."""
+    """Evaluate every checkpoint and write the results."""
     cell, source, task = evaluation.cell, evaluation.source, evaluation.cell.make_task()
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
@@ -158,8 +159,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
             if step and source is not None:
                 at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
                 load_adapters(trainer.peft_model, at)
-                sums |= sums_of(at.parent, f"{at.name}/**/*.safetensors")
-            trainer.state.global_step = step  # of other weights, which `play` publishes for it
+                sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
+            trainer.state.global_step = step  # tells `play` to publish the new weights
             episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)

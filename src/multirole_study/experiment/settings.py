@@ -1,94 +1,145 @@
-"""Validated groups of settings on pydantic: an option's value per preset, its bounds and its help are one line."""
+"""Validated groups of settings, built on pydantic. One line declares an option's defaults, bounds and help."""
 
 import ast
 import difflib
 import json
+import math
 import re
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
-class Refused(ValueError):
-    """What was asked for cannot work. Notebooks and the command line show the sentence and no traceback."""
+class UserError(ValueError):
+    """Invalid request; shown without a traceback by notebooks and the command line."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows."""
+        """Return what IPython shows."""
         return [str(self)]
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Within it, and in what it decorates, a ValueError or OSError is a refusal."""
+def user_errors() -> Iterator[None]:
+    """Convert ValueError and OSError to UserError, as a context manager or a decorator."""
     try:
         yield
-    except Refused:
+    except UserError:
         raise
     except (ValueError, OSError) as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
 
 
-def option(help: str, default: Any = ..., *, tiny: Any = ..., released: Any = ..., **bounds: Any) -> Any:
-    """A field with its help and bounds. `tiny` and `released` replace the default at that scale and in that preset."""
-    presets = {name: value for name, value in (("tiny", tiny), ("released", released)) if value is not ...}
+def option(
+    help: str, default: Any = ..., *, tiny: Any = ..., smollm2: Any = ..., released: Any = ..., **bounds: Any
+) -> Any:
+    """Declare a field with its help and bounds. `tiny`, `smollm2` and `released` override the default there."""
+    replacements = {"tiny": tiny, "smollm2": smollm2, "released": released}
+    presets = {name: value for name, value in replacements.items() if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
 
 class Settings(BaseModel):
-    """Frozen, strictly typed fields. Values that do not fit raise a ValueError of one sentence each."""
+    """Base class of frozen, strictly typed settings. Invalid values raise a ValueError with one sentence per field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
+        fields = type(self).model_fields
+        read = {
+            name: read_number(value, fields[name].annotation) if name in fields else value
+            for name, value in values.items()
+        }
         try:
-            super().__init__(**given)
+            super().__init__(**read)
         except ValidationError as error:
-            found = {str(one["loc"][0]): one for one in error.errors()}  # a union reports each of its members
-            raise ValueError("\n".join(self._sentence(name, one) for name, one in found.items())) from None
+            errors_by_field = {
+                str(detail["loc"][0]): detail for detail in error.errors()
+            }  # a union reports each of its members
+            raise ValueError(
+                "\n".join(self._sentence(name, detail) for name, detail in errors_by_field.items())
+            ) from None
 
     @classmethod
     def _sentence(cls, name: str, error: Any) -> str:
         if error["type"] == "extra_forbidden":
             return unknown_name(name, cls.model_fields)
-        problem, given = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
-        return f"`{name}` {problem}, got {given!r}." + did_you_mean(given, choices(cls.model_fields[name].annotation))
+        problem, raw = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
+        return f"`{name}` {problem}, got {raw!r}." + did_you_mean(raw, choices(cls.model_fields[name].annotation))
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings but for some fields."""
+        """Return a copy with some fields changed."""
         return type(self)(**dict(self) | changes)
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """The message for a name that no setting has."""
+    """Return the error message for an unknown setting."""
     return f"`{name}` is not a known parameter." + (did_you_mean(name, known) or f" Known are {', '.join(known)}.")
 
 
-def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """A sentence naming the nearest known word, or nothing."""
+def looked_in(path: str | Path) -> str:
+    """Return a clause that says where a relative path was looked for; empty for an absolute path."""
+    return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the nearest known word, or an empty string."""
     words = {word.lower(): word for word in known}
-    nearest = difflib.get_close_matches(str(given).lower(), words, n=1)
+    nearest = difflib.get_close_matches(str(name).lower(), words, n=1)
     return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """The words of a Literal; none for other types."""
+    """Return the members of a Literal; empty for other types."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def value(text: str) -> object:
-    """`-p NAME VALUE`: a Python constant where it reads as one (1e-3, None, True), else the text, as of "0,30"."""
+    """Parse the VALUE of `-p NAME VALUE`: a Python constant (1e-3, None, True) if possible, else the text, as for "0,30"."""
     try:
-        found = ast.literal_eval(text)
+        constant = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    return text if isinstance(found, tuple) else found
+    return text if isinstance(constant, tuple) else constant
+
+
+def read_number(raw: object, annotation: Any) -> object:
+    """Convert text to numbers where the field holds numbers, and whole floats to integers where it holds integers.
+
+    YAML 1.1, which papermill and Snakemake read, parses 1e-3 as text (hiyouga/LlamaFactory#4014), and -p, JSON and quotes
+    produce 1e3, "64" or "{'judge': 0.1}". Anything else is returned unchanged, so that the error message shows it.
+    """
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = {get_origin(kind) or kind: kind for kind in (get_args(annotation) if is_union else (annotation,))}
+    if str in kinds or not kinds.keys() & {int, float, bool, dict}:
+        return raw
+    parsed = (
+        value(raw.strip().capitalize() if raw.strip().lower() in WORDS else raw.strip())
+        if isinstance(raw, str)
+        else raw
+    )
+    if isinstance(parsed, dict) and dict in kinds:
+        return {name: read_number(item, get_args(kinds[dict])[1]) for name, item in parsed.items()}
+    if (
+        isinstance(parsed, float)
+        and int in kinds
+        and float not in kinds
+        and parsed.is_integer()
+        and abs(parsed) < 2**53
+    ):
+        return int(parsed)
+    is_finite = parsed is not None and (not isinstance(parsed, float) or math.isfinite(parsed))
+    return parsed if type(parsed) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else raw
+
+
+WORDS = ("true", "false")
 
 
 class Parameter(NamedTuple):
-    """A line of a notebook's parameter cell. The default None stands for the value of the preset."""
+    """One line of a notebook's parameter cell. The default None means the preset's value."""
 
     name: str
     kind: str
@@ -101,7 +152,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(*groups: type[Settings]) -> list[Parameter]:
-    """Every field of some groups, in their order."""
+    """List the fields of settings groups, in order, without duplicates."""
     listed: dict[str, Parameter] = {}
     for group in groups:
         for name, field in group.model_fields.items():

@@ -1,7 +1,7 @@
-"""Signals end a training run after the iteration at hand, with a checkpoint and exit code 75; a second one ends it at once.
+"""Stop a training run on a signal: finish the iteration, save a checkpoint, exit with code 75. A second signal kills it.
 
-Before the first iteration and after the last there is nothing to save, and the run ends where it is. In a notebook the kernel
-trains: a signal to papermill ends both at once, and the run continues from its newest checkpoint (docker/README.md).
+Before the first iteration and after the last there is nothing to save, and the run exits immediately. In a notebook the kernel
+trains: a signal to papermill ends both at once, and the next run continues from the newest checkpoint (docker/README.md).
 """
 
 import logging
@@ -26,18 +26,18 @@ RESUMABLE = 75  # EX_TEMPFAIL: the same command continues from the checkpoint
 TERMINAL = (signal.SIGINT, signal.SIGHUP)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, *TERMINAL)
 ECHO = 2.0  # seconds: a scheduler and a launcher may both pass on one signal
-STOPPED = "The run was told to stop and is not finished. The same command continues from its newest checkpoint."
+STOPPED = "The run was stopped by a signal and is not finished. The same command continues from its newest checkpoint."
 
 
 class Stopped(SystemExit):
-    """The run was told to stop; the process exits with `RESUMABLE`."""
+    """A signal stopped the run; the process exits with `RESUMABLE`."""
 
     def __str__(self) -> str:
         return STOPPED
 
 
 class Stop(TrainerCallback):
-    """Whether a run was told to stop. As a callback of the trainer, on every process, it ends the training in order."""
+    """Records a stop signal and, as a trainer callback on every process, stops training after the iteration."""
 
     def __init__(self) -> None:
         self.is_asked, self.is_training, self.since = False, False, 0.0
@@ -62,28 +62,33 @@ class Stop(TrainerCallback):
             self.end()
 
     def end(self) -> None:
-        """Raise `Stopped` if the run was told to stop."""
+        """Raise `Stopped` if a signal was received."""
         if self.is_asked:
             logger.warning(STOPPED)
             raise Stopped(RESUMABLE)
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        """From now on there is something to save."""
+        """Note that from now on a signal must wait for a checkpoint."""
         self.is_training = True
 
     def on_step_end(self, args: object, state: object, control: TrainerControl, **_: object) -> None:
-        """Processes are told at different times, and all must stop after the same iteration."""
+        """Stop all processes after the same iteration, even if they received the signal at different times."""
         if any(gather_objects(self.is_asked)):
             self.is_asked = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """Everything is saved."""
+        """Note that everything is saved and a signal may exit immediately."""
         self.is_training = False
 
     def run(self, command: list[str]) -> None:
-        """Run a launcher whose processes are told as well; `Stopped` if they were, CalledProcessError if one failed."""
-        guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []  # a killed notebook tells nobody
-        # torchrun would die of a signal that a scheduler or a terminal sends to the whole group, and end its processes
+        """Run a launcher and pass signals on to its processes.
+
+        Raises `Stopped` after a signal and CalledProcessError if a process failed.
+        """
+        guard = (
+            ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        )  # a killed notebook sends no signal
+        # a signal from a scheduler or terminal to the whole process group would kill torchrun and its processes
         with _handled(dict.fromkeys((signal.SIGUSR1, *TERMINAL), signal.SIG_IGN)):
             self.launcher = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL)
         with self.launcher:
@@ -95,22 +100,22 @@ class Stop(TrainerCallback):
 
 @contextmanager
 def _handled(handlers: dict) -> Iterator[None]:
-    """Handle signals this way for a while, but not those that nohup or a shell's `&` ignores. Threads handle none."""
+    """Install signal handlers temporarily, except for signals that nohup or a shell's `&` ignores. No-op in threads."""
     is_main = threading.current_thread() is threading.main_thread()
-    former = {signum: signal.getsignal(signum) for signum in handlers if is_main}
-    former = {signum: now for signum, now in former.items() if signum not in TERMINAL or now is not signal.SIG_IGN}
-    for signum in former:
+    previous = {signum: signal.getsignal(signum) for signum in handlers if is_main}
+    previous = {signum: now for signum, now in previous.items() if signum not in TERMINAL or now is not signal.SIG_IGN}
+    for signum in previous:
         signal.signal(signum, handlers[signum])
     try:
         yield
     finally:
-        for signum, handler in former.items():
+        for signum, handler in previous.items():
             signal.signal(signum, handler)
 
 
 @contextmanager
-def heeding() -> Iterator[Stop]:
-    """Heed the signals for as long as a run lasts."""
+def handle_signals() -> Iterator[Stop]:
+    """Install the stop-signal handlers for the duration of a run and yield its `Stop`."""
     stop = Stop()
     with _handled(dict.fromkeys(SIGNALS, stop.ask)):
         yield stop

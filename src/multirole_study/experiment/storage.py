@@ -1,6 +1,6 @@
-"""Files that are whole or absent: written aside, synced, renamed; removed by a rename first. All that a run keeps goes here.
+"""Write files and folders atomically: write to a temporary path, sync, rename. All of a run's files are written here.
 
-A rename is atomic; a file's content and a folder's names last through a power cut once each was synced, in that order.
+A rename is atomic. File content and folder entries survive a power cut once both are synced, in that order.
 """
 
 import hashlib
@@ -17,23 +17,26 @@ SCHEMA_VERSION = "1"
 
 
 class NotWritten(OSError):
-    """A file could not be written, mostly because the disk is full; what was there before is whole."""
+    """A file could not be written, usually because the disk is full; the previous version is intact."""
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file."""
+    """Return the SHA-256 of a file as hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sums_of(folder: Path, *patterns: str) -> dict[str, str]:
-    """Relative name -> sha256 of the files of a folder that match."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(found)}
+def checksums_of(folder: Path, *patterns: str) -> dict[str, str]:
+    """Return the SHA-256 of a folder's files that match the glob patterns, by relative name."""
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(paths)}
 
 
 def damage(listing: Path) -> str:
-    """The first file that is not as a listing of checksums (name from its folder -> sha256) has it; empty if all are."""
+    """Compare files with a listing of checksums (relative name -> SHA-256) and describe the first mismatch.
+
+    Returns an empty string if all files match.
+    """
     try:
         sums = json.loads(listing.read_text())
         for name, digest in sums.items():
@@ -48,46 +51,46 @@ def damage(listing: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one."""
-    with writing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    """Write a text file atomically: a reader sees the old file or the new one."""
+    with writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_table(path: Path, rows: list[dict]) -> None:
-    """Rows (dicts with the same keys) as Parquet with checksums, and with the schema's version in its metadata."""
-    import pyarrow as pa  # with pandas the longest import of a command that only reads names
+    """Write rows (dicts with the same keys) to a Parquet file with page checksums and the schema version as metadata."""
+    import pyarrow as pa  # imported late, because it is slow
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
-    with writing(path) as aside:
-        pq.write_table(table, aside, write_page_checksum=True)
+    with writing(path) as temporary:
+        pq.write_table(table, temporary, write_page_checksum=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Where to write a file or a folder, which then gets its name at once; `NotWritten` where that fails."""
-    aside = path.with_name(f"{path.name}.tmp")
+    """Yield a temporary path for a file or folder, then sync and rename it to `path`. Raises NotWritten on failure."""
+    temporary = path.with_name(f"{path.name}.tmp")
     with reporting(path):
         try:
-            yield aside
-            publish(aside, path)
+            yield temporary
+            publish(temporary, path)
         except BaseException:
-            remove(aside)
+            remove(temporary)
             raise
 
 
-def publish(aside: Path, path: Path) -> None:
-    """Give what was written aside its name, for good."""
-    for one in [*sorted(aside.rglob("*")), aside]:
-        sync(one)
-    os.replace(aside, path)
-    for folder in {path.parent, aside.parent}:
+def publish(temporary: Path, path: Path) -> None:
+    """Sync the temporary path, then rename it into place."""
+    for item in [*sorted(temporary.rglob("*")), temporary]:
+        sync(item)
+    os.replace(temporary, path)
+    for folder in {path.parent, temporary.parent}:
         sync(folder)
 
 
 @contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """Say which file could not be written, and what to do."""
+    """Convert write errors to NotWritten, which names the file and says what to do."""
     try:
         yield
     except NotWritten:
@@ -101,19 +104,19 @@ def reporting(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder; a folder loses its name first, so that it is never half there under it."""
+    """Delete a file or folder. A folder is renamed first, so that its name never holds a partial folder."""
     if path.is_dir():
-        nameless = path.with_suffix(".tmp")  # which nothing reads
-        if path != nameless:
-            shutil.rmtree(nameless, ignore_errors=True)
-            os.replace(path, nameless)
-        shutil.rmtree(nameless)
+        temporary = path.with_suffix(".tmp")  # nothing reads this name
+        if path != temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.replace(path, temporary)
+        shutil.rmtree(temporary)
     else:
         path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on the disk."""
+    """Call fsync on a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

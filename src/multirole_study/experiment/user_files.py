@@ -1,6 +1,7 @@
-"""Workflows and tasks of one's own: from an object or from "path/to/file.py:Name", checked, and told apart by a digest.
+"""Load and check user-supplied workflows and tasks, from an object or "path/to/file.py:Name", and hash their code.
 
-A file may import the modules beside it, as a script may. They are part of its digest.
+A file may import modules in its folder, as a script may. They are part of its digest, so that a change in one of them starts a
+new run. A module whose name is already taken by another module is an error.
 """
 
 import ast
@@ -16,65 +17,63 @@ from pathlib import Path
 from typing import Any
 
 from multirole.core.types import check_workflow
-from multirole_study.experiment.settings import did_you_mean
+from multirole_study.experiment.settings import did_you_mean, looked_in
 
 
-def own_object(kind: str, given: object, builtin: Collection[str]) -> tuple[Any, str] | None:
-    """The user's workflow or task (`kind`) and its digest; None for a built-in one's name."""
-    if isinstance(given, str) and given in builtin:
+def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tuple[Any, str] | None:
+    """Return a user-supplied workflow or task (`kind`) and its digest; None for the name of a built-in."""
+    if isinstance(source, str) and source in builtin:
         return None
-    if isinstance(given, str) and ".py:" not in given:
+    if isinstance(source, str) and ".py:" not in source:
         raise ValueError(
-            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {given!r}."
-            + did_you_mean(given, builtin)
+            f"`{kind}` must be one of {', '.join(builtin)}, or one of your own as 'path/to/file.py:Name', got {source!r}."
+            + did_you_mean(source, builtin)
         )
-    own: Any = load(given, kind) if isinstance(given, str) else given
-    if isinstance(own, type):
+    user_object: Any = load(source, kind) if isinstance(source, str) else source
+    if isinstance(user_object, type):
         try:
-            own = own()
+            user_object = user_object()
         except (Exception, SystemExit) as error:  # the user's own code
             raise ValueError(
-                f"`{kind}` is the class {own.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
-                f"Pass an object, such as one that the file names `mine = {own.__name__}(...)`."
+                f"`{kind}` is the class {user_object.__name__}, which cannot be called without arguments ({type(error).__name__}: {error}). "
+                f"Pass an object, such as one that the file names `mine = {user_object.__name__}(...)`."
             ) from error
     if kind == "workflow":
-        check_workflow(own)
-        about, code = str(own.roles), list[Any]([type(own)])
+        check_workflow(user_object)
+        about, code = str(user_object.roles), list[Any]([type(user_object)])
     else:
         for name in ("problems", "extract", "score", "describe"):
-            if inspect.getattr_static(own, name, None) is None:
+            if inspect.getattr_static(user_object, name, None) is None:
                 raise ValueError(
-                    f"The task {given!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
+                    f"The task {source!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
                 )
-        about, code = str(own.describe()), [type(own), *filter(inspect.isfunction, vars(own).values())]
-    name = inspect.getattr_static(own, "name", None) and own.name
+        about, code = (
+            str(user_object.describe()),
+            [type(user_object), *filter(inspect.isfunction, vars(user_object).values())],
+        )
+    name = inspect.getattr_static(user_object, "name", None) and user_object.name
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
         raise ValueError(
             f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
-    return own, _digest(given, about, code)
-
-
-def _module_name(file: Path) -> str:
-    """The name under which a user's file is loaded; a changed file has another."""
-    return f"{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
+    return user_object, _digest(source, about, code)
 
 
 def load(spec: str, kind: str) -> Any:
-    """The object of a name in a Python file, "path/to/file.py:Name". A changed file is loaded anew."""
+    """Load an object from a Python file, "path/to/file.py:Name"; reload it if the file or a sibling module changed."""
     path, _, name = spec.rpartition(":")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"`{kind}` must name an existing file, got {spec!r}.")
-    module_name = _module_name(file)
+        raise ValueError(f"`{kind}` must name an existing file, got {spec!r}{looked_in(path)}.")
+    module_name = f"{file.stem}_{_digest_of_files(file.resolve(), str(file.resolve()).encode())[:8]}"
     if module_name not in sys.modules:
         module_spec = importlib.util.spec_from_file_location(module_name, file)
         assert module_spec is not None
         sys.modules[module_name] = module = importlib.util.module_from_spec(module_spec)
         try:
             code = compile(file.read_bytes(), file, "exec", dont_inherit=True)
-            with modules_beside(file):
-                exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ beside the user's file)
+            with _sibling_imports(file.resolve()):
+                exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ in the user's folder)
         except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
             where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
@@ -85,44 +84,94 @@ def load(spec: str, kind: str) -> Any:
     return members[name]
 
 
-@contextmanager
-def modules_beside(file: Path) -> Iterator[None]:
-    """Let code import the modules beside `file`, after those that are installed; also later, from within its functions.
+def _digest(source: object, about: str, code: list[Any]) -> str:
+    """Return the SHA-256 of a description (roles, or a task's row checksums) and of the files or source code."""
+    if isinstance(source, str):
+        return _digest_of_files(Path(source.rpartition(":")[0]).expanduser().resolve(), about.encode())
+    try:
+        return hashlib.sha256(f"{about} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
+    except OSError as error:
+        raise ValueError(
+            f"{source!r} must be defined in a file or a notebook, because its source code is part of the run's id."
+        ) from error
 
-    Within it, no bytecode is written beside them.
+
+# ---- modules in the same folder
+
+
+def _digest_of_files(file: Path, salt: bytes) -> str:
+    """Return the SHA-256 of a salt, a file, and the modules in its folder that it imports."""
+    neighbours = [path for paths in sibling_modules(file).values() for path in paths]
+    return hashlib.sha256(b"".join([salt, file.read_bytes(), *(path.read_bytes() for path in neighbours)])).hexdigest()
+
+
+def sibling_modules(file: Path) -> dict[str, list[Path]]:
+    """Return the modules and packages in a file's folder that it imports, directly or not: name -> source files."""
+    sources: dict[str, list[Path]] = {}
+    todo = [file]
+    for path in todo:
+        for name in sorted(_imported_names(path) - sources.keys()):
+            module, package = file.parent / f"{name}.py", file.parent / name
+            if (package / "__init__.py").is_file():  # Python prefers it
+                sources[name] = sorted(package.rglob("*.py"))
+            elif module.is_file():
+                sources[name] = [module]
+            todo += sources.get(name, [])
+    return dict(sorted(sources.items()))
+
+
+def _imported_names(path: Path) -> set[str]:
+    """Return the top-level names of all modules that a file imports; empty if it is not valid Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+@contextmanager
+def _sibling_imports(file: Path) -> Iterator[None]:
+    """Let a file import the modules in its folder. Raises ValueError if such a name already means another module.
+
+    The folder stays at the end of sys.path for imports inside functions. No bytecode is written there.
     """
-    folder, writes = str(file.resolve().parent), sys.dont_write_bytecode
-    if folder not in sys.path:
-        sys.path.append(folder)
-    sys.dont_write_bytecode = True
+    folder, neighbours = str(file.parent), sibling_modules(file)
+    for name, paths in neighbours.items():
+        if other := _other_module(name, paths):
+            raise ValueError(
+                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module next to the "
+                "file, or use the two in separate processes."
+            )
+        for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
+            del sys.modules[part]  # it may have changed
+    _loaded_siblings.update(neighbours)
+    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.dont_write_bytecode = writes
+        sys.dont_write_bytecode = writes_no_bytecode
+        sys.path.remove(folder)
+        if neighbours and folder not in sys.path:
+            sys.path.append(folder)
 
 
-def imported_files(file: Path) -> list[Path]:
-    """The modules and packages beside `file` that its import statements name, and those that these name."""
-    folder, found, waiting = file.parent, set[Path](), [file]
-    while waiting:
-        statements = list(ast.walk(ast.parse(waiting.pop().read_bytes())))
-        named = [alias.name for one in statements if isinstance(one, ast.Import) for alias in one.names]
-        named += [one.module for one in statements if isinstance(one, ast.ImportFrom) and one.module and not one.level]
-        for name in {name.partition(".")[0] for name in named}:
-            module, package = folder / f"{name}.py", folder / name
-            new = {module} if module.is_file() else set(package.rglob("*.py"))
-            waiting += new - found - {file}
-            found |= new - {file}
-    return sorted(found)
+def _other_module(name: str, paths: list[Path]) -> str:
+    """Describe another module that already has this name (user-supplied, loaded, standard library or package), or ""."""
+    if name in _loaded_siblings:
+        return "" if _loaded_siblings[name][0].parent == paths[0].parent else str(_loaded_siblings[name][0])
+    if name in sys.stdlib_module_names:
+        return "a module of Python"
+    if name in sys.modules:
+        origin = inspect.getattr_static(sys.modules[name], "__file__", None)
+    else:
+        spec = importlib.util.find_spec(name)
+        is_installed = spec is not None and "site-packages" in str(spec.origin)
+        origin = spec.origin if spec is not None and is_installed else str(paths[0])
+    return "" if origin and Path(origin).resolve() in paths else str(origin)
 
 
-def _digest(given: object, about: str, code: list[Any]) -> str:
-    """The sha256 of what an own workflow or task says of itself (a task: its rows' checksums) and of its file or its source."""
-    if isinstance(given, str):
-        file = Path(given.rpartition(":")[0]).expanduser()
-        code_of_all = b"".join(one.read_bytes() for one in (file, *imported_files(file)))
-        return hashlib.sha256(about.encode() + code_of_all).hexdigest()
-    try:
-        return hashlib.sha256(f"{about} {[inspect.getsource(one) for one in code]}".encode()).hexdigest()
-    except OSError as error:
-        raise ValueError(f"{given!r} must come from a file or a notebook: its source tells its runs apart.") from error
+_loaded_siblings: dict[str, list[Path]] = {}
+"""Modules in the folders of user-supplied files that this process has loaded: name -> source files."""

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from multirole_study.experiment.settings import Refused
+from multirole_study.experiment.settings import UserError
 from multirole_study.inspector.landing_page import landing_page
 from multirole_study.paper import pack
 from multirole_study.paper.claims import claims
@@ -22,17 +22,17 @@ def build(folder: str | Path) -> Results:
     """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
     results = Results(folder)
     if not results.runs:
-        raise Refused(
+        raise UserError(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
     study = Study.read(results.grid, folder)
     studied = tables_of_study(results, study) if study else []
-    made = [*tables(results), claims(results, sentences(results)), *studied]
-    write_tables(made, results.folder / "tables")
+    all_tables = [*tables(results), claims(results, sentences(results)), *studied]
+    write_tables(all_tables, results.folder / "tables")
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
     for plate in plates:
         write_figure(plate, results.folder / "figures")
-    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates), folder,
+    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(all_tables), len(plates), folder,
                 len(results.missing()))  # fmt: skip
     return results
 

@@ -1,7 +1,8 @@
 """Hold the paper's qualitative claims against packed runs, in every regime and for every policy, by the rules of `claims.yaml`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +21,8 @@ REGIMES: dict[str, dict[str, object]] = DECLARED["regimes"]
 """Name -> what it changes of the grid's cells (`Results.runs_of`)."""
 LEAST_CELLS = 3
 GAP = "ip − sp"
+AFTERWARDS = "looked at afterwards"
+"""How the table `claims` calls a rule that was not declared before the runs."""
 
 
 # ---- what is measured of a run
@@ -42,14 +45,20 @@ def climb(series: pd.Series) -> float:
     return float(sizes.rolling(3).mean().max() / max(sizes.iloc[:FIRST_ITERATIONS].median(), 1e-6))
 
 
+def is_longer(run: Run, role: str) -> pd.Series:
+    """Iteration -> whether a role's texts have `longer` times their first length."""
+    length = run.series("length_mean", role)
+    return length.rolling(FIRST_ITERATIONS).mean() / length.iloc[:FIRST_ITERATIONS].mean() >= RULES["longer"]
+
+
 def grows(run: Run, role: str, flat: str) -> bool:
     """Whether a role's texts reach `longer` times their first length in an iteration in which another role's have not."""
+    return bool((is_longer(run, role) & ~is_longer(run, flat)).any())
 
-    def is_longer(name: str) -> pd.Series:
-        length = run.series("length_mean", name)
-        return length.rolling(FIRST_ITERATIONS).mean() / length.iloc[:FIRST_ITERATIONS].mean() >= RULES["longer"]
 
-    return bool((is_longer(role) & ~is_longer(flat)).any())
+def grows_alone(run: Run, role: str, flat: str) -> bool:
+    """Whether a role's texts reach `longer` times their first length, and another role's never do."""
+    return bool(is_longer(run, role).any() and not is_longer(run, flat).any())
 
 
 def writes_code(run: Run, role: str) -> bool:
@@ -69,12 +78,52 @@ def climbs_and_falls(run: Run, role: str, metric: str, flat: str | None = None) 
 PATTERNS: dict[str, Callable[..., bool]] = {
     "falls": lambda run: run.ends_fallen,
     "grows": grows,
+    "grows_alone": grows_alone,
+    "grows_and_falls": lambda run, role, flat: grows(run, role, flat) and run.ends_fallen,
     "writes_code": writes_code,
     "climbs_and_falls": climbs_and_falls,
 }
 
 
 # ---- verdicts
+
+
+@dataclass(frozen=True)
+class Falls:
+    """How many runs of the workflows a regime has, how many end fallen, and whether the first evaluation is still within the warm-up."""
+
+    runs: int
+    fallen: int
+    starts_in_warmup: bool
+
+    @classmethod
+    def of_regime(cls, results: Results, changed: dict[str, object]) -> "Falls":
+        """Count them over every workflow, policy and task of the grid."""
+        cells = product(WORKFLOWS, POLICIES, results.grid.tasks)
+        runs = [run for cell in cells for run in results.runs_of(*cell, **changed).values()]
+        starts_in_warmup = all(run.accuracy.index[1] <= run.cell.warmup_iterations for run in runs)
+        return cls(len(runs), sum(run.ends_fallen for run in runs), starts_in_warmup)
+
+    def vacuous(self, about: dict) -> str:
+        """Say why a verdict on this claim could not have been another in this regime; "" where it could."""
+        needs_falls = about.get("effect") in ("fall", "falls") or about.get("pattern", "").endswith("_falls")
+        counts_falls = about.get("effect") == "falls" or about.get("pattern") == "only_ip_falls"
+        if needs_falls and not self.fallen:
+            return "no run ends in a fall"
+        if counts_falls and self.fallen >= RULES["nearly_all"] * self.runs:
+            return f"{self.fallen} of {self.runs} runs end in a fall"
+        if about.get("effect") == "first" and self.starts_in_warmup:
+            return "read before the warm-up is over"
+        return ""
+
+
+def readings() -> Iterator[tuple[dict, str]]:
+    """Every declared claim with the word for its rule, each followed by the readings that were looked at afterwards."""
+    for about in DECLARED["claims"]:
+        yield about, "declared"
+        for reading in DECLARED["looked_at_afterwards"]:
+            if reading["reading_of"] == about["name"]:
+                yield about | reading, AFTERWARDS
 
 
 def verdict(low: float, high: float, at: float, enough: float | None = None) -> str:
@@ -123,16 +172,16 @@ def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
     units, kind = units_of(pd.DataFrame(numbers, columns=["workflow", "task", "seed", "value"]))
     if kind == "cells" and len(units) < LEAST_CELLS or not units.any():
         return MISSING, MISSING
-    found = t_interval(units)
-    decision = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
+    interval = t_interval(units)
+    decision = verdict(interval.low, interval.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
     unit = "ratio" if about["effect"] in ("grad_norm", "chi2") else "difference"
-    mean, low, high = (formatted(value, unit) for value in found[:3])
+    mean, low, high = (formatted(value, unit) for value in interval[:3])
     text = f"{mean} [{low}, {high}], {len(units)} {kind}"
     if decision == "undecided" and about["effect"] in ("first", "peak", "fall"):  # of accuracies
-        if found.p_match < ALPHA:
+        if interval.p_match < ALPHA:
             decision = "equivalent"
         elif kind == "seeds":
-            text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
+            text += f", {seeds_needed(interval.sd, RULES['effects'][0])} for 5 points"
     return decision, text
 
 
@@ -149,18 +198,23 @@ def judged_pattern(runs: list[dict], about: dict) -> tuple[str, str]:
 def claims(results: Results, facts: dict[str, object]) -> Table:
     """Make the table of every claim's verdicts; its values are the numbers of every run."""
     shown, values = [], []
-    for about in DECLARED["claims"]:
+    falls = {name: Falls.of_regime(results, changed) for name, changed in REGIMES.items()}
+    for about, rule in readings():
         judged = judged_effect if "effect" in about else judged_pattern
         is_gap = about.get("minus") == "sp"
         for policy in ("ip",) if is_gap else about.get("policies", POLICIES):
             where = GAP if is_gap else policy
-            row = {"the paper's claim": about["claim"], "sec": about["section"], "tested by": about["test"],
-                   "policy": where.upper()}  # fmt: skip
+            row = {"the paper's claim": about["claim"], "sec": about["section"], "rule": rule,
+                   "tested by": about["test"], "policy": where.upper()}  # fmt: skip
             for name, changed in REGIMES.items():
                 numbers = numbers_of(results, about, policy, changed)
                 decision, text = judged(numbers, about)
-                row[name] = text if text == MISSING else f"**{decision}**: {text}"
-                named = {"claim": about["name"], "regime": name, "policy": where, "verdict": decision}
+                vacuous = falls[name].vacuous(about) if text != MISSING else ""
+                row[name] = (
+                    text if text == MISSING else f"**{decision}**{f' (vacuous: {vacuous})' if vacuous else ''}: {text}"
+                )
+                named = {"claim": about["name"], "rule": rule, "regime": name, "policy": where, "verdict": decision,
+                         "vacuous": vacuous}  # fmt: skip
                 values += [named | number for number in numbers]
             shown.append(row)
     caption = DECLARED["caption"].format(**facts)

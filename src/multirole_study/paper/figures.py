@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
 from multirole_study.labels import (
@@ -119,6 +119,8 @@ def figure_3(results: Results) -> Plate:
         axes.plot([low, high], [low, high], color="0.35", lw=0.8, ls="--", zorder=1)
         axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel=f"SP, {place}", ylabel=f"IP, {place}")
         axes.set_title("above the diagonal: IP higher")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         _in_percent(axes.xaxis, axes.yaxis)
     marks = [(WORKFLOW_MARKERS[workflow], "white", WORKFLOW_NAMES[workflow]) for workflow in WORKFLOWS]
     marks += [("D", TASK_COLOURS[task], TASK_NAMES[task]) for task in results.grid.tasks]
@@ -196,6 +198,7 @@ def figure_6(results: Results) -> Plate:
                 axes.plot(dynamics.typical(curves), **look)
         for axes in measured:
             axes.set_yscale("log")
+            _few_log_ticks(axes)
         for policy, colour in POLICY_COLOURS.items():
             points = validation(results.runs_of(cell[0], policy, cell[2]))
             points = points[[seed for seed in points if seed in runs]]
@@ -205,7 +208,7 @@ def figure_6(results: Results) -> Plate:
                 validated.plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
         _in_percent(validated.yaxis)
         validated.set_xlabel("iteration")
-        validated.legend(ncols=2, loc="lower left")
+        validated.legend(ncols=2, loc="lower right")
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
         measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
     figure.align_ylabels()
@@ -223,13 +226,15 @@ def figure_of_gradients(results: Results) -> Plate:
         axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES[task]}")
         axes.set_xticks(range(len(names)), dynamics.SHARES)
         axes.axhline(0, color="0.35", lw=0.8)
-        found = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
-        roles = list(dict.fromkeys(found["role"]))
+        panel = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
+        roles = list(dict.fromkeys(panel["role"]))
         for i, role in enumerate(roles):
-            own = found[found["role"] == role].set_index("number").loc[names]
+            role_rows = panel[panel["role"] == role].set_index("number").loc[names]
             at, width = np.arange(len(names)) + (i - (len(roles) - 1) / 2) * 0.8 / len(roles), 0.72 / len(roles)
-            errors = [own["value"] - own["low"], own["high"] - own["value"]]
-            axes.bar(at, own["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2})
+            errors = [role_rows["value"] - role_rows["low"], role_rows["high"] - role_rows["value"]]
+            axes.bar(
+                at, role_rows["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2}
+            )
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
     drawn = [role for role in ROLE_COLOURS if role in set(shares["role"])]
     _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in drawn])
@@ -289,23 +294,25 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     for name, changed in REGIMES.items():
         runs = {cell: results.runs_of(*cell, task, **changed) for cell in (LINES[-1], *LINES[:-1])}
         # the single agent takes one step anyway, so that its runs are of two regimes
-        if counts := [len(of) for (workflow, _), of in runs.items() if of and workflow != "single"]:
+        if counts := [
+            len(cell_runs) for (workflow, _), cell_runs in runs.items() if cell_runs and workflow != "single"
+        ]:
             regime = f"{name}\nn = {_from_to(counts)}"
             rows += [
                 (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
-                for (workflow, policy), of in runs.items()
-                for seed, run in of.items()
+                for (workflow, policy), cell_runs in runs.items()
+                for seed, run in cell_runs.items()
                 for step, accuracy in run.accuracy.items()
             ]
     return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
 
 
-def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tuple[str, str]) -> Plate:
+def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tuple[str, str]) -> Plate:
     """Validation accuracy of the twins and of a variant, a panel per cell; seeds thin and their mean thick."""
-    rows = -(-len(found) // 4)
+    rows = -(-len(pairs) // 4)
     figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
-    for axes, twin in zip(grid.flat, found, strict=False):
+    for axes, twin in zip(grid.flat, pairs, strict=False):
         for runs, colour, ls in zip((twin.usual, twin.changed), SETUP_COLOURS, SETUP_STYLES, strict=True):
             curves = pd.concat([run.accuracy for run in runs], axis=1)
             axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
@@ -318,50 +325,62 @@ def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tup
     looks = zip(labels, SETUP_COLOURS, SETUP_STYLES, strict=True)
     setups = [_entry(label, color=colour, lw=1.8, ls=ls) for label, colour, ls in looks]
     _legend(figure, [*setups, _entry("single agent's peak", ls=":", **REFERENCE)])
-    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in found]))
+    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in pairs]))
 
 
 def figure_of_controls(results: Results, table: Table) -> Plate:
-    """Peaks of workflows and of single agents with more episodes, more optimizer steps or both, by the tokens sampled for them."""
+    """Peaks by training budget, a row per budget: a shape is a workflow, a colour a policy."""
     tasks = list(dict.fromkeys(table.values["task"]))
-    cells = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
-    figure = Figure(figsize=(2.8 + 3.6 * len(tasks), 4.0), layout="constrained")
+    looks = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
+    single = cell_name("single", "sp")
+    looks[single] = WORKFLOW_MARKERS["single"], REFERENCE["color"]
+    numbers = table.values[~table.values["run"].str.startswith(ALL)]
+    numbers = numbers.join(numbers["run"].str.partition(", ")[[0, 2]].set_axis(["cell", "variant"], axis=1))
+    budgets = list(
+        dict.fromkeys((cell == single, variant) for cell, variant in zip(numbers["cell"], numbers["variant"]))
+    )
+    budgets.sort(key=lambda budget: not budget[0])
+    figure = Figure(figsize=(2.9 + 3.6 * len(tasks), 0.55 * len(budgets) + 1.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
-        found = table.values[table.values["task"] == task].set_index(["run", "number"])
-        for run in (run for run in found.index.unique("run") if not run.startswith(ALL)):
-            tokens, steps, peak = (found.loc[(run, name)] for name in ("tokens sampled (M)", "optimizer steps", "peak"))
-            x, error = tokens["value"] / 1e6, [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
-            name, _, variant = run.partition(", ")
-            marker, colour = cells.get(name, (WORKFLOW_MARKERS["single"], "0.2"))
-            inside = "white" if name in cells and variant else colour
-            axes.errorbar(x, peak["value"], error, marker=marker, color=colour, mfc=inside, ms=5, lw=1.0, capsize=2)
-            if name not in cells:
-                variant = variant.replace(", ", "\n")
-                look = {"xytext": (-8, -3), "textcoords": "offset points", "va": "top", "fontsize": 6}
-                axes.annotate(f"{variant}\n({steps['value']:.0f} steps)", (x, peak["low"]), **look)
-        _in_percent(axes.yaxis)
-        axes.set_ylim(axes.get_ylim()[0] - 0.03)  # room for the lowest name
-        axes.set_xlim(0, 1.1 * axes.get_xlim()[1])
-        axes.set(xlabel="completion tokens sampled in training, millions", title=TASK_NAMES[task])
-    figure.supylabel("validation accuracy at the peak", fontsize=8)
-    marked = ("single", *WORKFLOWS)
-    shapes = [_entry(WORKFLOW_NAMES[w], ls="", marker=WORKFLOW_MARKERS[w], color="0.2") for w in marked]
-    handles, runs = [*shapes, *_policies(ls="-", lw=3)], (run.partition(", ") for run in table.values["run"])
-    if variants := dict.fromkeys(variant for name, _, variant in runs if name in cells and variant):
-        handles.append(_entry(" or ".join(variants), ls="", marker="o", color="0.2", mfc="white"))
-    _legend(figure, handles, ncols=4)
+        for row, (is_single, variant) in enumerate(budgets):
+            rows = numbers[(numbers["task"] == task) & (numbers["variant"] == variant)]
+            rows = rows[(rows["cell"] == single) == is_single]
+            peaks = rows[rows["number"] == "peak"].set_index("cell")
+            for i, cell in enumerate([cell for cell in looks if cell in peaks.index]):
+                peak, (marker, colour) = peaks.loc[cell], looks[cell]
+                error = [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
+                at = row + (i - (len(peaks) - 1) / 2) * 0.13
+                axes.errorbar(peak["value"], at, xerr=error, marker=marker, color=colour, ms=4.5, lw=1.0, capsize=1.5)
+        for row in range(1, len(budgets)):
+            axes.axhline(row - 0.5, color="0.85", lw=1.5 if budgets[row][0] != budgets[row - 1][0] else 0.6)
+        _in_percent(axes.xaxis)
+        axes.set(xlabel="validation accuracy at the peak", title=TASK_NAMES[task], ylim=(len(budgets) - 0.5, -0.5))
+        axes.set_yticks(range(len(budgets)), [_budget(numbers, single, *budget) for budget in budgets])
+        axes.tick_params(axis="y", length=0)
+    shapes = [
+        _entry(WORKFLOW_NAMES[w], ls="", marker=WORKFLOW_MARKERS[w], color="0.35") for w in ("single", *WORKFLOWS)
+    ]
+    _legend(figure, [*shapes, *_policies(ls="-", lw=3)])
     return plate(results, "controls", figure)
+
+
+def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -> str:
+    """Name a budget by who has it, with its optimizer steps and its sampled tokens over the whole run."""
+    rows = numbers[((numbers["cell"] == single) == is_single) & (numbers["variant"] == variant)]
+    steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
+    spent = f"{_from_to(steps.round().astype(int))} steps, {_from_to((tokens / 1e6).round(1))} M tokens"
+    return f"{'single agent' if is_single else 'workflows'}, {variant or 'as in the grid'}\n{spent}"
 
 
 @plt.rc_context(STYLE)
 def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
     """Draw one step per iteration and longer training beside the grid, where there are runs, and the controls."""
     plates = []
-    if found := list(twins(results, study, "updates")):
+    if pairs := list(twins(results, study, "updates")):
         labels = "one step per batch of rows, as in the grid", "one step per iteration"
-        plates.append(figure_of_twins(results, "matched_updates", found, labels))
+        plates.append(figure_of_twins(results, "matched_updates", pairs, labels))
     setups = list(twins(results, study, "setup"))
-    if long := [one for one in setups if one.changed[0].cell.iterations > one.usual[0].cell.iterations]:
+    if long := [pair for pair in setups if pair.changed[0].cell.iterations > pair.usual[0].cell.iterations]:
         usual, changed = (runs[0].cell.iterations for runs in (long[0].usual, long[0].changed))
         labels = f"{usual} iterations, as in the grid", f"{changed} iterations"
         plates.append(figure_of_twins(results, "long", long, labels))
@@ -400,15 +419,27 @@ def _from_to(counts: Collection[int]) -> str:
     return f"{few} to {many}" if many > few else f"{few}"
 
 
-def _in_percent(*of: Axis, symbol: str = "%") -> None:
-    for axis in of:
+def _in_percent(*axes: Axis, symbol: str = "%") -> None:
+    for axis in axes:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
 
 
-def _level(axes: Axes, found: pd.Series, ls: str = ":") -> None:
+def _few_log_ticks(axes: Axes) -> None:
+    """Ticks of a logarithmic axis that do not touch: powers of ten, and below two decades some multiples of them."""
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    multiples = (1, 2, 5) if decades < 1.4 else (1, 3)
+    locator = LogLocator(subs=multiples) if decades < 2 else LogLocator(numticks=4)
+    axes.yaxis.set_major_locator(MaxNLocator(3) if decades < 0.5 else locator)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    if decades < 2:
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def _level(axes: Axes, values: pd.Series, ls: str = ":") -> None:
     """A line at the mean of accuracies, where there are any."""
-    if len(found):
-        axes.axhline(found.mean(), ls=ls, **REFERENCE)
+    if len(values):
+        axes.axhline(values.mean(), ls=ls, **REFERENCE)
 
 
 def _entry(label: str, **look: object) -> Line2D:

@@ -1,19 +1,22 @@
-"""The rows of the paper's tasks: pinned files of the Hugging Face Hub, or one's own files in the same schema.
+"""Load the rows of the paper's tasks from pinned files of the Hugging Face Hub or user-supplied files.
 
-The split is that of `datasets.Dataset.train_test_split(test_size=..., seed=42)`. Every pinned file is checked against
-its SHA-256, so that a run on other bytes never passes for a run on the paper's data. The authors pin nothing; the
+The split equals `datasets.Dataset.train_test_split(test_size=..., seed=42)`. Every pinned file is checked against its
+SHA-256, so that a run on different data is never mistaken for a run on the paper's data. The authors pin nothing; the
 revisions and checksums in `math.py` and `code.py` were published by a follow-up project (MaoMaoLYJ/ASPECT), and the
 files were not downloaded when this was written.
 
-`data` is a file of one's own rows. Files are read directly and not through `datasets`, whose one type per column would
-turn the answers 3 and 2.5 into "3.0" and "2.5".
+`data` is a user-supplied file in the same schema. Files are read directly and not through `datasets`, which has one type
+per column and would turn the answers 3 and 2.5 into "3.0" and "2.5".
 """
 
 import hashlib
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,21 +27,22 @@ from multirole.core.types import Problem
 from multirole_study.tasks.splits import check_split
 
 SPLIT_SEED = 42
-MOST_BROKEN = 0.01
-"""Broken rows are left out and counted; a larger share of them stops the run."""
+MAX_BROKEN_SHARE = 0.01
+"""Broken rows are dropped and counted; a larger share of them is an error."""
 SUFFIXES = (".parquet", ".jsonl")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
-"""The problems by split, and what the record of a run says about them."""
+"""The problems by split, and their description for the record of a run."""
 
 
 class DataError(ValueError):
-    """The rows are missing, or not what they must be. Nothing was trained or scored."""
+    """The rows are missing or invalid. Nothing was trained or scored."""
 
 
 class BadRow(ValueError):
-    """One row cannot become a problem; the message is the reason under which it is counted, such as "no_tests"."""
+    """A row cannot be converted to a problem; the message is the reason to count, such as "no_tests"."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Source:
     note: str = ""
 
     def load(self, data: str | Path | None) -> Loaded:
-        """Find, verify, read and split the rows; the last two readings stay in memory. Raises DataError."""
+        """Find, verify, read and split the rows; the last two results are cached. Raises DataError."""
         paths = self._download() if data is None else [file_of_rows(data)]
         return _read(self, tuple((path, path.stat().st_mtime_ns) for path in paths), data is None)
 
@@ -71,7 +75,7 @@ class Source:
                 Path(huggingface_hub.hf_hub_download(self.repo, name, repo_type="dataset", revision=self.revision))
                 for name in names
             ]
-        except OSError as error:  # of which all errors of the Hub are kinds
+        except OSError as error:  # the base class of the Hub's errors
             raise DataError(
                 f"The files of {self.repo} at revision {self.revision} are not in the cache "
                 f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Fill it where there is a "
@@ -81,7 +85,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Published:
-    """What the tasks with published rows share; `data` is a file of one's own rows in their place."""
+    """Base class of tasks with published rows; a user-supplied file `data` replaces them."""
 
     data: str | Path | None = None
     source: ClassVar[Source]
@@ -92,7 +96,7 @@ class Published:
         return take(self.source.load(self.data)[0][split], split, count)
 
     def describe(self) -> dict[str, object]:
-        """Return repository, revision, checksums, counts, and what was left out."""
+        """Return repository, revision, checksums, and counts of used and dropped rows."""
         return self.source.load(self.data)[1]
 
 
@@ -107,25 +111,51 @@ def take(problems: list[Problem], split: str, count: int | None) -> list[Problem
 
 
 def question_id(task: str, question: str) -> str:
-    """Return an id such as math/0123456789ab, the same for this question in every file and version."""
+    """Return an id such as math/0123456789ab, which depends only on task and question."""
     return f"{task}/{hashlib.sha1(question.encode(), usedforsecurity=False).hexdigest()[:12]}"
 
 
 def text_of(row: Row, column: str, reason: str) -> str:
-    """Return a column that must hold text. Raises BadRow(reason) where it is missing, empty or something else."""
+    """Return a column that must hold text. Raises BadRow(reason) if it is missing, empty or not text."""
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(reason)
+    if fault := fault_of(value):
+        raise BadRow(fault)
     return value
 
 
+def broken_part(value: object) -> tuple[str, object] | None:
+    """Return (fault, part) for the first invalid part of a value at any depth; None if the value is valid.
+
+    The faults are "not_finite" (NaN or infinity, which pandas writes for missing numbers) and "half_a_character" (half a
+    surrogate pair, which remains of a truncated emoji and cannot be encoded).
+    """
+    if isinstance(value, str):
+        return ("half_a_character", value) if _SURROGATE.search(value) else None
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return broken_part(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return next((broken for part in value if (broken := broken_part(part))), None)
+    is_finite = not isinstance(value, (float, Decimal)) or math.isfinite(value)
+    return None if is_finite else ("not_finite", value)
+
+
+def fault_of(value: object) -> str | None:
+    """Return the fault that `broken_part` finds in a value, or None."""
+    broken = broken_part(value)
+    return broken and broken[0]
+
+
 def file_of_rows(data: str | Path) -> Path:
-    """Return the path of a file of rows. Raises DataError where it does not exist or is of another kind."""
+    """Return the path of a file of rows. Raises DataError if it does not exist or has an unsupported suffix."""
     path = Path(data).expanduser()
     if path.suffix not in SUFFIXES or not path.is_file():
         message = f"Rows must be a file ({', '.join(SUFFIXES)}), got {str(path)!r}"
         if not path.exists():
-            message += f", which does not exist. Beside your script it is Path(__file__).parent / {path.name!r}"
+            message += f", which does not exist. In your script's folder it is Path(__file__).parent / {path.name!r}"
         raise DataError(f"{message}.")
     return path
 
@@ -140,19 +170,32 @@ def read_rows(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=256):
                     yield from batch.to_pylist()
             return
-        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 may stand inside a string
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: U+2028 may stand inside a string
         rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
-    except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read, because it is not UTF-8: {error}. Save it as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # JSON and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} must hold one JSON object per line.")
     yield from rows
 
 
+def broken_value(value: object) -> str | None:
+    """Describe the fault of a row's value in words; None if it is valid."""
+    match broken_part(value):
+        case ("half_a_character", str(text)):
+            half = _SURROGATE.search(text)
+            return f"half a character ({half and half[0]!r}), which is not Unicode text"
+        case ("not_finite", number):
+            return f"{number}, which is not a number to train or score with"
+    return None
+
+
 @lru_cache(maxsize=2)  # both splits come from one reading
-def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) -> Loaded:
-    """Read the rows of the pinned files, or of one's own, given with the time of their last change."""
-    paths = [path for path, _ in found]
+def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned: bool) -> Loaded:
+    """Read and split the rows of files, which are given with their modification times (for the cache)."""
+    paths = [path for path, _ in stamped_paths]
     digests = []
     for path in paths:
         with path.open("rb") as file:
@@ -161,11 +204,13 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
     if is_pinned and digests != pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
-            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
+            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows: -p data FILE."
         )
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
         try:
+            if fault := fault_of([row.get(column) for column in source.columns]):
+                raise BadRow(fault)
             outcomes.append(source.to_problem(row))
         except BadRow as error:
             outcomes.append(str(error))
@@ -187,10 +232,10 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
             problem = replace(problem, id=f"{problem.id}-{seen[problem.id]}")
         splits["validation" if position < n_test else "train"].append(problem)
     counts = {split: len(problems) for split, problems in splits.items()}
-    if len(broken) > MOST_BROKEN * len(outcomes) or not all(counts.values()):
+    if len(broken) > MAX_BROKEN_SHARE * len(outcomes) or not all(counts.values()):
         raise DataError(
-            f"{', '.join(map(str, paths))}: of {len(outcomes)} rows, {counts} can be used; left out were {dict(skipped)} "
-            f"({', '.join(broken[:3])}). At most {MOST_BROKEN:.0%} of the rows may be broken, and each split needs one "
+            f"{', '.join(map(str, paths))}: of {len(outcomes)} rows, {counts} can be used; {dict(skipped)} were dropped "
+            f"({', '.join(broken[:3])}). At most {MAX_BROKEN_SHARE:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
     names = [name for name, _ in source.files] if is_pinned else [path.name for path in paths]

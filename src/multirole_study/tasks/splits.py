@@ -1,4 +1,4 @@
-"""Splits of the generated tasks, disjoint by construction: a hash of the question decides where it belongs."""
+"""Split the generated tasks by a hash of the question, so that splits are disjoint by construction."""
 
 import hashlib
 import random
@@ -10,15 +10,15 @@ from multirole.core.types import Problem
 
 Kind = Literal["long", "wide"]
 KINDS: tuple[Kind, ...] = ("long", "wide")
-"""The two kinds of problems of a generated task."""
+"""The two kinds of problems in a generated task."""
 VALIDATION_SHARE = 8
-"""One question in eight is for validation."""
+"""One question in eight belongs to the validation split."""
 
 
-def split_of(question: str) -> str:
-    """Return "train" or "validation", by the question alone."""
+def split_of(question: str, share: int = VALIDATION_SHARE) -> str:
+    """Return the split of a question: "validation" for one in `share`, else "train"."""
     digest = hashlib.sha256(question.encode()).digest()
-    return "validation" if digest[0] % VALIDATION_SHARE == 0 else "train"
+    return "validation" if digest[0] % share == 0 else "train"
 
 
 def check_split(split: str) -> None:
@@ -31,20 +31,20 @@ def check_split(split: str) -> None:
 def first_problems(
     stream: Callable[[str, random.Random], Iterator[Problem]], split: str, count: int | None, seed: str
 ) -> list[Problem]:
-    """Return the first `count` different problems of an endless stream; a smaller count is a prefix of a larger one."""
+    """Return the first `count` distinct problems of an endless stream; a smaller count gives a prefix."""
     check_split(split)
     if count is None:
-        raise ValueError("Generated problems have no end, so their `count` must be a positive integer, got None.")
-    found: dict[str, Problem] = {}
-    drawn = stream(split, random.Random(seed))
-    while len(found) < count:
-        problem = next(drawn)
-        found.setdefault(problem.id, problem)
-    return list(found.values())
+        raise ValueError("Generated problems are endless, so `count` must be a positive integer, got None.")
+    problems: dict[str, Problem] = {}
+    candidates = stream(split, random.Random(seed))
+    while len(problems) < count:
+        problem = next(candidates)
+        problems.setdefault(problem.id, problem)
+    return list(problems.values())
 
 
 class Generated:
-    """What the generated tasks share; `stream(split, rng)` yields problems without end."""
+    """Base class of generated tasks; `stream(split, rng)` yields problems endlessly."""
 
     name: ClassVar[str]
     stream: ClassVar[Callable[..., Iterator[Problem]]]
@@ -54,5 +54,5 @@ class Generated:
         return first_problems(self.stream, split, count, f"{self.name}/{split}")[:]
 
     def describe(self) -> dict[str, object]:
-        """Return where the problems come from."""
+        """Return the task's name, marked as embedded."""
         return {"name": self.name, "is_embedded": True}

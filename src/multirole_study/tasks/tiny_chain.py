@@ -1,8 +1,8 @@
 """tiny_chain: integer arithmetic from left to right in two kinds of problems, every intermediate result in 0..49.
 
 A *long* problem has many operations on one digit, such as `9*4-7+8-5*2-9+6`; a *wide* one has fewer, about half of them on
-two digits, such as `9+27-18*2+4`. What helps differs: a wide problem's numbers are best taken apart into tens and ones, which
-only lengthens a long one. The answer is the content of the last `\\boxed{}`. A hash of the expression decides its split.
+two digits, such as `9+27-18*2+4`. The kinds need different strategies: splitting numbers into tens and ones helps in a wide
+problem and only lengthens a long one. The answer is the content of the last `\\boxed{}`. A hash of the expression decides its split.
 """
 
 import random
@@ -17,7 +17,7 @@ from multirole_study.tasks.splits import KINDS, Generated, Kind, split_of
 NAME = "tiny_chain"
 LARGEST = 49
 LENGTHS: dict[Kind, tuple[int, int]] = {"long": (8, 10), "wide": (5, 7)}
-"""The fewest and the most operations of the task's problems."""
+"""The smallest and largest number of operations by kind."""
 SUMS = [(op, n) for op in "+-" for n in range(1, 10)]
 PRODUCTS = [("*", 2), ("*", 3), ("*", 4)]
 WIDE = [(op, n) for op in "+-" for n in range(11, 40) if n % 10]
@@ -38,7 +38,7 @@ def parse(question: str) -> tuple[int, list[tuple[str, int]]]:
 
 
 def kind_of(question: str) -> Kind:
-    """Whether a question has an operand of two digits ("wide") or none ("long")."""
+    """Return "wide" if a question has a two-digit operand, else "long"."""
     return "wide" if any(operand > 9 for _, operand in parse(question)[1]) else "long"
 
 
@@ -58,7 +58,7 @@ def _sample(rng: random.Random, kind: Kind, n_ops: int) -> Problem:
 
 
 def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None) -> Iterator[Problem]:
-    """Yield problems of one split without end, with repeats, both kinds alike; `lengths` are operations at least and at most."""
+    """Yield an endless stream of problems of one split, with repeats; `lengths` are (min, max) operations by kind."""
     while True:
         kind = rng.choice(KINDS)
         problem = _sample(rng, kind, rng.randint(*(lengths or LENGTHS)[kind]))
@@ -68,7 +68,7 @@ def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] 
 
 @dataclass(frozen=True)
 class TinyChain(Generated):
-    """The task; `malformed_reward` is for an answer without a box."""
+    """The tiny_chain task. `malformed_reward` is the reward without a box."""
 
     malformed_reward: float = 0.0
     name: ClassVar[str] = NAME
@@ -80,7 +80,7 @@ class TinyChain(Generated):
         return boxes[-1].strip() if boxes else None
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Return reward 1 for the right integer, 0 for a wrong one, `malformed_reward` without a box."""
+        """Return reward 1 for the correct integer, 0 for a wrong one, `malformed_reward` without a box."""
         return [self._score(problem, self.extract(text)) for problem, text in zip(problems, texts, strict=True)]
 
     def _score(self, problem: Problem, answer: str | None) -> Reward:

@@ -1,12 +1,12 @@
-"""tiny_pipe: write `f(xs)`, a pipeline of steps along a list, in which every position has to be worked out.
+"""tiny_pipe: write `f(xs)`, a pipeline of steps along a list, in which every position must be computed.
 
-A question such as `at 57, add +5, sub +7, xor -3, rest +4` puts a cursor somewhere and moves it before every step. The element
-under it is folded into a result `r`, and `rest` adds the sum of all that is left from there on. The program needs positions
-(`r = xs[57]`, `r += xs[62]`, `r -= xs[69]`, ...), so the moves have to be added up. A *long* question has many moves of one digit;
-a *wide* one has fewer, most of them of two digits, which are best taken apart into tens and ones. Moves of more than `TAUGHT_MOVE`
-are in no dialogue of the embedded base, so that not everything is a matter of care. The answer is the last ```python fence, graded
-on hidden tests. A hash of the *behaviour* decides the split, so that no function of the validation split is in the training
-split in other words.
+A question such as `at 57, add +5, sub +7, xor -3, rest +4` sets a cursor and moves it before every step. The element under the
+cursor is folded into a result `r`, and `rest` adds the sum of all elements from the cursor on. The program needs positions
+(`r = xs[57]`, `r += xs[62]`, `r -= xs[69]`, ...), so the moves have to be summed. A *long* question has many one-digit moves; a
+*wide* one has fewer, most of them with two digits, which are best split into tens and ones. Moves above `TAUGHT_MOVE` are absent
+from the embedded base's training data, so that some problems need more than care. The answer is the last ```python fence, graded
+on hidden tests. A hash of the *behaviour* decides the split, so that no validation function is in the training split in another
+phrasing.
 """
 
 import json
@@ -25,16 +25,16 @@ from multirole_study.tasks.splits import KINDS, Generated, Kind, split_of
 NAME = "tiny_pipe"
 LARGEST, LARGEST_MOVE, TAUGHT_MOVE = 99, 54, 49
 LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 10), "wide": (5, 7)}
-"""The fewest and the most moves of the task's problems."""
+"""The smallest and largest number of moves by kind."""
 FOLDS = {"add": "+", "sub": "-", "xor": "^"}
 START, REST = "at", "rest"
 NARROW = [sign * n for sign in (1, -1) for n in range(1, 10)]
 WIDE_SHARE = 0.7
 
 Step = tuple[str, int]
-"""A word of `FOLDS`, or at the end `REST`, and the move before it; at the beginning `START` and a position."""
+"""A word of `FOLDS`, or `REST` in the last step, and the move before it; `START` and a position in the first."""
 Reads = list[tuple[str, int]]
-"""What a program reads: a sign of `FOLDS` ("+" for the first) and a position; at the end "+" and where the rest begins."""
+"""The reads of a program: a sign of `FOLDS` ("+" in the first) and a position; last "+" and the start of the rest."""
 
 
 def _lists(seed: str, count: int) -> list[list[int]]:
@@ -47,26 +47,26 @@ TESTS = _lists(f"{NAME}/tests", 8)
 
 
 def parse(question: str) -> list[Step]:
-    """The steps that a question names."""
+    """Parse a question into its steps."""
     return [(word, int(move)) for word, move in (part.split(" ") for part in question.split(", "))]
 
 
 def phrase(steps: list[Step]) -> str:
-    """The question that names these steps."""
+    """Write steps as a question."""
     return ", ".join(f"{word} {move}" if word == START else f"{word} {move:+d}" for word, move in steps)
 
 
 def reads_of(steps: list[Step]) -> Reads:
-    """What a right program reads."""
-    found, cursor = [], 0
+    """Return the reads of a correct program."""
+    reads, cursor = [], 0
     for word, move in steps:
         cursor += move
-        found.append((FOLDS.get(word, "+"), cursor))
-    return found
+        reads.append((FOLDS.get(word, "+"), cursor))
+    return reads
 
 
 def run(reads: Reads, xs: list[int]) -> int:
-    """What a program with these reads returns; IndexError where it reads beyond the end."""
+    """Compute the result of a program with these reads. Raises IndexError for a position beyond the end."""
     *folds, (_, start) = reads
     result = 0
     for sign, position in folds:
@@ -76,13 +76,13 @@ def run(reads: Reads, xs: list[int]) -> int:
 
 
 def behaviour(question: str) -> tuple[int, ...]:
-    """What the function returns for each of `PROBES`: equal for two ways to write one function."""
+    """Return the function's result for each of `PROBES`; equal results mean the same function."""
     reads = reads_of(parse(question))
     return tuple(run(reads, xs) for xs in PROBES)
 
 
 def kind_of(question: str) -> Kind:
-    """Whether a question has a move of two digits ("wide") or none ("long")."""
+    """Return "wide" if a question has a two-digit move, else "long"."""
     return "wide" if any(abs(move) > 9 for _, move in parse(question)[1:]) else "long"
 
 
@@ -92,7 +92,7 @@ def _wide(largest_move: int) -> list[int]:
 
 
 def _sample(rng: random.Random, kind: Kind, n_steps: int, largest_move: int) -> str | None:
-    """A question in which no move occurs twice; None where the drawn beginning leaves no move."""
+    """Sample a question without repeated moves; None if no move is left."""
     cursor = start = rng.randint(0, LARGEST)
     moves: list[int] = []
     for _ in range(n_steps):
@@ -109,7 +109,7 @@ def _sample(rng: random.Random, kind: Kind, n_steps: int, largest_move: int) -> 
 
 
 def to_problem(question: str) -> Problem:
-    """The problem with its hidden tests."""
+    """Return the problem with its hidden tests."""
     reads = reads_of(parse(question))
     reference = {"arguments": [[xs] for xs in TESTS], "expected": [run(reads, xs) for xs in TESTS]}
     return Problem(f"{NAME}/{question}", NAME, question, reference)
@@ -118,7 +118,7 @@ def to_problem(question: str) -> Problem:
 def stream(
     split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None, largest_move: int = LARGEST_MOVE
 ) -> Iterator[Problem]:
-    """Yield problems of one split without end, with repeats, both kinds alike; `lengths` are moves at least and at most."""
+    """Yield an endless stream of problems of one split, with repeats; `lengths` are (min, max) moves by kind."""
     while True:
         kind = rng.choice(KINDS)
         question = _sample(rng, kind, rng.randint(*(lengths or LENGTHS)[kind]), largest_move)
@@ -146,17 +146,17 @@ PROGRAM = re.compile(
 
 
 def read_program(source: str) -> Reads | None:
-    """What a program of the usual form reads; None for any other program."""
-    found = PROGRAM.fullmatch(source)
-    if found is None:
+    """Parse the reads of a program in the usual form; None for any other program."""
+    match = PROGRAM.fullmatch(source)
+    if match is None:
         return None
-    folds = [(sign, int(position)) for sign, position in LINE.findall(found[2]) if sign]
-    return [("+", int(found[1])), *folds, ("+", int(found.groups()[-1]))]
+    folds = [(sign, int(position)) for sign, position in LINE.findall(match[2]) if sign]
+    return [("+", int(match[1])), *folds, ("+", int(match.groups()[-1]))]
 
 
 @cache
 def _computed(reads: tuple[tuple[str, int], ...], outputs: tuple[int, ...], rule: Rule) -> Reward:
-    """What the sandbox would say of a program with these reads."""
+    """Compute the sandbox's reward for a program with these reads."""
     reasons = []
     for xs, due in zip(TESTS, outputs, strict=True):
         try:
@@ -167,7 +167,7 @@ def _computed(reads: tuple[tuple[str, int], ...], outputs: tuple[int, ...], rule
 
 
 def _reward(reasons: Sequence[str], rule: Rule) -> Reward:
-    """The reward of a program whose tests ended like this; of several ways to fail, the least clean one is the reason."""
+    """Return the reward for these test reasons; of several failures the most severe is the reason."""
     failed = [reason for reason in reasons if reason != "passed"]
     worst = [reason for reason in ("timeout", "error") if reason in failed] or failed or ["passed"]
     value = reasons.count("passed") / len(reasons) if rule == "fraction" else float(not failed)
@@ -176,9 +176,9 @@ def _reward(reasons: Sequence[str], rule: Rule) -> Reward:
 
 @dataclass(frozen=True)
 class TinyPipe(Generated):
-    """The task; `reward` is the "fraction" of passed tests, or "all_pass".
+    """The tiny_pipe task. `reward` is the "fraction" of passed tests or "all_pass".
 
-    Programs of the usual form are read and computed here; all others run in the sandbox, with the same result (tests/test_tiny_pipe.py).
+    Programs of the usual form are evaluated here; all others run in the sandbox, with the same result (test_tiny_pipe.py).
     """
 
     reward: Rule = "fraction"
@@ -190,19 +190,19 @@ class TinyPipe(Generated):
         return extract(text)
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Score by hidden tests; a program that fails in several ways has the least clean reason."""
+        """Score by hidden tests; the reason is the most severe failure."""
         programs = list(map(extract, texts))
         reads = [read_program(program or "") for program in programs]
-        strange = [None if found else program for program, found in zip(programs, reads, strict=True)]
+        sandboxed = [None if program_reads else program for program, program_reads in zip(programs, reads, strict=True)]
         tests = [
             json.dumps({"fn_name": "f", "inputs": p.reference["arguments"], "outputs": p.reference["expected"]})
             for p in problems
         ]
-        verdicts = grade(strange, tests, self.reward, LIMITS)
+        verdicts = grade(sandboxed, tests, self.reward, LIMITS)
         rewards = []
-        for problem, found, verdict in zip(problems, reads, verdicts, strict=True):
-            if found:
-                rewards.append(_computed(tuple(found), tuple(problem.reference["expected"]), self.reward))
+        for problem, program_reads, verdict in zip(problems, reads, verdicts, strict=True):
+            if program_reads:
+                rewards.append(_computed(tuple(program_reads), tuple(problem.reference["expected"]), self.reward))
             else:
                 rewards.append(_reward(verdict.reasons, self.reward) if verdict else Reward(0.0, "no_code", False))
         return rewards
