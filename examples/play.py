@@ -13,6 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multirole import Problem
+from multirole.core.threads import use_fitting_threads
 
 BASE, TRAINED = str(HERE / "../src/multirole_study/models/tiny-r"), Path("out/debate")
 ADAPTER = {"debater": "adapter_a", "judge": "adapter_b"}  # role -> folder, as in the policy map of debate.py
@@ -21,6 +22,7 @@ tokenizer = AutoTokenizer.from_pretrained(BASE)
 base = AutoModelForCausalLM.from_pretrained(BASE)
 model = PeftModel.from_pretrained(base, TRAINED / "adapter_a", adapter_name="adapter_a")
 model.load_adapter(TRAINED / "adapter_b", adapter_name="adapter_b")
+use_fitting_threads(model.num_parameters())  # as the trainer does; torch would take every core
 
 
 async def call(role, messages, slot=0, round=0):

@@ -779,6 +779,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _warn_of_zero_reward(self, episodes: list[Episode]) -> None:
         """Warn, once, when no episode of `SILENT_ITERATIONS` iterations in a row had a reward other than 0."""
         rewards = [episode.reward.value for episode in episodes if episode.reward is not None]
+        if not rewards:
+            return
         self._n_without_reward = 0 if any(rewards) else self._n_without_reward + 1
         if self._n_without_reward == SILENT_ITERATIONS and self.accelerator.is_main_process:
             logger.warning(ZERO_REWARD, SILENT_ITERATIONS)
