@@ -8,7 +8,6 @@ from trl import GRPOConfig
 
 SAMPLER = "the loss compares log-probs of the whole distribution with those that were sampled"
 BATCHING = "the rollout engine batches continuously by itself"
-RATIO = "`old_logprobs` decides on the ratio's denominator"
 PER_MICRO_BATCH = "it would be taken per micro-batch, whose size must not change the gradient"
 REFUSED = {
     "num_iterations": (1, "each sampled batch is used once; `updates` decides in how many optimizer steps"),
@@ -26,10 +25,6 @@ REFUSED = {
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
     "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
     "vllm_model_impl": ("vllm", "adapters are served by vLLM's own models"),
-    "vllm_importance_sampling_correction": (True, RATIO),
-    "vllm_importance_sampling_mode": ("sequence_mask", RATIO),
-    "vllm_importance_sampling_clip_min": (None, RATIO),
-    "vllm_importance_sampling_clip_max": (3.0, RATIO),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
     "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
     "mask_truncated_completions": (False, "every completion token is trained, so that role masks partition the tokens"),
