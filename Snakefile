@@ -31,7 +31,7 @@ CELLS = {cell.id: cell for cell in [*GRID.cells(), *(STUDY.cells() if STUDY else
 EVALUATIONS = {f"{what.name}/{what.cell.id}": what for what in [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]}
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
-PAPERMILL = f"{sys.executable} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
+PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, what, gpus, **launch):
     """The command of one job: texts as they are (-r), maps as YAML (-y), others by their value (-p). It sees `gpus` GPUs and no others."""
@@ -44,8 +44,8 @@ def papermill(notebook, executed, what, gpus, **launch):
     # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
     # it deletes what a failed job has written.
     own = f"exec profiles/gpus.sh {gpus}" if gpus else "exec"
-    alone = f"{own} flock --nonblock --no-fork --verbose {executed} setpriv --pdeathsig KILL"
-    return f"{alone} {PAPERMILL} notebooks/{notebook} {executed} {arguments} < /dev/null"
+    alone = f"{own} flock --nonblock --no-fork --verbose {quote(executed)} setpriv --pdeathsig KILL"
+    return f"{alone} {PAPERMILL} notebooks/{notebook} {quote(executed)} {arguments} < /dev/null"
 
 def for_slurm(gpus):
     """A job is one task that starts its own processes and must see all of its GPUs. Snakemake's plugin would ask for a task per GPU."""
@@ -61,11 +61,11 @@ localrules: paper, trained, evaluated
 rule paper:  # packs, then the commands of `make paper`, which starts no runs
     input: TRAINED, EVALUATED
     shell:
-        "{sys.executable} -m multirole_study pack {FOLDER}\n"
-        "{sys.executable} -m multirole_study paper {FOLDER}\n"
-        "for name in tables figures mechanisms $(test ! -f {FOLDER}/study.json || echo study); do\n"
-        "  {PAPERMILL} notebooks/$name.ipynb {FOLDER}/$name.ipynb -r results {FOLDER} < /dev/null\n"
-        "  {sys.executable} -m nbconvert --log-level WARN --no-input --to html {FOLDER}/$name.ipynb\n"
+        "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
+        "{sys.executable:q} -m multirole_study paper {FOLDER:q}\n"
+        "for name in tables figures mechanisms $(test ! -f {FOLDER:q}/study.json || echo study); do\n"
+        "  {PAPERMILL} notebooks/$name.ipynb {FOLDER:q}/$name.ipynb -r results {FOLDER:q} < /dev/null\n"
+        "  {sys.executable:q} -m nbconvert --log-level WARN --no-input --to html {FOLDER:q}/$name.ipynb\n"
         "done"
 
 rule trained:

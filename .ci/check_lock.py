@@ -60,7 +60,8 @@ def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     dev = [line for line in extras["dev"] if canonicalize_name(Requirement(line).name) in locked]
-    return [*project["dependencies"], *extras[extra], *extras["study"], *extras["grid"], *dev]
+    gym = extras["gym"] if extra == "cpu" else []  # pip would have to compile pycosat for it
+    return [*project["dependencies"], *extras[extra], *extras["study"], *extras["grid"], *gym, *dev]
 
 
 def walk(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the same names once more: type checkers read no strings
         user,
     )
     from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+    from multirole.endpoint.workflow import from_openai
     from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 _HOME = {
@@ -48,6 +49,7 @@ _HOME = {
         "assistant",
         "user",
     ),
+    "multirole.endpoint.workflow": ("from_openai",),
     "multirole.diagnostics.role_diagnostics": ("RoleDiagnostics",),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }

@@ -36,16 +36,18 @@ import atexit
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from multirole_sandbox import selftest
-from multirole_sandbox.compare import are_wrapped, is_right, normalise_tests
+from multirole_sandbox.compare import are_wrapped, is_right
 from multirole_sandbox.inside.limits import Limits
 from multirole_sandbox.pool import Job, Pool
+from multirole_sandbox.published import normalise_tests
 from multirole_sandbox.verdict import RULES, SandboxError, Verdict
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_INTEGER_KEY = re.compile(r'"-?[0-9]+"\s*:')
 _CALLS = 16  # by one manager, whose start costs as much as two or three of them
 
 _lock = threading.RLock()
@@ -81,22 +84,50 @@ def grade_batch(
         raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
     if len(programs) != len(tests):
         raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
-    makers = {key: _job_maker(normalise_tests(given)) for key, given in {id(one): one for one in tests}.items()}
-    jobs = [makers[id(given)](program) for program, given in zip(programs, tests, strict=True)]
+    problems = {key: _Problem(normalise_tests(given)) for key, given in {id(one): one for one in tests}.items()}
+    jobs = [problems[id(given)].job(program) for program, given in zip(programs, tests, strict=True)]
     global _seconds
     with _lock:
         pool, started = _running(), time.monotonic()
         pool.run(jobs, limits or Limits())
         _seconds += time.monotonic() - started
-    return [_verdict(job.reasons, rule) for job in jobs]
+    return [_verdict(problems[id(given)].reasons(job), rule) for job, given in zip(jobs, tests, strict=True)]
 
 
-def _job_maker(tests: list[dict]) -> Callable[[str], Job]:
-    """Program -> job, on a problem's normalised tests, which all its programs share."""
-    is_wrapped = are_wrapped(tests)
-    inputs = [test["input"].encode("utf-8", "surrogatepass") for test in tests]
-    functions = [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests]
-    return lambda program: Job(program, inputs, functions, lambda i, output: is_right(output, tests[i], is_wrapped))
+class _Problem:
+    """A problem's normalised tests as the runs of a program, which all its programs share.
+
+    JSON made the integer keys of a dict text. A test with such an argument is run with integer keys, as the graders of APPS
+    and TACO undo it (for an only argument; here at any depth), and with the keys as published: one of both has to pass.
+    """
+
+    def __init__(self, tests: list[dict]) -> None:
+        self.tests, self.is_wrapped = tests, are_wrapped(tests)
+        self.runs = [(i, keys) for i, test in enumerate(tests) for keys in _key_types(test)]
+
+    def job(self, program: str) -> Job:
+        """The runs of one program."""
+        tests = [self.tests[i] for i, _ in self.runs]
+        return Job(
+            program,
+            [test["input"].encode("utf-8", "surrogatepass") for test in tests],
+            [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests],
+            lambda run, output: is_right(output, tests[run], self.is_wrapped),
+            [has_integer_keys for _, has_integer_keys in self.runs],
+        )
+
+    def reasons(self, job: Job) -> list[str]:
+        """The reason of each test: "passed" if one of its runs has it, else that of its first run."""
+        found: dict[int, str] = {}
+        for (test, _), reason in zip(self.runs, job.reasons, strict=True):
+            if test not in found or reason == "passed":
+                found[test] = reason
+        return list(found.values())
+
+
+def _key_types(test: dict) -> tuple[bool, ...]:
+    """Whether a test is run with integer keys: both ways where its arguments may have had some."""
+    return (True, False) if "metadata" in test and _INTEGER_KEY.search(test["input"]) else (False,)
 
 
 def _verdict(reasons: list[str], rule: str) -> Verdict:

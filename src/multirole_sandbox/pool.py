@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from multirole_sandbox.inside.limits import Limits
 from multirole_sandbox.verdict import SandboxError
@@ -26,16 +26,19 @@ _MOST_PROGRAM_BYTES = 4 << 20
 class Job:
     """One program with the inputs of its tests; as tests end, `reasons` fills up and `left` empties.
 
-    functions: per test what to call, or "" for a test on stdin; is_right: whether a test's output is.
+    functions: per test what to call, or "" for a test on stdin; is_right: whether a test's output is; integer_keys: per
+    test whether its arguments' dicts get integer keys back (by default none do).
     """
 
     program: str
     inputs: list[bytes]
     functions: list[str]
     is_right: Callable[[int, bytes], bool]
+    integer_keys: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reasons = [""] * len(self.inputs)
+        self.integer_keys = self.integer_keys or [False] * len(self.inputs)
         self.left = set(range(len(self.inputs)))
         self.source = self.program.encode("utf-8", "surrogatepass")
         if not self.program.strip():
@@ -116,8 +119,9 @@ class Pool:
     def _run(self, worker: Worker, job: Job, limits: Limits) -> None:
         """Hand over a program and judge the outputs of its tests."""
         tests = sorted(job.left)
-        inputs, functions = [job.inputs[test] for test in tests], [job.functions[test] for test in tests]
-        for frame in worker.run(job.source, inputs, functions, limits):
+        inputs = [job.inputs[test] for test in tests]
+        calls = [(job.functions[test], job.integer_keys[test]) for test in tests]
+        for frame in worker.run(job.source, inputs, calls, limits):
             if frame.test < 0:
                 break
             if frame.test >= len(tests) or tests[frame.test] not in job.left:

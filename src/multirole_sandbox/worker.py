@@ -65,10 +65,10 @@ class Worker:
             self.close()
             raise
 
-    def run(self, source: bytes, inputs: list[bytes], functions: list[str], limits: Limits) -> Iterator[Frame]:
+    def run(self, source: bytes, inputs: list[bytes], calls: list[tuple[str, bool]], limits: Limits) -> Iterator[Frame]:
         """Hand over one unit and yield its frames, the end of the unit included; SandboxError if the worker fails."""
         deadline = time.monotonic() + limits.problem_seconds + _GRACE_SECONDS
-        head = json.dumps([len(source), [len(given) for given in inputs], functions, asdict(limits)]).encode()
+        head = json.dumps([len(source), [len(given) for given in inputs], calls, asdict(limits)]).encode()
         try:
             with open(os.memfd_create("unit"), "wb") as body:
                 body.writelines([head, source, *inputs])

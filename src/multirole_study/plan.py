@@ -33,6 +33,8 @@ HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """TRL's fused LM head works on tiles of so many tokens and columns."""
 ENGINE_ROWS = 384
 """Requests that the transformers engine runs at once."""
+GENERATE_ROWS = 128
+"""Requests of a batch of the engine "generate"."""
 MOST_ROWS, STEPS, STEP_SHARE = 512, (16384, 8192, 4096, 2048), 0.05
 """vLLM captures CUDA graphs up to so many rows. Of its steps' sizes in tokens, the largest whose work space takes so much of its
 memory (not measured)."""
@@ -97,19 +99,19 @@ class Plan:
     def verdict(self) -> str:
         """Whether it fits, and if not, which parts are the largest and what to change."""
         need, phase = self.need
-        found = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
-        found += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB"
+        text = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
+        text += f"its {phase} phase needs {need / GIB:.2f} GiB of a {self.kind} with {self.size / GIB:.2f} GiB"
         if self.cache is None:
-            found += f", and rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
+            text += f", and rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
         else:
-            found += f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
+            text += f"; vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         if need > self.size:
             largest = sorted(self.certain, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
-            found += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
+            text += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
-            found += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
-        return found
+            text += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
+        return text
 
 
 # ---- memory
@@ -122,18 +124,18 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
     shards = n if launch.is_sharded else 1
-    base, own = BYTES[cell.dtype] * s.parameters // shards, adapters(cell) // shards
+    base, adapter_bytes = BYTES[cell.dtype] * s.parameters // shards, adapters(cell) // shards
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     merges = cell.dtype == "float32" and shards == 1
-    gradients = (n_parts(cell) + (not merges)) * own // len(names)  # by part, and what is accumulated
+    gradients = (n_parts(cell) + (not merges)) * adapter_bytes // len(names)  # by part, and what is accumulated
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
         Part("process", PROCESS, PROCESS, "fixed" if on_gpu else "lower n_processes"),
         Part(f"frozen base, {cell.dtype}", base, base, split),
-        Part("adapters, float32", own, own, rank),
-        Part("AdamW moments, float32", 2 * own, 2 * own, rank),
+        Part("adapters, float32", adapter_bytes, adapter_bytes, rank),
+        Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
         Part("gradients, float32", 0, gradients, rank),
         Part("layers with the adapter merged", 0, merges * 4 * s.layers * s.linear, split),
         Part(
@@ -142,13 +144,15 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         ),
     ]  # fmt: skip
     cache = None
-    if on_gpu and uses_vllm(cell, gpu_bytes):
+    engine = engine_of(cell, gpu_bytes is not None)
+    if on_gpu and engine == "vllm":
         part, cache = vllm_engine(cell, launch, s, size)
         parts.append(part)
-    else:  # float32 weights with each adapter merged, and every row at its full length
+    else:  # every row at its full length; the engine "transformers" has float32 weights with each adapter merged
         weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
-        rows = min(most_asked(cell) // n, ENGINE_ROWS)
-        parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
+        rows = min(most_asked(cell) // n, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
+        if engine == "transformers":
+            parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
         parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
 
@@ -198,11 +202,6 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
 # ---- vLLM
 
 
-def uses_vllm(cell: Cell, gpu_bytes: int | None) -> bool:
-    """Whether vLLM samples; a GPU that is only named is assumed to have it."""
-    return engine_of(cell) == "vllm" or (cell.engine == "auto" and gpu_bytes is not None and not is_tiny(cell.scale))
-
-
 def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
     """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
 
@@ -211,11 +210,11 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[P
     length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[cell.dtype]
     row = b * s.kv_elements * length
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
-    held = b * (s.parameters + slots)
+    weight_bytes = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
-    return Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy), (share - held - work) / row
+    return Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy), (share - weight_bytes - work) / row
 
 
 def vllm_work(s: Shape, rows: int, tokens: int) -> int:
@@ -243,13 +242,13 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing: none where all layers fit with room to spare.
     """
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
-    if kind == "GPU" and uses_vllm(cell, gpu_bytes):
+    if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
         launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
     if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
         return launch
     kept = launch.replace(gradient_checkpointing=False)
-    found = plan(cell, kept, gpu_bytes)
-    return kept if found.fits and found.need[0] <= CHECKPOINTING_ABOVE * found.size else launch
+    memory_plan = plan(cell, kept, gpu_bytes)
+    return kept if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size else launch
 
 
 # ---- disk and this machine
@@ -281,9 +280,9 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
     if missing := stopping(look(cell, launch)):
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. {' '.join(missing)}")
     launch = settled(cell, launch)
-    found = plan(cell, launch)
-    if not found.fits:
-        text = found.verdict()
+    memory_plan = plan(cell, launch)
+    if not memory_plan.fits:
+        text = memory_plan.verdict()
         if has_cuda() and not is_tiny(cell.scale) and cell.engine == "auto" and engine_of(cell) != "vllm":
             text += " There is no CUDA build of vLLM in this Python environment: install requirements-cuda.lock, or use the image."
         raise ValueError(text)
@@ -303,17 +302,17 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
-def report(found: Plan, launch: Launch) -> str:
+def report(memory_plan: Plan, launch: Launch) -> str:
     """The parts of one process as a table, then what was decided, and whether it fits."""
-    cell, total = found.cell, [sum(getattr(part, phase) for part in found.parts) for phase in PHASES]
-    rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in found.parts]
+    cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
+    rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in memory_plan.parts]
     rows.append(("total", *(size / GIB for size in total)))
     disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
     lines = [tabulate(rows, headers=("GiB per process", *PHASES), floatfmt=".3f"), disk]
-    if launch.vllm_max_num_seqs and found.cache is not None:
+    if launch.vllm_max_num_seqs and memory_plan.cache is not None:
         rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         layers = "computed again in backward" if launch.recomputes(cell.scale) else "kept for backward"
         lines.append(f"Layers' activations are {layers}.")
-    return "\n".join([*lines, found.verdict()])
+    return "\n".join([*lines, memory_plan.verdict()])

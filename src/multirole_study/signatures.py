@@ -4,6 +4,7 @@ Every signature has one definition, for the turns of a training iteration (`sign
 validation episodes (`signatures_of_frame`); METRICS.md has their table. Where the paper's captions leave a choice open:
 
 - *boxed*: `tasks.math_answer.extract_boxed` finds the last `\\boxed{...}`, its braces close, and it is not empty.
+- *verdict*: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, as the released code parses it.
 - *hedging*: one of the phrases of `HEDGES`, in any case, not inside a longer word ("await" is no "wait"), with single
   spaces as written. The paper states neither case nor boundaries.
 - *3-gram Jaccard*: sets of three successive whitespace-separated words, case-sensitive. Two texts of fewer than three words
@@ -97,7 +98,7 @@ def opener(text: str) -> str:
 def turn_signature(text: str, n_tokens: int) -> TurnSignature:
     """The signature of one text of `n_tokens` tokens."""
     is_boxed = "\\boxed" in text and bool(extract_boxed(text))
-    verdict = parse_verdict(text) if "\\boxed" in text else "unparsed"
+    verdict = parse_verdict(text, "first_literal") if "\\boxed" in text else "unparsed"
     is_terse = is_boxed and n_tokens <= TERSE_TOKENS
     return TurnSignature(is_boxed, verdict, is_hedging(text), is_terse, form(text, n_tokens, verdict), opener(text))
 
@@ -171,7 +172,7 @@ def by_role(replies: Iterable[Reply]) -> dict[str, dict[str, float]]:
     roles: dict[str, list[Reply]] = defaultdict(list)
     for reply in replies:
         roles[reply.role].append(reply)
-    return {role: of_role(said) for role, said in roles.items()}
+    return {role: of_role(role_replies) for role, role_replies in roles.items()}
 
 
 def signatures(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
@@ -198,6 +199,6 @@ def signatures_of_frame(turns: pd.DataFrame) -> pd.DataFrame:
         )
     columns, rows = ["problem", "role", "slot", "round", "completion_tokens", "finish_reason", "text"], []
     for step, part in turns.groupby("step", sort=True):
-        found = by_role(Reply(*row) for row in part[columns].itertuples(index=False))
-        rows += [{"step": step, "role": role} | values for role, values in found.items()]
+        values_by_role = by_role(Reply(*row) for row in part[columns].itertuples(index=False))
+        rows += [{"step": step, "role": role} | values for role, values in values_by_role.items()]
     return pd.DataFrame(rows, columns=["step", "role", *SIGNATURES])

@@ -29,4 +29,4 @@ def test_the_trainer_draws_a_whole_run(make_library_trainer):
     order = list(trainer._get_train_sampler())
     assert order == list(problem_order(5, 8, 4 * 16, trainer.args.seed))
     passes = make_library_trainer(Single(), n_prompts=5, max_steps=-1, num_train_epochs=3)
-    assert passes.args.max_steps == 8  # 15 problems, two in an iteration
+    assert passes.args.max_steps == 6  # 5 problems make two iterations of two in a pass, as TRL rounds down

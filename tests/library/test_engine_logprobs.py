@@ -103,7 +103,7 @@ def test_logprobs_match_for_shared_prompts_of_uneven_groups(heads, n_kv):
 def test_other_models_are_refused(make_model):
     engine = TransformersEngine(0)
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(ValueError, match="GemmaForCausalLM.*engine='vllm'"):
+    with pytest.raises(ValueError, match="GemmaForCausalLM.*engine='generate'.*engine='vllm'"):
         engine.publish(GemmaForCausalLM(GemmaConfig(**small, head_dim=8, vocab_size=8)), 0)
     model = make_model(POLICY)
     model.merge_adapter()

@@ -31,8 +31,9 @@ def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
 
 
 def applied(make_library_trainer, **options) -> tuple[torch.Tensor, list[Row], object]:
-    """The gradient of one step on all rows, clipping off, after whatever `prepare_rows` does."""
+    """The gradient of one step on all rows, clipping off, after whatever `prepare_rows` does. KL is measured from the base."""
     trainer = make_library_trainer(Voting(), **options)
+    trainer._given_adapters = []  # as of fresh adapters
     rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     return gradient(trainer, trainer.adapters[0], rows), rows, trainer
 

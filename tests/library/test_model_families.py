@@ -1,4 +1,4 @@
-"""`model=FOLDER` with a Llama runs the paper's path from end to end on a CPU; what cannot be served is refused."""
+"""`model=FOLDER` with a Llama or a Gemma runs the paper's path from end to end on a CPU."""
 
 from pathlib import Path
 
@@ -45,14 +45,15 @@ def cell_of(folder: Path, **fields) -> Cell:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("model", "config", "fields"),
     [
-        pytest.param({"tie_word_embeddings": False, "rope_parameters": LLAMA3}, id="3.1"),
-        pytest.param({"tie_word_embeddings": True}, id="tied", marks=pytest.mark.slow),
+        pytest.param(LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": False, "rope_parameters": LLAMA3}, id="llama 3.1"),
+        pytest.param(LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}, id="tied", marks=pytest.mark.slow),
+        pytest.param(GemmaForCausalLM, GemmaConfig, {}, id="gemma, by `generate`"),
     ],
-)
-def test_a_llama_is_trained_and_sampled_by_one_policy(fields, tmp_path):
-    folder = saved(tmp_path / "toy-llama", LlamaForCausalLM, LlamaConfig, **fields)
+)  # fmt: skip
+def test_a_model_folder_is_trained_and_sampled_by_one_policy(model, config, fields, tmp_path):
+    folder = saved(tmp_path / "toy", model, config, **fields)
     run = run_cell(cell_of(folder), tmp_path / "runs")
     assert is_done(run)
     roles = table(run, "roles")
@@ -86,5 +87,5 @@ def test_shapes_are_read_from_the_folder(model, config, is_tied, tmp_path):
 
 def test_a_gemma_is_not_served_wrongly(tmp_path):
     folder = saved(tmp_path / "toy-gemma", GemmaForCausalLM, GemmaConfig)
-    with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*Use engine='vllm'"):
+    with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*Use engine='auto'"):
         run_cell(cell_of(folder, engine="transformers"), tmp_path / "runs")

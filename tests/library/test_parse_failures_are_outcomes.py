@@ -6,42 +6,93 @@ from multirole.workflows.eval_opt import parse_verdict
 from multirole.workflows.orch_workers import parse_strategies
 from multirole.workflows.voting import parse_selection
 
-
-@pytest.mark.parametrize(
-    ("text", "chosen", "outcome"),
-    [
-        ("\\boxed{2}", 1, "2"),
-        ("first \\boxed{3}, then \\boxed{1}", 2, "3"),
-        ("\\boxed{4}", 0, "unparsed"),
-        ("\\boxed{0}", 0, "unparsed"),
-        ("The best is 2.", 0, "unparsed"),
-        ("\\boxed{42} since 12 + 30", 0, "unparsed"),
-        ("", 0, "unparsed"),
-    ],
-)
-def test_selection(text, chosen, outcome):
-    assert parse_selection(text, 3) == (chosen, outcome)
+SECOND = [
+    "\\boxed{2}", "\\boxed {2}", "\\boxed{ 2 }", "\\boxed{2.}", "\\fbox{2}", "\\boxed{\\boxed{2}}", "$\\boxed{2}$", "**\\boxed{2}**",
+    "\\boxed{\\text{2}}", "\\boxed{\\mathbf{2}}", "\\boxed{\\text{Solution 2}}", "\\boxed{\\textbf{Solution 2.}}", "\\boxed{**2**}",
+    "\\boxed{\\#2}", "\\boxed{Solution \\#2}", "\\boxed{\\mathrm{Solution}\\;2}", "\\boxed{(2)}", "\\boxed{2)}", "\\boxed{[2]}",
+    "\\boxed{N = 2}", "\\boxed{\\text{Candidate } 2}", "\\boxed{\\text{The best solution is Solution 2}}", "\\boxed{Two}",
+    "\\boxed{\\textcolor{red}{2}}", "\\boxed{2.0}", "\\boxed{02}", "\\boxed{２}", "\\boxed{Solution 2 is correct}", "\\boxed{\n2\n}",
+    "first \\boxed{3}, then \\boxed{2}", "\\boxed{2}, whose answer is \\boxed{42}",
+]  # fmt: skip
+NO_SELECTION = [
+    "\\boxed{4}", "\\boxed{0}", "The best is 2.", "\\boxed{42} since 12 + 30", "", "\\boxed{-2}", "\\boxed{1/2}", "\\boxed{2.5}",
+    "\\boxed{\\frac{1}{2}}", "\\boxed{\\sqrt{2}}", "\\boxed{1, 2}", "\\boxed{Solutions 1 and 2}", "\\boxed{2", "\\boxed{x=2}",
+    "\\boxed{2\\%}", "\\boxed{2^2}", "\\boxed{}", "\\boxed{" + "9" * 5000 + "}",
+]  # fmt: skip
 
 
-def test_selection_falls_back_to_a_digit_only_in_the_released_code():
+@pytest.mark.parametrize("text", SECOND)
+def test_selection_in_every_style(text):
+    """NVIDIA-NeMo/Gym#1844: judges style what they put into the box. The last selection counts."""
+    assert parse_selection(text, 3) == (1, "2")
+
+
+@pytest.mark.parametrize("text", NO_SELECTION)
+def test_no_selection_is_unparsed(text):
+    assert parse_selection(text, 3) == (0, "unparsed")
+
+
+def test_selection_by_the_first_literal_box():
+    assert parse_selection("\\boxed{3}, no, \\boxed{1}", 3, box_rule="first_literal") == (2, "3")
+    assert parse_selection("\\boxed{\\text{2}}", 3, box_rule="first_literal") == (0, "unparsed")
+
+
+def test_selection_by_the_rule_of_the_released_code():
     assert parse_selection("The best is 2.", 3, "first_digit") == (1, "digit:2")
     assert parse_selection("12 is right, so 3", 3, "first_digit") == (2, "digit:3")
     assert parse_selection("7 of 3", 3, "first_digit") == (0, "unparsed")  # only the first digit is tried
+    assert parse_selection("\\boxed{3}, no, \\boxed{1}", 3, "first_digit") == (2, "3")  # the first box
+    assert parse_selection("\\boxed{\\text{2}}", 3, "first_digit") == (1, "digit:2")  # a literal box only
+
+
+STYLES = [
+    "\\boxed{%s}", "\\boxed {%s}", "\\boxed{ %s }", "\\boxed{%s.}", "\\boxed{%s!}", "\\boxed{\\text{%s}}", "\\boxed{\\text{%s.}}",
+    "\\boxed{\\textbf{%s}}", "\\boxed{\\mathrm{%s}}", "\\boxed{\\mathbf{ %s }}", "\\boxed{\\texttt{%s}}", "\\boxed{**%s**}",
+    "**\\boxed{%s}**", "$\\boxed{%s}$", "\\fbox{%s}", "\\boxed{\\boxed{%s}}", "\\boxed{\\large\\text{%s}}", "\\boxed{{\\bf %s}}",
+    "\\boxed{\\textcolor{green}{\\text{%s}}}", "\\boxed{\\checkmark \\text{%s}}", "\\boxed{'%s'}", "\\boxed{[%s]}",
+    "\\boxed{\\{%s\\}}", "\\boxed{\\text{Verdict: %s}}", "\\boxed{\\text{The solution is %s}}", "\\boxed{\n%s\n}", "\\boxed{~%s\\,}",
+    "\\boxed{%s} since the answer is \\boxed{12}", "\\boxed{Incorrect}? No: \\boxed{Correct}? No: \\boxed{%s}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("word", ["Correct", "correct", "INCORRECT", "Incorrect"])
+def test_verdict_in_every_style(style, word):
+    """NVIDIA-NeMo/Gym#1844, and kinds of it. The last verdict counts."""
+    assert parse_verdict(style % word) == word.lower()
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"),
+    "text",
     [
-        ("\\boxed{Correct}", "correct"),
-        ("no. \\boxed{INCORRECT}", "incorrect"),
-        ("\\boxed{Incorrect} \\boxed{Correct}", "incorrect"),
-        ("\\boxed{ Correct }", "unparsed"),
-        ("\\boxed{12}", "unparsed"),
-        ("Correct", "unparsed"),
+        "Correct", "", "boxed{Correct}", "\\boxed{12}", "\\boxed{Correct", "\\boxed{Partially correct}", "\\boxed{Corrected}",
+        "\\boxed{Correct/Incorrect}", "\\boxed{Correct or Incorrect}", "\\boxed{Probably correct}", "\\boxed{correct answer is 12}",
     ],
-)
-def test_verdict(text, verdict):
-    assert parse_verdict(text) == verdict
+)  # fmt: skip
+def test_no_verdict_is_unparsed(text):
+    assert parse_verdict(text) == "unparsed"
+
+
+def test_verdict_by_the_rule_of_the_released_code():
+    assert parse_verdict("\\boxed{Incorrect} \\boxed{Correct}", "first_literal") == "incorrect"
+    assert parse_verdict("\\boxed{\\text{Correct}}", "first_literal") == "unparsed"
+
+
+def test_not_correct_is_incorrect():
+    assert parse_verdict("\\boxed{\\text{Not correct}}") == "incorrect"
+
+
+PLANS = [
+    "STRATEGY 1: a\nSTRATEGY 2: b", "**STRATEGY 1:** a\n**STRATEGY 2:** b", "**Strategy 1**: a\n\n**Strategy 2**: b",
+    "### Strategy 1: a\n### Strategy 2: b", "## STRATEGY 1\na\n## STRATEGY 2\nb", "\\textbf{STRATEGY 1:} a\n\\textbf{STRATEGY 2:} b",
+    "Strategy #1: a\nStrategy #2: b", "- **Strategy 1:** a\n- **Strategy 2:** b", "1. **STRATEGY 1:** a\n2. **STRATEGY 2:** b",
+    "STRATEGY 1 - a\nSTRATEGY 2 - b", "STRATEGY 1. a\nSTRATEGY 2. b", "STRATEGY 1 : a\nSTRATEGY 2 : b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_plan_in_every_style(text):
+    assert parse_strategies(text, 3) == (["a", "b"], "strategies")
 
 
 @pytest.mark.parametrize(
@@ -58,3 +109,12 @@ def test_verdict(text, verdict):
 )
 def test_strategies(text, strategies, outcome):
     assert parse_strategies(text, 3) == (strategies, outcome)
+
+
+def test_long_markup_is_parsed_in_linear_time():
+    for unit in ("*", "_#", "\n", " ", "1.\n", "STRATEGY ", "\\text{", "\\boxed{", "\\boxed{}", "the "):
+        text = unit * (100_000 // len(unit))
+        assert parse_verdict(text) == "unparsed" and parse_selection(text, 3) == (0, "unparsed")
+        assert parse_strategies(text, 3)[1] in {"strategies", "list", "lines", "unparsed"}
+        boxed = f"\\boxed{{{text}}}"
+        assert parse_verdict(boxed) == "unparsed" and parse_selection(boxed, 3) == (0, "unparsed")

@@ -54,8 +54,9 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer):
     [
         ("the answer<|im_end|>", "the answer"),
         ("<think>hm, wait</think>\n\nthe answer<|im_end|>", "the answer"),
-        ("truncated while <think>ing", "truncated while <think>ing"),
-        ("a</think>b</think>c", "a</think>b</think>c"),
+        ("before <think>a thought that is cut off", "before"),
+        ("<think>a thought that is cut off \\boxed{7}", ""),
+        ("a</think>b</think>c", "c"),
     ],
 )
 def test_what_a_reply_says(tokenizer, written, said):

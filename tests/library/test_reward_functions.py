@@ -1,5 +1,6 @@
 """Reward functions with TRL's signature: what they are given, how several are weighed, and who is named when one fails."""
 
+import math
 import re
 
 import pytest
@@ -150,12 +151,35 @@ def test_none_from_every_function_leaves_an_episode_out(score):
         assert text_metrics(rows)["reward"] == 1.5
 
 
-def test_an_iteration_without_any_reward_is_refused(score):
+def test_an_iteration_without_any_reward_goes_on_with_advantages_of_zero(score):
+    """As in TRL, which warns."""
     episodes = score(lambda completions, **_: [None] * len(completions))
-    with pytest.raises(
-        ValueError, match="returned None for all 6 episodes of iteration 1, so there is nothing to train"
-    ):
-        score.trainer.prepare_rows(episodes)
+    assert [episode.reward for episode in episodes] == [None] * 6
+    assert [row.advantage for row in score.trainer.prepare_rows(episodes)] == [0.0] * 6
+
+
+def test_nan_leaves_an_episode_out_as_none_does_and_is_said_once(score, caplog):
+    def ranked(nothing):
+        return lambda episodes, **_: [nothing if e.index == 1 else float(e.index) for e in episodes]
+
+    with_none, with_nan = score(ranked(None)), score(ranked(math.nan))
+    assert [e.reward for e in with_nan] == [e.reward for e in with_none]
+    assert [e.advantage for e in with_nan] == [e.advantage for e in with_none] and any(e.advantage for e in with_nan)
+    assert caplog.text.count("the reward NaN") == 1 and "gave problem '0'" in caplog.text
+
+
+def test_a_function_with_trls_arguments_alone_is_called_with_those(make_library_trainer, tokenizer):
+    """TRL's own names without `**kwargs`: it is not given `episodes`."""
+    seen = []
+
+    def exact(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, task):
+        seen.append(len(completions))
+        return [0.0] * len(completions)
+
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    trainer = make_library_trainer(Single(), engine, exact)
+    trainer._generate_and_score_completions([dict(trainer.train_dataset[0]) for _ in range(16)])
+    assert seen == [16]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +221,7 @@ def broken(kind):
         if kind == "is not a list":
             return None
         values = [float(episode.index) for episode in episodes]
-        values[4] = {"is NaN": float("nan"), "is infinite": float("inf"), "is huge": 1e30}.get(kind, values[4])
+        values[4] = {"is infinite": float("inf"), "is huge": 1e30}.get(kind, values[4])
         return values[:5] if kind == "is short" else values + [0.0] if kind == "is long" else values
 
     async def my_async_reward(episodes, **_):
@@ -212,7 +236,6 @@ def broken(kind):
     [
         ("raises", "KeyError: 'solution'"),
         ("is not a list", "must return a list with one number per completion, got None"),
-        ("is NaN", "gave problem '1' the reward nan"),
         ("is infinite", "gave problem '1' the reward inf"),
         ("is huge", r"gave problem '1' the reward 1e\+30. A reward must be a number between -1e\+06 and 1e\+06"),
         ("is short", "5 rewards"),

@@ -5,10 +5,12 @@ When a pin moves: read the method's diff, adapt `core/trainer.py` if need be, th
 
 import hashlib
 import inspect
+import subprocess
 import sys
 
+import pytest
 import transformers
-from trl import GRPOConfig, import_utils
+from trl import GRPOConfig
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
@@ -22,18 +24,20 @@ READ = {
     (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
     (GRPOTrainer, "training_step"): "9e18632f7dd8e8d8",
     (GRPOTrainer, "_get_per_token_logps_and_entropies"): "ea73c3909275851d",
+    (GRPOTrainer, "get_high_entropy_mask"): "ce6e86287bac23d6",
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
     (transformers.Trainer, "_get_learning_rate"): "158d12f9b9501acb",
     (transformers.Trainer, "evaluation_loop"): "35a11f83d269fdca",
-    (GRPOTrainer, "_load_optimizer_and_scheduler"): "5c1772becdfd7fdb",
+    (transformers.Trainer, "train"): "f2ab74639cb0528d",
+    (transformers.Trainer, "_load_from_checkpoint"): "4711d0506786db15",
+    (GRPOTrainer, "log"): "1e7772819cc8cf09",
+    (transformers.Trainer, "evaluate"): "47001f3acc991bc4",
     (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5",
     # not overridden
     (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
     (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
     (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",
-    (GRPOTrainer, "log"): "1e7772819cc8cf09",
-    (transformers.Trainer, "evaluate"): "47001f3acc991bc4",
     (GRPOConfig, "__post_init__"): "e833cd8d6b4619ad",
     (transformers.Trainer, "_run_epoch"): "ebe374933064ecd6",
     (transformers.Trainer, "create_scheduler"): "a9edec70a59bffa5",
@@ -64,9 +68,27 @@ def test_every_override_is_among_them():
 
 
 def test_trl_itself_is_left_as_it_was():
-    """Both are replaced for a moment: while TRL is imported, and while rows are scored."""
+    """Its kernel is replaced for a moment, while rows are scored."""
     assert utils._use_triton is chunked_logprob._use_triton
-    assert import_utils.is_vllm_available.__module__ == import_utils.__name__
+
+
+USE_OF_VLLM = """
+import sys
+import multirole.core.stock
+assert "vllm" not in sys.modules
+from trl import import_utils
+from trl.generation import vllm_generation
+assert vllm_generation.is_vllm_available is import_utils.is_vllm_available
+assert not any(type(finder).__name__ == "DeferredModules" for finder in sys.meta_path)
+if import_utils.is_vllm_available():
+    assert vllm_generation.SamplingParams(temperature=0.5).temperature == 0.5
+    assert sys.modules["vllm"].SamplingParams is type(vllm_generation.SamplingParams(temperature=0.5))
+"""
+
+
+@pytest.mark.slow
+def test_importing_trl_neither_imports_vllm_nor_keeps_trl_from_it():
+    subprocess.run([sys.executable, "-c", USE_OF_VLLM], check=True)
 
 
 if __name__ == "__main__" and "--print" in sys.argv:

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from multirole_sandbox.compare import are_wrapped, is_right, normalise_tests
+from multirole_sandbox.compare import are_wrapped, is_right
+from multirole_sandbox.published import normalise_tests
 
 
 def is_right_text(output: bytes, expected: str) -> bool:
@@ -28,7 +29,7 @@ def is_right_value(output: bytes, expected: str, is_wrapped: bool) -> bool:
         ("1  2", "1 2", True),
         ("1\n2", "1 2", False),
         ("1 2", "1\n2", False),
-        ("1\n\n2", "1\n2", False),
+        ("1\n\n2", "1\n2", True),  # hendrycks/apps leaves blank lines out
         ("2 1", "1 2", False),
         ("1 1 2", "1 2", False),
         ("", "", True),
@@ -47,6 +48,21 @@ def is_right_value(output: bytes, expected: str, is_wrapped: bool) -> bool:
         ("1000000000.5", "1000000000.4", True),
         ("0.3001", "0.3", False),
         ("0.33333", "0.3333333333", False),
+        ("0.333333", "0.333333333333", True),  # LiveCodeBench#129, NVIDIA-NeMo/Gym#2956: judges allow 1e-6
+        ("1.414214", "1.4142135623730951", True),
+        ("333.3333333333", "333.33333333333331", True),
+        ("123456789.123", "123456789.123456", True),
+        ("1e-07", "0.0000001", True),
+        ("0.333334", "0.33333", True),
+        ("0.333336", "0.33333", False),
+        ("0.3334", "0.333333333333", False),
+        ("1.00001", "1.0", False),
+        ("3.0000001", "3", False),
+        ("[0.333333, 1]", "[0.3333333333, 1]", True),
+        ("[0.3334, 1]", "[0.3333333333, 1]", False),
+        ("(1.50,2)", "(1.5,2)", True),
+        ("[01]", "[1]", False),
+        ("v1.10", "v1.1", False),
         ("1000000001", "1000000000", False),
         ("1e18", "1000000000000000007", False),
         ("1000000000000000000.0", "1000000000000000007", False),
@@ -95,6 +111,11 @@ def test_bytes_that_are_no_text_are_wrong() -> None:
         ("1e18", "1000000000000000000", True),
         ("[1e18]", "[1000000000000000007]", False),
         ("3.0001", "3.0", False),
+        ("0.3333333333333333", "0.33333", True),  # LeetCode rounds to five decimals
+        ("2.500004", "2.50000", True),
+        ("2.500006", "2.50000", False),
+        ("0.3333333333333333", "0.33", False),
+        ("[0.333333, 0.666667]", "[0.33333333333, 0.66666666667]", True),
         ("4", "3", False),
         ("true", "1", False),
         ("1", "true", False),
@@ -143,12 +164,10 @@ def test_a_long_form_of_the_expected_output_is_not_too_long() -> None:
 
 def test_a_wrapped_expected_value_counts_only_where_all_are_wrapped() -> None:
     def tests(*outputs: object) -> list[dict]:
-        metadata = {"func_name": "f"}
-        return [
-            {"input": "1", "output": json.dumps(o), "testtype": "functional", "metadata": metadata} for o in outputs
-        ]
+        return normalise_tests({"fn_name": "f", "inputs": [[1]] * len(outputs), "outputs": list(outputs)})
 
     assert are_wrapped(tests([1], [[2]])) and not are_wrapped(tests([1], [1, 2])) and not are_wrapped(tests([1], 2))
+    assert not are_wrapped(normalise_tests([call_test("1", "[1]")]))  # JSON lines are not wrapped
     assert is_right_value(b"1", "[1]", is_wrapped=True) and is_right_value(b"[1]", "[1]", is_wrapped=True)
     assert not is_right_value(b"1", "[1]", is_wrapped=False) and not is_right_value(b"2", "[1]", is_wrapped=True)
 
@@ -157,8 +176,8 @@ def stdin_test(given: str, expected: str) -> dict:
     return {"input": given, "output": expected, "testtype": "stdin"}
 
 
-def call_test(given: str, expected: str) -> dict:
-    return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"}}
+def call_test(given: str, expected: str, **metadata: object) -> dict:
+    return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"} | metadata}
 
 
 @pytest.mark.parametrize(
@@ -171,10 +190,10 @@ def call_test(given: str, expected: str) -> dict:
         ([call_test('[1]\n"a"', "null")], [call_test('[1]\n"a"', "null")]),
         (
             [{"type": "function_call", "fn_name": "f", "input": [[1, 2], "a"], "output": [["b"]]}],
-            [call_test('[1, 2]\n"a"', '[["b"]]')],
+            [call_test('[1, 2]\n"a"', '[["b"]]', is_wrapped=True)],
         ),
         ({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [1, 2]]}, [call_test("1", "[1]"), call_test("2", "[1, 2]")]),
-        ({"fn_name": "f", "inputs": [[]], "outputs": [[7]]}, [call_test("", "[7]")]),
+        ({"fn_name": "f", "inputs": [[]], "outputs": [[7]]}, [call_test("", "[7]", is_wrapped=True)]),
     ],
 )  # fmt: skip
 def test_every_published_form_becomes_the_one_form(tests: object, expected: list[dict]) -> None:

@@ -200,7 +200,7 @@ def test_a_changed_workflow_object_is_another_cell():
         Cell(Echo(), "sp").parameters()
 
 
-@pytest.mark.parametrize(("scale", "beyond"), [("tiny-r", set()), ("0.6b", {"renderer"})])
+@pytest.mark.parametrize(("scale", "beyond"), [("tiny-r", set()), ("0.6b", {"renderer", "box_rule"})])
 def test_presets_differ_in_every_documented_option(scale, beyond):
     paper, released = (Cell("voting", "sp", scale=scale, preset=preset) for preset in ("paper", "released_code"))
     differ = {name for name, value in paper.to_dict().items() if value != released.to_dict()[name]}

@@ -235,7 +235,7 @@ def test_a_divergence_is_never_drawn_below_zero(tmp_path):
     rows = [role_row(i, chi2=value, chi2_after=-1e-3) for i, value in enumerate((-0.05, 0.2, -1e-7), start=1)]
     folder = make_run(tmp_path / "run", role_rows=rows)
     for group, name in (("main", "chi2, trainer against engine"), ("gradients", "chi2 after the update")):
-        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title() == name]
+        (axes,) = [axes for axes in plot_roles(folder, group).axes if axes.get_title().startswith(name)]
         assert axes.get_ylim()[0] == 0 and all(line.get_ydata().min() >= 0 for line in axes.get_lines())
     plt.close("all")
     chi2 = next(panel for panel in read(inspect_run(folder))[1]["panels"] if panel["column"] == "chi2")

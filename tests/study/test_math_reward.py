@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,13 +16,17 @@ import pytest
 from paper_rows import DAPO
 
 import multirole_sandbox as sandbox
+from multirole.core.types import Problem
 from multirole_sandbox import SandboxError
 from multirole_study.tasks import math_answer
 from multirole_study.tasks.math import Math
 from multirole_study.tasks.math_answer import extract_boxed, grade_answers
 
-PAIRS = Path(__file__).parents[1] / "data" / "math_pairs.tsv"
-HEADER, *ROWS = [line.split("\t") for line in PAIRS.read_text(encoding="utf-8").splitlines()]
+DATA = Path(__file__).parents[1] / "data"
+HEADER, *ROWS = [line.split("\t") for line in (DATA / "math_pairs.tsv").read_text(encoding="utf-8").splitlines()]
+REPORTED_HEADER, *REPORTED = [
+    line.split("\t") for line in (DATA / "reported_pairs.tsv").read_text(encoding="utf-8").splitlines()
+]
 PLAIN_ROWS = [row for row in ROWS if row[0] != "tower"]  # towers run into their limit: seconds each
 TOWER = (r"9^{9^{9^{9}}}", "1")
 
@@ -82,6 +87,35 @@ def test_verdicts_of_the_table(kind: str) -> None:
     check([row for row in ROWS if row[0] == kind])
 
 
+def test_table_of_reports_is_well_formed() -> None:
+    assert (
+        REPORTED_HEADER == ["report", "kind", "answer", "reference", "right", "given", "math_verify", "note"]
+        and len(REPORTED) >= 300
+    )
+    assert len({(row[2], row[3]) for row in REPORTED}) == len(REPORTED)
+    for report, _, answer, reference, right, given, math_verify, note in REPORTED:
+        assert re.fullmatch(r"(kind of )?[\w.-]+/[\w.-]+(#\d+| tests/\w+\.py)", report), report
+        is_right = (given == "correct") == (right == "yes")
+        assert {right, math_verify} <= {"yes", "no"}, (answer, reference)
+        assert is_right != note.startswith("known limit: "), (answer, reference)
+    assert sum(not row[0].startswith("kind of ") for row in REPORTED) >= 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(dict.fromkeys(row[1] for row in REPORTED)))
+def test_verdicts_of_reported_pairs(kind: str) -> None:
+    rows = [row for row in REPORTED if row[1] == kind]
+    verdicts = grade_answers([(row[2], row[3]) for row in rows])
+    assert [(*row[2:4], verdict) for row, verdict in zip(rows, verdicts, strict=True)] == [
+        (*row[2:4], row[5]) for row in rows
+    ]
+
+
+def test_verdicts_of_a_tenth_of_the_reported_pairs() -> None:
+    rows = REPORTED[::10]
+    assert grade_answers([(row[2], row[3]) for row in rows]) == [row[5] for row in rows]
+
+
 def test_order_and_splits_of_a_batch_do_not_matter() -> None:
     rows = PLAIN_ROWS[5::12]
     pairs = [(row[1], row[2]) for row in rows]
@@ -103,7 +137,7 @@ def test_reference_that_cannot_be_parsed_is_matched_by_text_only() -> None:
 
 def test_line_breaks_and_strange_characters() -> None:
     answers = ["4\n2", "\n42\n", "4\x002", "\ud800", "42\u200b", "\u202f42"]
-    expected = ["unparsable", "correct", "unparsable", "unparsable", "unparsable", "correct"]
+    expected = ["wrong", "correct", "unparsable", "unparsable", "unparsable", "correct"]
     assert grade_answers([(answer, "42") for answer in answers]) == expected
 
 
@@ -137,15 +171,63 @@ def test_line_breaks_and_strange_characters() -> None:
         (r"\boxed{1} but \boxed{2", None),
         (r"\boxed{1} but \boxed 2", None),
         (r"\boxed{1} \boxedeq{2}", "1"),
-        (r"\fbox{42}", None),
         (r"<think>\boxed{1}</think>\boxed{2}", "2"),
         (r"<think>\boxed{1}</think> nothing", None),
-        (r"<think>\boxed{1}", "1"),
+        (r"<think>\boxed{1}", None),
         (r"</think>\boxed{1}</think>\boxed{2}", "2"),
     ],
 )
 def test_last_box(text: str, content: str | None) -> None:
     assert extract_boxed(text) == content
+
+
+# what a reply says, the reference, whether it is right; EleutherAI/lm-evaluation-harness#3116 #3477 #3644,
+# OpenRLHF/OpenRLHF#1285, THUDM/slime#2150, huggingface/Math-Verify#44 #57, and kinds of them
+REPLIES = [
+    (r"The answer is $\fbox{42}$.", "42", True),
+    (r"\fbox{\frac{1}{2}}", r"\frac{1}{2}", True),
+    (r"\framebox{42}", "42", True),
+    (r"The roots are \boxed{3}, \boxed{5}.", "3,5", True),
+    (r"\boxed{3}, \boxed{5}, \boxed{7}", "7,5,3", True),
+    (r"\boxed{3} and \boxed{5}", r"\{3,5\}", True),
+    (r"$\boxed{3}$, $\boxed{5}$, and $\boxed{7}$", "3,5,7", True),
+    (r"\boxed{3}\text{ or }\boxed{5}", "3,5", True),
+    (r"\[\boxed{-2}\quad\text{and}\quad\boxed{1}\]", "1,-2", True),
+    (r"$x=\boxed{3}$, $y=\boxed{5}$", "(3,5)", True),
+    (r"$y=\boxed{3}$ and $x=\boxed{5}$", "(3,5)", False),
+    (r"\boxed{3}, \boxed{5}", "5", False),  # two answers are not one
+    (r"\boxed{3}, \boxed{5}", "3", False),
+    (r"\boxed{5}, \boxed{5}", "5", True),
+    (r"At first \boxed{3}. No: \boxed{5}", "5", True),
+    (r"At first \boxed{3}. No: \boxed{5}", "3,5", False),
+    (r"\boxed{1}, then \boxed{2}", "2", True),
+    (r"therefore \boxed{840}.,but let me explain. **Final Answer** \boxed{840}", "840", True),
+    (r"\boxed{\boxed{7}}", "7", True),
+    (r"\boxed{\fbox{7}}", "7", True),
+    (r"\boxed{\frac{\boxed{1}}{2}}", r"\frac{1}{2}", True),
+    (r"\boxed{x=\boxed{7}}", "7", True),
+    (r"\boxed{\boxed{7}\text{ cm}}", "7", True),
+    (r"\boxed{\textcolor{red}{42}}", "42", True),
+    (r"\boxed{\color{red} 42}", "42", True),
+    (r"\boxed{\colorbox{yellow}{42}}", "42", True),
+    (r"\boxed{\large 42}", "42", True),
+    (r"\boxed{\bf 42}", "42", True),
+    (r"\boxed{$42$}", "42", True),
+    (r"\boxed{**42**}", "42", True),
+    (r"\boxed{5}. Mark your solution with \boxed ", "5", True),
+    (r"\boxed{5}. It is inside \boxed{}.", "5", True),
+    (r"\boxed{7", "7", False),
+    (r"\boxed{6} or rather \boxed{7", "6", False),
+    (r"<think>\boxed{7}", "7", False),
+    (r"<think>\boxed{6}</think>\boxed{7}", "7", True),
+    (r"\boxed{7}<think>wait, \boxed{8}", "7", True),
+]
+
+
+def test_rewards_of_replies() -> None:
+    problems = [Problem(f"math/{i}", "math", "q", reference) for i, (_, reference, _) in enumerate(REPLIES)]
+    rewards = Math().score(problems, [text for text, *_ in REPLIES])
+    assert [(*reply[:2], reward.is_correct) for reply, reward in zip(REPLIES, rewards, strict=True)] == REPLIES
 
 
 def test_megabytes_of_braces_and_boxes() -> None:
@@ -171,6 +253,26 @@ def test_long_answers_are_refused_by_their_length() -> None:
 @pytest.mark.parametrize("deep", ["(" * 450 + "1" + ")" * 450, r"\sqrt{" * 140 + "2" + "}" * 140, "\\frac1" * 160])
 def test_deep_nesting_ends(deep: str) -> None:
     assert grade_answers([(deep, r"\pi"), ("2/4", r"\frac12")])[1] == "correct"
+
+
+HUGE = [
+    (r"10^{10^{10}}", "1"),
+    (r"2^{2^{100}}", r"2^{2^{101}}"),
+    (r"(10^{8})!", "1"),
+    (r"\binom{10^9}{5\cdot10^8}", "1"),
+    (r"\sqrt[10^9]{2}", "1"),
+    (r"\frac{1}{(10^{9})!}", "0"),
+    ("9" * 900 + "!", "1"),
+]
+
+
+def test_huge_numbers_are_refused_by_their_size() -> None:
+    """They are no answer, and none of them waits for the time limit or fills the memory."""
+    assert set(grade_answers(HUGE)) <= {"timeout", "wrong", "unparsable"}
+    assert grade_answers([(r"\frac{1}{2006!}", r"\frac{1}{2004!}"), (r"\frac{2!}{100!}", r"\frac{2}{100!}")]) == [
+        "wrong",
+        "correct",
+    ]
 
 
 def test_after_a_tower_the_next_pairs_are_graded() -> None:
@@ -239,7 +341,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
     script = (
         f"import json, sys\nsys.path.append({str(math_answer.MODULE.parent)!r})\nimport math_compare\nmath_compare.preload()\n"
         "before = set(sys.modules)\n"
-        "for answer, reference in json.load(sys.stdin):\n    math_compare.compare(answer, reference)\n"
+        "for item in json.load(sys.stdin):\n    math_compare.compare(*item)\n"
         "print(sorted(set(sys.modules) - before))"
     )
     wanted = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
@@ -255,7 +357,7 @@ def test_nothing_is_imported_after_the_preload() -> None:
     [
         pytest.param("raise SystemExit('no math-verify here')", "no math-verify here", marks=pytest.mark.slow),
         (
-            "def preload(): pass\ndef judge(answer, gold): return 'broken: ImportError'",
+            "def preload(): pass\ndef judge(*texts): return 'broken: ImportError'",
             "could not be run .*ImportError",
         ),
     ],

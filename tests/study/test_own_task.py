@@ -2,11 +2,15 @@
 
 import json
 import sys
+from decimal import Decimal
 
 import datasets
+import numpy as np
 import pytest
 from paper_rows import write
 
+from multirole.core.types import Episode, Turn
+from multirole.core.validation import check_dataset
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.preflight import load_problems, try_reward
 from multirole_study.tasks import RewardError, Task, TaskLike, hidden_tests
@@ -115,6 +119,10 @@ def test_a_failing_extraction_is_reported_with_the_task_and_the_cause(extract, m
         task(extract=extract).extract("abc")
 
 
+async def asynchronous(prompts, **_):
+    return [0.0] * len(prompts)
+
+
 def fails_on_two(prompts, completions, **_):
     if "2+1?" in prompts:
         raise KeyError("two")
@@ -124,19 +132,160 @@ def fails_on_two(prompts, completions, **_):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (fails_on_two, r"The reward of task 'sums' raised KeyError\('two'\) on {2}\."),
-        (lambda **_: [0.0], r"one number per completion, got 1 for 4 completions, the first of {0}\."),
-        (lambda **_: [0.0] * 5, r"one number per completion, got 5 for 4 completions"),
-        (lambda **_: sys.exit(0), r"raised SystemExit\(0\) on {0}\."),
-        (lambda prompts, **_: [None] * len(prompts), r"raised TypeError.* on {0}\."),
-        (lambda prompts: [0.0] * len(prompts), r"raised TypeError\(.*unexpected keyword argument.*on {0}\."),
+        (fails_on_two, r"The reward of task 'sums' raised KeyError\('two'\) on row 2 of a list in memory\."),
+        (lambda **_: [0.0], r"one number per completion. It returned 1 of them for 4 completions, of row 0 of"),
+        (lambda **_: [0.0] * 5, r"one number per completion. It returned 5 of them for 4 completions"),
+        (lambda **_: sys.exit(0), r"raised SystemExit\(0\) on row 0 of"),
+        (lambda prompts: [0.0] * len(prompts), r"raised TypeError\(.*unexpected keyword argument.*on row 0 of"),
+        # what it returned is said, and not that it raised something
+        (lambda **_: None, r"It returned None for 4 completions"),
+        (lambda **_: 0.5, r"It returned 0.5 \(float\) for 4 completions"),
+        (lambda **_: "0.5", r"It returned '0.5' \(str\) for 4 completions"),
+        (lambda **_: {"a": 1.0}, r"It returned {'a': 1.0} \(dict\) for 4"),
+        (lambda **_: {0.0, 1.0, 2.0, 3.0}, r"It returned .* \(set\) for 4"),
+        (asynchronous, r"It returned a coroutine \(a task's reward is a plain function"),
+        (lambda prompts, **_: [None] * len(prompts), r"It returned None for row 0 of a list in memory\."),
+        (lambda prompts, **_: [0.0, 0.0, None, 0.0], r"It returned None for row 2 of"),
+        (lambda prompts, **_: [0.0, "right", 0.0, 0.0], r"It returned 'right' \(str\) for row 1 of"),
+        (lambda prompts, **_: [0.0, "1.0", 0.0, 0.0], r"It returned '1.0' \(str\) for row 1 of"),
+        (lambda prompts, **_: [[1.0]] * 4, r"It returned \[1.0\] \(list\) for row 0 of"),
+        (lambda prompts, **_: np.ones((4, 2)), r"It returned array\(\[1., 1.\]\) \(ndarray\) for row 0 of"),
+        (lambda prompts, **_: [0.0, 0.0, 0.0, float("nan")], r"It returned nan \(float\) for row 3 of"),
+        (lambda prompts, **_: [0.0, 0.0, float("inf"), 0.0], r"It returned inf \(float\) for row 2 of"),
+        (lambda prompts, **_: [0.0, 1e9, 0.0, 0.0], r"between -1e\+06 and 1e\+06. It returned 1000000000.0 \(float\) for row 1 of"),
+        (lambda prompts, **_: [10**400] * 4, r"It returned 10+\.\.\. \(int\) for row 0 of"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+def test_a_failing_reward_is_reported_with_the_task_the_row_and_the_cause(reward, message):
+    one = task(reward)
+    with pytest.raises(
+        RewardError, match=f"reward of task 'sums' .*{message}" if "The reward" not in message else message
+    ):
+        one.score(one.problems("train", 4), ["1", "2", "3", "4"])
+
+
+@pytest.mark.parametrize("rewards", [[True, False], np.array([1, 0]), (1, 0.0), np.float32([1, 0]), iter([1.0, 0.0])])
+def test_numbers_of_every_type_are_rewards(rewards):
+    one = task(lambda **_: rewards)
+    assert [reward.value for reward in one.score(one.problems("train", 2), ["a", "b"])] == [1.0, 0.0]
+
+
+def test_rows_are_named_by_their_file_number_and_id(tmp_path):
+    rows = [{"prompt": f"{i}+1?", "answer": "1", "id": f"q{i}"} for i in range(3)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    one = Task("sums", file, rows[:1], lambda prompts, **_: [None] * len(prompts))
+    with pytest.raises(RewardError, match=rf"returned None for row 2 \(id 'q2'\) of {file}\."):
+        one.score(one.problems("train")[2:], ["1"])
+    one.problems("validation")  # has the first question too
+    with pytest.raises(RewardError, match=rf"row 0 \(id 'q0'\) of {file} or row 0 \(id 'q0'\) of a list in memory\."):
+        one.score(one.problems("train")[:1], ["1"])
+
+
+def test_every_column_of_any_row_reaches_the_reward_in_every_batch(tmp_path):
+    """huggingface/datasets#5772: the first row does not decide the columns."""
+    rows = [{"prompt": "Say hello."}, {"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4", "unit": "m"}]
+    full = [{"answer": None, "unit": None} | row for row in rows]  # `from_list` drops what its first row lacks
+    seen = []
+
+    def reward(prompts, completions, **columns):
+        seen.append(columns)
+        return [0.0] * len(prompts)
+
+    for data in (
+        rows,
+        datasets.Dataset.from_list(full),
+        write(tmp_path / "rows.jsonl", rows),
+        write(tmp_path / "rows.parquet", full),
+    ):
+        one = task(reward, train=data)
+        problems = one.problems("train")
+        one.score([problems[0]], ["a"])
+        one.score([problems[2], problems[0]], ["a", "b"])
+    assert seen == [{"answer": [None], "unit": [None]}, {"answer": ["4", None], "unit": ["m", None]}] * 4
+
+
+@pytest.mark.parametrize("column", ["episodes", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"])  # fmt: skip
+def test_a_column_with_the_name_of_an_argument_is_refused(column):
+    with pytest.raises(ValueError, match=f"row 1 of a list in memory has the column '{column}'.*Rename the column"):
+        task(train=[ROWS[0], ROWS[1] | {column: 1}]).problems("train")
+    with pytest.raises(ValueError, match=f"`train_dataset` has the column '{column}'.*Rename the column"):
+        check_dataset("train_dataset", datasets.Dataset.from_list([ROWS[0] | {column: 1}]))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (float("nan"), "nan, which is not a number"),
+        (float("inf"), "inf, which is not a number"),
+        (-float("inf"), "-inf, which is not a number"),
+        (np.float32("nan"), "nan, which is not a number"),
+        (np.array([1.0, float("nan")]), "nan, which is not a number"),
+        (Decimal("NaN"), "NaN, which is not a number"),
+        ([1.0, {"deep": [float("nan")]}], "nan, which is not a number"),
+        ("cut \ud83d", "half a character"),
+        ({"\udc80": 1}, "half a character"),
     ],
 )
-def test_a_failing_reward_is_reported_with_the_task_the_problem_and_the_cause(reward, message):
-    one = task(reward)
-    problems = one.problems("train", 4)
-    with pytest.raises(RewardError, match=message.format(*(p.id for p in problems))):
-        one.score(problems, ["1", "2", "3", "4"])
+def test_values_that_are_no_data_are_refused_with_row_and_column(value, words):
+    for row in (ROWS[1] | {"answer": value}, *([{"prompt": value}] if isinstance(value, str) else [])):
+        with pytest.raises(DataError, match=f"column '.*' of row 2 of a list in memory holds {words}"):
+            task(train=[ROWS[0], ROWS[3], row]).problems("train")
+
+
+def test_a_number_that_is_missing_may_be_left_out():
+    one = task(train=[{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "2"}])
+    assert [problem.reference for problem in one.problems("train")] == [{"answer": None}, {"answer": "2"}]
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_literals_of_no_number_in_a_file_are_refused(tmp_path, literal):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"prompt": "1+1", "answer": 2}}\n{{"prompt": "2+2", "answer": {literal}}}\n')
+    with pytest.raises(DataError, match=f"'answer' of row 1 of {file}"):
+        task(train=file).problems("train")
+
+
+@pytest.mark.parametrize(("start", "end"), [("\ufeff", "\n"), ("", "\r\n"), ("\ufeff", "\r\n")])
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path, start, end):
+    """huggingface/datasets#8241, microsoft/promptflow#4202."""
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes((start + "".join(json.dumps(row) + end for row in ROWS)).encode())
+    assert task(train=file).problems("train") == task().problems("train")
+
+
+def test_marks_inside_a_row_are_kept(tmp_path):
+    marks = ["a\u2028b", "a\x85b", "tab\t", "null \x00", "\u202eabc", "e\u0301", "\ufeff", "👩‍👩‍👧"]
+    rows = [{"prompt": f"{i} {mark}", "answer": mark} for i, mark in enumerate(marks)]
+    for suffix in SUFFIXES:
+        found = task(train=write(tmp_path / f"rows{suffix}", rows)).problems("train")
+        assert [(p.question, p.reference["answer"]) for p in found] == [(row["prompt"], row["answer"]) for row in rows]
+
+
+def test_a_file_in_another_encoding_is_refused_by_name(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    for encoding in ("utf-16", "latin-1"):
+        file.write_bytes(json.dumps({"prompt": "größer?"}, ensure_ascii=False).encode(encoding))
+        with pytest.raises(DataError, match=f"{file} cannot be read, because it is not UTF-8.*Save it as UTF-8"):
+            task(train=file).problems("train")
+
+
+def test_broken_values_in_published_rows_are_counted(tmp_path):
+    rows = [{"prompt": f"What is {i}+1?", "solution": str(i + 1)} for i in range(500)]
+    broken = [
+        {"prompt": "Cut \ud83d", "solution": "1"},
+        {"prompt": "a?", "solution": float("nan")},
+        {"prompt": "b?", "solution": "nan"},
+    ]
+    found = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
+    assert found["skipped"] == {"half_a_character": 1, "not_finite": 2}
+
+
+def test_an_episode_prints_as_one_line():
+    """TRL prints every argument of a reward function where all rewards are None."""
+    problem = task().problems("train")[0]
+    turns = [Turn("solver", 0, 0, [1] * 500, [2] * 500, [0.0] * 500, "text " * 500, "stop")] * 3
+    assert repr(Episode(problem, 2, turns)) == f"<Episode 2 of problem {problem.id!r}, 3 turns, reward None>"
 
 
 def test_hidden_tests_run_the_last_program_in_the_sandbox():
@@ -155,7 +304,7 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
     with pytest.raises(RewardError, match="Write a non-empty list"):
         bad = Task("twice", [{"prompt": "a", "tests": "[{"}], rows, hidden_tests())
         bad.score(bad.problems("train"), texts[:1])
-    with pytest.raises(RewardError, match=r"column='cases'.* needs this column, the rows have \['tests'\]"):
+    with pytest.raises(RewardError, match=r"column='cases'.* needs the column 'cases', the rows have \['tests'\]"):
         Task("twice", rows, rows, hidden_tests("cases")).score([first], texts[:1])
 
 
@@ -176,9 +325,9 @@ def test_other_rows_are_another_run(tmp_path):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completions, **_: [float("nan")] * len(completions), "problem 'sums/.*' the reward nan"),
-        (lambda completions, **_: [1.0], "must return a list with one number per completion, got 1 for 2"),
-        (lambda completions, **_: None, "must return a list with one number per completion, got None for 2"),
+        (lambda completions, **_: [float("nan")] * len(completions), "returned nan .*row 0 of a list"),
+        (lambda completions, **_: [1.0], "returned 1 of them for 2 completions"),
+        (lambda completions, **_: None, "returned None for 2 completions"),
         (lambda completions, missing, **_: [1.0], "missing"),
     ],
     ids=["nan", "too few", "nothing", "a column that is not there"],

@@ -1,5 +1,7 @@
 """The example's own workflow and own task train as a cell, named by their file; `bad_inputs.OWN` has what is refused before."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from multirole_study import Task
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.preflight import dry_run
 from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.user_files import own_object
 
 DEBATE = Path(__file__).parents[2] / "examples" / "debate.py"
 
@@ -98,3 +101,34 @@ def test_hurried_mistakes_are_found_before_training(run, message):
 
     with pytest.raises(ValueError, match=message):
         dry_run(Hasty(), Problem("p7", "sums", "1+1?", None))
+
+
+BESIDE = "from helpers import ask\nfrom multirole import Answer\nclass Own:\n    name, roles = 'own', {'a': 1}\n    async def run(self, problem, call):\n"
+BESIDE += (
+    "        import later\n        return Answer((await call('a', [ask(later.PREFIX + problem.question)])).text)\n"
+)
+
+
+def test_a_file_may_import_the_modules_beside_it(tmp_path, monkeypatch):
+    """Also from within a function; they are part of what tells runs apart, and no bytecode is left beside them."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "own.py").write_text(BESIDE)
+    (tmp_path / "helpers.py").write_text("import deep\nfrom multirole import user as ask\n")
+    (tmp_path / "deep.py").write_text("X = 1\n")
+    (tmp_path / "later.py").write_text("PREFIX = 'say '\n")
+    workflow, digest = own_object("workflow", f"{tmp_path}/own.py:Own", ["voting"])
+    assert not list(tmp_path.glob("**/__pycache__"))
+    seen = []
+
+    async def call(role, messages):
+        seen.append(messages)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        asyncio.run(workflow.run(Problem("0", "", "hello", None), call))
+    assert seen == [[{"role": "user", "content": "say hello"}]]
+    assert own_object("workflow", f"{tmp_path}/own.py:Own", ["voting"])[1] == digest
+    (tmp_path / "deep.py").write_text("X = 2\n")
+    assert own_object("workflow", f"{tmp_path}/own.py:Own", ["voting"])[1] != digest
+    for name in ("helpers", "deep", "later"):
+        monkeypatch.delitem(sys.modules, name)

@@ -13,6 +13,7 @@ from trl.trainer import utils as trl_utils
 
 import multirole_study.plan as planner
 from multirole.core.config import MultiRoleGRPOConfig
+from multirole.engines.generate_engine import GenerateEngine
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study.__main__ import plan as command
 from multirole_study.experiment.cell import Cell
@@ -64,6 +65,7 @@ def test_constants_of_other_code_are_still_its_own():
     assert chunked_logprob.TOKEN_CHUNK_SIZE == planner.HEAD_TOKENS
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == planner.HEAD_COLUMNS
     assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.ENGINE_ROWS
+    assert inspect.signature(GenerateEngine).parameters["max_rows"].default == planner.GENERATE_ROWS
     defaults = MultiRoleGRPOConfig  # whose attributes they are
     assert (defaults.vllm_max_num_seqs, defaults.vllm_max_num_batched_tokens) == (planner.MOST_ROWS, planner.STEPS[1])
 

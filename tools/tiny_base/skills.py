@@ -121,7 +121,7 @@ class Examiner:
             asks.append(asked(Voting(), self.problems[i], given, ("aggregator", 0, 0)))
 
         def chosen(replies: Sequence[str]) -> list[bool]:
-            picks = [parse_selection(reply, 3) for reply in replies]
+            picks = [parse_selection(reply, 3, box_rule="first_literal") for reply in replies]
             return [how != "unparsed" and self.right[k][i] for i, (k, how) in zip(places, picks, strict=True)]
 
         derived, bare = self.ask(asks, [self.starts[i] for i in places]), self.ask(asks, BARE)
@@ -135,7 +135,7 @@ class Examiner:
             )
             works.append(value == self.habits.truth(self.problems[i]))
             if value in claims and value is not None:
-                followed.append(claims[parse_selection(reply, 3)[0]] == value)
+                followed.append(claims[parse_selection(reply, 3, box_rule="first_literal")[0]] == value)
         return {
             "chance": fact(fmean(right[i] for right in self.right) for i in places),
             "with a derivation": fact(with_it),
@@ -158,7 +158,7 @@ class Examiner:
 
         def scored(replies: Sequence[str]) -> list[bool]:
             wanted = ["correct" if is_right else "incorrect" for is_right in truth]
-            return [parse_verdict(reply) == want for reply, want in zip(replies, wanted, strict=True)]
+            return [parse_verdict(reply, "first_literal") == want for reply, want in zip(replies, wanted, strict=True)]
 
         derived, bare = self.ask(asks, self.starts), self.ask(asks, BARE)
         natural = self.natural["evaluator"] = self.ask(asks)
@@ -169,7 +169,7 @@ class Examiner:
             "with - without": balanced([a - b for a, b in zip(with_it, without, strict=True)], truth),
             "as it comes": balanced(scored(natural), truth),
             "says what follows from its derivation": fact(
-                (parse_verdict(reply) == "correct")
+                (parse_verdict(reply, "first_literal") == "correct")
                 == (self.habits.claimed(str(draft)) == self.habits.last_value(reply))
                 for draft, reply in zip(self.samples[0], derived, strict=True)
             ),
@@ -186,7 +186,7 @@ class Examiner:
                 if is_right or (line := critic.point_out(draft)) is None:
                     continue
                 whole = critic.derivation(draft).text
-                if parse_verdict(whole) == "correct":
+                if parse_verdict(whole, "first_literal") == "correct":
                     continue
                 problems.append(problem)
                 self.lines.append(line.text)

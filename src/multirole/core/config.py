@@ -1,46 +1,42 @@
 """`MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the dozen options that several roles and adapters add to it."""
 
 import json
+import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin
 
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 SAMPLER = "the loss compares log-probs of the whole distribution with those that were sampled"
 BATCHING = "the rollout engine batches continuously by itself"
-PER_MICRO_BATCH = "it would be taken per micro-batch, whose size must not change the gradient"
 REFUSED = {
-    "num_iterations": (1, "each sampled batch is used once; `updates` decides in how many optimizer steps"),
     "top_p": (1.0, SAMPLER),
-    "top_k": (0, SAMPLER),
-    "min_p": (None, SAMPLER),
+    "top_k": ((0, -1), SAMPLER),
+    "min_p": ((None, 0.0), SAMPLER),
     "repetition_penalty": (1.0, SAMPLER),
-    "generation_kwargs": (None, "the rollout engine takes `temperature` and `max_completion_length` only"),
+    "generation_kwargs": ((None, {}), "the rollout engine takes `temperature` and `max_completion_length` only"),
     "cache_implementation": (None, "the rollout engine manages its own cache"),
     "use_transformers_continuous_batching": (False, BATCHING),
     "use_transformers_paged": (False, BATCHING),
     "vllm_mode": ("colocate", "requests of several adapters need an engine in this process"),
     "transformers_continuous_batching_config": (None, BATCHING),
-    "vllm_enable_sleep_mode": (False, "the vLLM engine always sleeps while a GPU trains"),
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
     "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
-    "vllm_model_impl": ("vllm", "adapters are served by vLLM's own models"),
+    "vllm_model_impl": (("vllm", "auto"), "adapters are served by vLLM's own models"),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
-    "sync_ref_model": (False, "the reference of `beta` is the frozen base model"),
-    "mask_truncated_completions": (False, "every completion token is trained, so that role masks partition the tokens"),
-    "top_entropy_quantile": (1.0, PER_MICRO_BATCH),
-    "entropy_coef": (0.0, PER_MICRO_BATCH),
-    "use_adaptive_entropy": (False, PER_MICRO_BATCH),
+    "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
     "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
     "remove_unused_columns": (False, "rewards are given every column"),
     "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
     "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
     "torch_compile": (False, "row lengths differ between micro-batches"),
-    "pad_to_multiple_of": ("auto", "rows are padded to the longest of their micro-batch"),
+    "router_aux_loss_coef": (0.0, "the load-balancing loss of a mixture of experts is taken per micro-batch, whose size must not change the gradient"),
     "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
 }  # fmt: skip
-"""Fields of `GRPOConfig` that mean nothing here: name -> (the only value, why)."""
+"""Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
 
 
 @dataclass
@@ -50,10 +46,20 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
       `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size` and
       `gradient_accumulation_steps` only serve to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
-      `logging_steps` and `warmup_steps` count iterations. With `max_steps=-1`, `num_train_epochs` passes are made.
+      `logging_steps` and `warmup_steps` count iterations.
+    - With `max_steps=-1`, an epoch is as many iterations as in TRL: the dataset's rows divided by the problems of an iteration, rounded
+      down. What is left over starts the next pass. A strategy `"epoch"` acts once per that many iterations.
+    - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
     - `max_completion_length` and `temperature` hold for every turn.
-    - `beta` weighs KL(policy || frozen base) for every role (`role_beta`: for one). The estimate is k3.
+    - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
+      `PeftModel` that was trained before, as they were given. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` is passed on.
+    - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
+      schedule, `max_steps` and the logs still count iterations.
+    - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
+      micro-batch. The adaptive coefficient is kept adapter by adapter. The quantile costs another forward pass.
+    - `mask_truncated_completions` leaves turns that reached `max_completion_length` out of the loss, and not their episodes.
+    - Dropout and NEFTune are switched off, since the ratio compares the trainer's log-probs with the engine's.
     - `num_generations_eval` episodes per evaluation problem, 1 by default.
     - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
       (`ddp_timeout`).
@@ -85,9 +91,16 @@ class MultiRoleGRPOConfig(GRPOConfig):
             A turn whose prompt is longer ends its episode without an answer.
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
+        turn_seeds (`str`, defaults to `"position"`):
+            What seeds the sampling of a turn beside run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
+            `"prompt"` and occurrence, as for calls without a slot.
+        max_failed_episodes (`int`, defaults to `0`):
+            Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
+            trains nothing; its group is compared without it. One more ends the run, and by default the first does.
         engine (`str`, defaults to `"auto"`):
-            Rollout engine: `"transformers"`, `"vllm"`, `"module:Class"`, or `"auto"`, which is vLLM where its CUDA build is installed,
-            a GPU is visible and the model computes in half precision. vLLM reads the base from where `model` was loaded: save a base
+            Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"module:Class"`, or `"auto"`: vLLM where its CUDA build is
+            installed, a GPU is visible and the model computes in half precision; else `"transformers"` where it implements the model and
+            its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
             Requests that vLLM runs at once, and the tokens of one of its steps.
@@ -103,6 +116,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
     micro_batch_tokens: int = 16384
     max_prompt_tokens: int = 2048
     max_turns: int = 256
+    turn_seeds: Literal["position", "prompt"] = "position"
+    max_failed_episodes: int = 0
     engine: str = "auto"
     vllm_max_num_seqs: int = 512
     vllm_max_num_batched_tokens: int = 8192
@@ -116,6 +131,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
             self.role_beta = json.loads(self.role_beta)
         self._check_options()
         self._check_refused()
+        if self.bf16 is None and not self.fp16:
+            self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
             self.__dict__.update(engine="vllm", use_vllm=False)
         n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
@@ -123,6 +140,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
         super().__post_init__()
+        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
+            raise ValueError(
+                f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
+            )
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         several = self.steps_per_generation != self.gradient_accumulation_steps
         if several and (given or self.gradient_accumulation_steps > 1):
@@ -140,25 +161,28 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def _check_refused(self) -> None:
         for name, (only, why) in REFUSED.items():
-            value = vars(self)[name]
-            if value != only and value is not None:
+            accepted, value = only if isinstance(only, tuple) else (only,), vars(self)[name]
+            if value not in accepted and value is not None:
                 raise ValueError(
-                    f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {only!r}."
+                    f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {accepted[0]!r}."
                 )
 
     def _check_options(self) -> None:
         """Refuse, before anything is loaded, what cannot work (ValueError)."""
-        for name in ("eval_strategy", "save_strategy", "logging_strategy"):
-            if vars(self)[name] == "epoch":
-                raise ValueError(
-                    f"`{name}='epoch'` is not supported: a run is one long epoch, so that a resume continues the order of problems. Use "
-                    "'steps', which are iterations."
-                )
         for option in fields(self):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:
                 raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
-        for name in ("micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "step_tokens"):
+        if not (isinstance(self.max_failed_episodes, int) and self.max_failed_episodes >= 0):
+            raise ValueError(f"`max_failed_episodes` must be 0 or more, got {self.max_failed_episodes!r}.")
+        for name in (
+            "micro_batch_tokens",
+            "max_prompt_tokens",
+            "max_turns",
+            "max_completion_length",
+            "step_tokens",
+            "num_iterations",
+        ):
             value = vars(self)[name]
             if not (isinstance(value, int) and value >= 1 or name == "step_tokens" and value is None):
                 raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
@@ -170,6 +194,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if not self.temperature > 0:
             raise ValueError(
                 f"`temperature` must be positive, got {self.temperature!r}: the loss needs log-probs of what was sampled."
+            )
+        if not 0 <= self.top_entropy_quantile <= 1:
+            raise ValueError(
+                f"`top_entropy_quantile` must be a fraction of the tokens between 0 and 1, got {self.top_entropy_quantile!r}."
             )
         if (self.updates == "tokens") != (self.step_tokens is not None):
             raise ValueError(
@@ -197,3 +225,12 @@ class MultiRoleGRPOConfig(GRPOConfig):
     def n_problems(self) -> int:
         """Problems of an iteration, over all processes."""
         return self.generation_batch_size // self.num_generations
+
+    def set_epochs(self, n_rows: int) -> None:
+        """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
+        whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
+        if self.max_steps <= 0:
+            self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))
+        for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
+            if vars(self)[f"{kind}_strategy"] == "epoch":
+                self.__dict__.update({f"{kind}_strategy": strategies.STEPS, f"{kind}_steps": whole or 1})

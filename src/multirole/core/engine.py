@@ -1,13 +1,14 @@
 """The protocol between rollouts and whatever turns prompts into tokens.
 
 An engine serves many adapters at once and is driven by `add` and `step`, so that the rollout decides what runs next.
-`multirole.engines` has two: on transformers (the default on a CPU) and on vLLM (the default on CUDA).
+`multirole.engines` has those that have a name.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from peft import PeftModel
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Engine(Protocol):
         """Advance every running request by at least one token; return those that finished, in any order."""
         ...
 
-    def publish(self, model: PeftModel, version: int) -> None:
+    def publish(self, model: "PeftModel", version: int) -> None:
         """Serve the weights that `model`'s adapters hold now; nothing computed under older weights is reused.
 
         Must not be called while requests are running (RuntimeError).

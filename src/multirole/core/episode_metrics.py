@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from multirole.core.rows import Row
+from multirole.core.rows import Row, loss_mass
 from multirole.core.types import OVERFLOW, Episode
 
 
@@ -23,6 +23,36 @@ def accuracy(episodes: list[Episode]) -> float | None:
 def overflow_rate(episodes: list[Episode]) -> float:
     """Fraction of episodes that a prompt of more than `max_prompt_tokens` ended; they are scored on an empty answer."""
     return sum(e.answer is not None and e.answer.reason == OVERFLOW for e in episodes) / len(episodes)
+
+
+def n_failed(episodes: list[Episode]) -> int:
+    """Number of episodes whose workflow raised."""
+    return sum(episode.failure is not None for episode in episodes)
+
+
+def evaluation_advantages(rewards: list[float | None], num_generations: int) -> list[float]:
+    """Each reward minus the mean of its problem's `num_generations` and over their standard deviation; 0 where that is 0 or unknown."""
+    advantages = []
+    for start in range(0, len(rewards), num_generations):
+        group = rewards[start : start + num_generations]
+        known = torch.tensor([reward for reward in group if reward is not None], dtype=torch.float64)  # (G,)
+        spread = known.std().item() if len(known) > 1 else 0.0
+        mean = known.mean().item() if spread else 0.0
+        advantages += [0.0 if reward is None or not spread else (reward - mean) / spread for reward in group]
+    return advantages
+
+
+def surrogate_loss(episodes: list[Episode], advantages: list[float], loss_type: str) -> float:
+    """The policy-gradient objective of episodes that were sampled under the present weights: minus the mean advantage of their turns.
+
+    A mean over rows or over completion tokens, as `loss_type` has it. KL is not part of it.
+    """
+    rows = [
+        (Row(e, turn, ""), advantage) for e, advantage in zip(episodes, advantages, strict=True) for turn in e.turns
+    ]
+    masses = [loss_mass([row], loss_type) for row, _ in rows]
+    total = sum(m * advantage for m, (_, advantage) in zip(masses, rows, strict=True))
+    return (0.0 - total) / max(1, sum(masses))
 
 
 def text_metrics(rows: list[Row]) -> dict[str, float]:

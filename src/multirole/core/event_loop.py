@@ -18,16 +18,19 @@ POLL = 0.5
 
 
 class EngineSelector(selectors.DefaultSelector):
-    """An I/O selector that advances the engine instead of sleeping."""
+    """An I/O selector that advances the engine instead of sleeping.
 
-    def __init__(self, advance: Callable[[], bool]) -> None:
+    `may_wait` allows coroutines to wait for threads and sockets when the engine has nothing to do.
+    """
+
+    def __init__(self, advance: Callable[[], bool], may_wait: bool = False) -> None:
         super().__init__()
-        self.advance = advance
+        self.advance, self.may_wait = advance, may_wait
 
     def select(self, timeout: float | None = None) -> list:
         if timeout == 0 or self.advance():  # 0: some coroutine can run now
             return super().select(0)
-        if timeout is None and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
+        if timeout is None and not self.may_wait and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
             raise RuntimeError(
                 "Every episode waits for something that is not a model call, so the rollout would hang. "
                 "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."

@@ -100,6 +100,21 @@ class MergedLinear(torch.autograd.Function):
         return *[None] * 6, grad @ weight if ctx.needs_input_grad[6] else None
 
 
+@torch.no_grad()
+def keeps_rows(model: PeftModel) -> bool:
+    """Whether every LoRA layer is given (N, L, in) for N rows of L tokens, as `MergedLinear` expects; experts see single tokens."""
+    ids, shapes = torch.tensor([[0, 1, 2], [0, 1, 2]], device=model.device), []
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape[:-1] if inputs else None))
+        for layer in layers
+    ]
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    for handle in handles:
+        handle.remove()
+    return all(shape == ids.shape for shape in shapes)
+
+
 def plain_lora(
     model: PeftModel, adapter: str, parameters: list[nn.Parameter], dtypes: tuple[torch.dtype, ...]
 ) -> list[LoraLinear]:
@@ -113,7 +128,7 @@ def plain_lora(
         and layer.base_layer.weight.dtype in dtypes
         and layer.lora_A[adapter].weight.dtype == torch.float32
         and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
-        and isinstance(layer.lora_dropout[adapter], nn.Identity)
+        and (isinstance(layer.lora_dropout[adapter], nn.Identity) or layer.lora_dropout[adapter].p == 0)
     ]
     own = {p for layer in plain for p in (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight)}
     return plain if own == set(parameters) else []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
@@ -42,12 +43,14 @@ def has_large_head(model: nn.Module) -> bool:
     return weight.device.type == "cpu" and weight.size(0) > LARGE
 
 
-def score(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:
+def score(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probs and entropies (N, C) of the last C = `n_completion` of ids and mask (N, P + C), padded as TRL pads them.
 
-    Causal attention over rows at the left edge needs no mask and no position ids.
+    Causal attention over rows at the left edge needs no mask and no position ids. The model is given a multiple of `multiple` tokens.
     """
-    ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion)
+    ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion, multiple)
     with compact_head():
         outputs = model(input_ids=ids, labels=labels, fused_lm_head=True)
     logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
@@ -65,3 +68,21 @@ def score_packed(model: nn.Module, packing: Packing) -> tuple[Tensor, Tensor]:
     values = torch.stack([outputs.log_probs[0], outputs.entropy[0]])[:, packing.scores]  # (2, R, C)
     logps, entropies = values.masked_fill(~packing.is_token, 0.0)
     return logps, entropies
+
+
+@torch.no_grad()
+def check_head(model: PeftModel, temperature: float, tolerance: float) -> None:
+    """Refuse a model whose log-probs, by its own logits, are not those of TRL's fused head to `tolerance` nats (ValueError).
+
+    TRL knows the caps and scales of logits by the names that most configurations give them.
+    """
+    ids = torch.arange(8, device=model.device)[None]  # (1, 8)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature  # (1, 7, V)
+    expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # (1, 7)
+    scored, _ = score(model, ids, torch.ones_like(ids), 7)
+    if not (difference := (scored - expected).abs().max().item()) <= tolerance:
+        raise ValueError(
+            f"TRL's fused head does not compute the log-probs of a {type(model.get_base_model()).__name__}: they differ by "
+            f"{difference:.2g} from those of the model's own logits, which replies are sampled from. Its configuration changes logits in a "
+            "way that TRL does not know. Use another base model."
+        )

@@ -23,7 +23,8 @@ class Row:
     """One turn as a training sequence.
 
     `advantage` is the weight of its tokens' log-ratios. `old_logps` and `ref_logps` (C,) are the trainer's own log-probs of
-    the completion under the weights that sampled and under the frozen base, where the loss needs them.
+    the completion under the weights that sampled and under the frozen base, where the loss needs them. A row that `is_masked`
+    (`mask_truncated_completions`) has no part in the loss, but is counted where the loss is a mean over rows, as in TRL.
     """
 
     episode: Episode
@@ -32,6 +33,7 @@ class Row:
     advantage: float = 0.0
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
+    is_masked: bool = False
 
     @property
     def length(self) -> int:
@@ -86,10 +88,15 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
 
 
 def loss_mass(rows: list[Row], loss_type: str) -> int:
-    """What TRL's loss of a micro-batch, a mean, weighs in its optimizer step: its tokens or its rows."""
+    """What TRL's loss of a micro-batch, a mean, weighs in its optimizer step: its trained tokens or its rows."""
     if loss_type in ("bnpo", "dapo", "cispo", "vespo"):
-        return sum(len(row.turn.completion_ids) for row in rows)
+        return trained_tokens(rows)
     return len(rows)
+
+
+def trained_tokens(rows: list[Row]) -> int:
+    """Completion tokens of the rows that have a part in the loss."""
+    return sum(len(row.turn.completion_ids) for row in rows if not row.is_masked)
 
 
 def padded(batch: list[Row]) -> int:
@@ -147,15 +154,19 @@ def collate(rows: list[Row], pad_id: int, device: torch.device, old_logprobs: st
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def left_aligned(input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def left_aligned(
+    input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows that TRL has padded on both sides, moved to the left edge; padding is then last, and causal attention blind to it.
 
     From ids and mask (N, P + C) with C = `n_completion`: ids and labels (N, width), labels being -100 outside completions;
     and for the completion tokens the position (N, C) of the output that scores each, and whether there is one (N, C).
+    `width` is a multiple of `multiple`.
     """
     n_prompt = attention_mask[:, :-n_completion].sum(1, keepdim=True)  # (N, 1)
     lengths = attention_mask.sum(1, keepdim=True)  # (N, 1)
     width = int(lengths.max())
+    width += -width % (multiple or 1)
     shift = attention_mask.size(1) - n_completion - n_prompt  # (N, 1): left padding of each row
     positions = torch.arange(width, device=input_ids.device)[None]  # (1, width)
     ids = input_ids.gather(1, (positions + shift).clamp(max=input_ids.size(1) - 1))  # (N, width)

@@ -12,6 +12,7 @@ Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order
 import copy
 import functools
 import itertools
+import logging
 import math
 import shutil
 import time
@@ -25,17 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel
+from datasets import IterableDataset
+from peft import LoraConfig, PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from multirole.core.advantages import groups_of_equal_rewards, set_advantages
+from multirole.core.arguments import check_arguments, named_adapters
 from multirole.core.bfloat16 import HALF, half_layers, needs_no_autocast
+from multirole.core.checkpoints import PolicyMap, check_checkpoint
+from multirole.core.completions_table import evaluation_logs, kept_apart
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
     all_reduce,
@@ -48,32 +53,77 @@ from multirole.core.distributed import (
     shard,
 )
 from multirole.core.engine import Engine, Sampling
-from multirole.core.episode_metrics import accuracy, mean_reward, over_micro_batches, overflow_rate, text_metrics
-from multirole.core.gradients import PartSums, clip, gradient_of, merged, part_of, plain_lora, set_gradient
+from multirole.core.entropy import StepEntropy, next_coef, select_tokens
+from multirole.core.episode_metrics import (
+    accuracy,
+    evaluation_advantages,
+    mean_reward,
+    n_failed,
+    over_micro_batches,
+    overflow_rate,
+    surrogate_loss,
+    text_metrics,
+)
+from multirole.core.gradients import PartSums, clip, gradient_of, keeps_rows, merged, part_of, plain_lora, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.importance import Correction, WeightSums
-from multirole.core.logprobs import compact_head, has_large_head, score, score_packed
+from multirole.core.logprobs import check_head, compact_head, has_large_head, score, score_packed
+from multirole.core.noise import disable_noise
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.prefix_tree import Packing, block_lengths, block_runs, pack, packing_pays, tree_batches
 from multirole.core.recomputation import fits, without_recomputation
+from multirole.core.reference import given_adapters, swapped
 from multirole.core.rollout import (
     Attempt,
     Renderer,
     Rollout,
+    WorkflowError,
     answer_ids,
     chat_template,
+    check_failures,
     transcript,
     turn_seed,
     warn_of_silent_roles,
 )
-from multirole.core.rows import Row, Steps, collate, loss_mass, micro_batches, optimizer_steps, padded, problem_order
+from multirole.core.rows import (
+    Row,
+    Steps,
+    collate,
+    loss_mass,
+    micro_batches,
+    optimizer_steps,
+    padded,
+    problem_order,
+    trained_tokens,
+)
 from multirole.core.stock import GRPOTrainer
+from multirole.core.streams import StreamedRows
+from multirole.core.threads import use_fitting_threads
 from multirole.core.tree_attention import can_share_prefixes, packed_attention
-from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow, check_workflow
-from multirole.core.validation import INDEX, check_dataset, checked_reward, load_processor, to_problems, with_adapters
+from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow
+from multirole.core.validation import (
+    INDEX,
+    StreamedProblems,
+    check_dataset,
+    checked_evaluation,
+    checked_reward,
+    load_processor,
+    to_problems,
+    with_adapters,
+)
+
+logger = logging.getLogger(__name__)
 
 ENGINES = "multirole.engines"
 """Package of the engines that have a name; imported late, because it imports this one."""
+
+SILENT_ITERATIONS = 10
+"""Iterations in a row without any reward after which it is said."""
+ZERO_REWARD = (
+    "Every episode of %d iterations in a row has the reward 0, so nothing has been learned. Likely causes: the reward function does not "
+    "find the answer (print what it gets in `completions`), replies are cut off at `max_completion_length` (see the roles' "
+    "`truncated_rate`), or the problems are too hard for the model."
+)
 
 
 def no_key(row: Row) -> int:
@@ -86,36 +136,42 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     Overrides of TRL 1.16 / transformers 5.17; everything else, the loss included, is inherited:
 
+    - `train`: resumes from `args.resume_from_checkpoint`, and shows the failure of a workflow without the frames of this package.
     - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
     - `create_optimizer`: one AdamW over all adapters.
     - `_calculate_rewards`: TRL's, with the episodes' answers as completions.
     - `_generate_and_score_completions`: TRL's; returns episodes with their advantages.
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
+    - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where the schedule does not tick per iteration.
+    - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
+    - `evaluate`: checks a dataset that it is given, and reads a stream.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
-    - `_load_optimizer_and_scheduler`: TRL's, of a checkpoint that holds every adapter.
+    - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
-            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map; otherwise pass `peft_config`.
+            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map, or the one adapter "default" for a policy with
+            one. Otherwise pass `peft_config`.
         workflow ([`Workflow`]):
             Any object with `name`, `roles` (role to its number of slots) and `async def run(problem, call) -> Answer`.
         reward_funcs (`Callable`, `str`, `PreTrainedModel` or a list of these):
             As in TRL: `f(prompts, completions, **columns) -> list[float | None]`, one number per episode. `completions` are the
-            episodes' answers: texts, or message lists where the prompts are messages; `completion_ids` are their tokens. The keyword
-            `episodes` holds the episodes with all their turns. A function may set `episode.reward` to a [`Reward`] with a reason and
+            episodes' answers: texts, or message lists where the prompts are messages; `completion_ids` are their tokens. A function that
+            takes `episodes` gets the episodes with all their turns. A function may set `episode.reward` to a [`Reward`] with a reason and
             `is_correct`, which accuracy counts; its value is then the weighted sum of all functions.
         args ([`MultiRoleGRPOConfig`], *optional*):
             Configuration; by default that of TRL with shared policy.
-        train_dataset, eval_dataset (`datasets.Dataset`):
+        train_dataset, eval_dataset (`datasets.Dataset` or `datasets.IterableDataset`):
             A "prompt" column (text, or a single user message) and any others. "id" names a problem; without it, its index does.
-            "task" names the prompt templates of the built-in workflows.
+            "task" names the prompt templates of the built-in workflows. A stream is read as training goes on, which needs `max_steps`;
+            an evaluation set that is one, or a dict of several, is read whole.
         processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
             As in TRL. Callbacks that are [`MultiRoleCallback`] take part in the iteration.
-        peft_config (`PeftConfig`, *optional*):
+        peft_config (`LoraConfig`, *optional*):
             One adapter with this configuration is made per name of the policy map.
         engine ([`Engine`], *optional*):
             What generates the replies; by default `args.engine`.
@@ -123,18 +179,21 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
         render (`Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]`, *optional*):
             Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`.
+        quantization_config, tools, rollout_func, environment_factory:
+            TRL's, which mean nothing here and must be None.
     """
 
     args: MultiRoleGRPOConfig
     control: TrainerControl
+    entropy_coef: dict[str, float]  # of each adapter
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
 
     def __init__(
         self,
         model: str | PreTrainedModel | PeftModel,
-        workflow: Workflow,
-        reward_funcs: Any,
+        workflow: Workflow | None = None,
+        reward_funcs: Any = None,
         args: MultiRoleGRPOConfig | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -142,36 +201,53 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        peft_config: PeftConfig | None = None,
+        peft_config: LoraConfig | None = None,
         engine: Engine | None = None,
         is_answer: Callable[[str], bool] = bool,
         render: Renderer | None = None,
+        *,
+        quantization_config: None = None,
+        tools: None = None,
+        rollout_func: None = None,
+        environment_factory: None = None,
     ) -> None:
+        reward_funcs = check_arguments(
+            workflow, reward_funcs, args, peft_config, quantization_config=quantization_config, tools=tools,
+            rollout_func=rollout_func, environment_factory=environment_factory,
+        )  # fmt: skip
+        assert workflow is not None  # or it has been refused
         processes()  # before anything that would set up torch.distributed its own way, such as vLLM
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
         if args.n_gpu > 1:  # one process of a node with several: it uses the first; TRL refuses to spread it over all
             args._n_gpu = 1
-        check_workflow(workflow)
-        if not isinstance(reward_funcs, list):
-            reward_funcs = [reward_funcs]
         check_dataset("train_dataset", train_dataset, reward_funcs)
-        for name, dataset in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
-            if dataset is not None:
-                check_dataset(f"eval_dataset[{name!r}]" if name else "eval_dataset", dataset, reward_funcs)
+        eval_dataset = None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs)
+        import_module(ENGINES).check_engine(args.engine)
         self.workflow = workflow
-        self.policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
+        policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
+        self.policy = named_adapters(model, policy)
         self.adapters = adapter_names(self.policy)
         if unknown := set(args.role_betas) - set(self.policy):
             raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(self.policy)}.")
         self.betas = {role: args.role_betas.get(role, args.beta) or 0.0 for role in self.policy}
+        args.router_aux_loss_coef = 0.0
         beta, args.beta = args.beta, 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         self._last_grad_norm, self._last_lr, self._published = torch.tensor(0.0), 0.0, -1
         self._loss_metrics: list[tuple[str, int, float]] = []  # name, completion tokens and value, by micro-batch
+        self._n_without_reward = 0  # iterations in a row whose rewards were all 0
+        self._evaluated: tuple[str, dict[str, Any]] | None = (
+            None  # prefix and episodes of the evaluation that is logged next
+        )
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
 
-        if args.max_steps <= 0:  # passes over the dataset, as iterations
-            args.max_steps = math.ceil(args.num_train_epochs * len(train_dataset) / args.n_problems)
+        if isinstance(train_dataset, IterableDataset):
+            rows = self._stream_rows(train_dataset, args)
+        else:
+            args.set_epochs(len(train_dataset))
+            train_dataset = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
         peft_model = with_adapters(model, peft_config, self.adapters, args)
+        if args.device.type == "cpu":
+            use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
         if isinstance(model, str):
             processing_class = processing_class or load_processor(model, args)
         self.model_options = dict(args.model_init_kwargs or {}) if isinstance(model, str) else {}
@@ -183,20 +259,27 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 model=peft_model,
                 reward_funcs=[checked_reward(function) for function in reward_funcs],
                 args=args,
-                train_dataset=train_dataset.add_column(INDEX, list(range(len(train_dataset)))),
+                train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=processing_class,
                 reward_processing_classes=reward_processing_classes,
-                callbacks=callbacks,
+                callbacks=[*(callbacks or []), PolicyMap(self.policy)],
                 optimizers=optimizers,
                 rollout_func=self._rollout_func,
             )
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
-        if self.aux_loss_enabled:
-            raise ValueError("`router_aux_loss_coef` is not supported by multi-role training. Set it to 0.0.")
+        self._disable_noise()
+        self._take_over_options()
         self.is_sharded = self.is_fsdp_enabled
+        anchored = isinstance(model, PeftModel) and any(self.betas.values())
+        self._given_adapters = given_adapters(self.peft_model, self.adapters) if anchored else []
+        if self._given_adapters and self.is_sharded:
+            raise ValueError(
+                "`beta` measures KL from the adapters as they were given, which FSDP2 would have to shard as well. Use data parallelism "
+                "alone, or merge the adapters into the base and pass a `peft_config`."
+            )
         if self.is_deepspeed_enabled or self.accelerator.scaler or (self.is_sharded and not self.accelerator.is_fsdp2):
             raise ValueError(
                 "This run was launched with DeepSpeed, FSDP1 or float16, none of which can take several optimizer steps per iteration. "
@@ -205,9 +288,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if self.is_sharded:
             keep_float32(self.accelerator)
         self.is_half = self.accelerator.mixed_precision == "bf16"
-        self.merges = not self.is_sharded and (self.is_half or self.accelerator.mixed_precision == "no")
+        is_known = self.is_half or self.accelerator.mixed_precision == "no"
+        self.merges = not self.is_sharded and is_known and keeps_rows(self.peft_model)
         base = self.peft_model.get_base_model()
-        self.packs = can_share_prefixes(base) and not any(m.p for m in base.modules() if isinstance(m, nn.Dropout))
+        self.packs = can_share_prefixes(base)
         self.correction = None  # with old_logprobs="sampled" the ratio of the loss starts from the sampler
         if args.vllm_importance_sampling_correction and args.old_logprobs == "recomputed":
             self.correction = Correction(
@@ -220,19 +304,50 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for module in base.modules():
                 if isinstance(module, LoraLayer):
                     module.cast_input_dtype_enabled = False
+        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+        if not self.is_sharded:
+            with self.accelerator.autocast():
+                check_head(self.peft_model, self.temperature, 0.01 if is_float32 else 0.5)
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
         if args.n_problems % args.world_size:
             raise ValueError(
                 f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
                 "`generation_batch_size` so that they can."
             )
-        self.problems = to_problems(train_dataset)
-        is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
-        self.engine = engine or import_module(ENGINES).load_engine(args.engine, is_float32).from_trainer(self)
+        if isinstance(train_dataset, IterableDataset):
+            self.train_dataset, self.problems = rows, StreamedProblems(rows)
+        else:
+            self.problems = to_problems(train_dataset)
+        load_engine = import_module(ENGINES).load_engine
+        self.engine = engine or load_engine(args.engine, self.peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
             render or functools.partial(chat_template, **(args.chat_template_kwargs or {})), args.max_turns,
+            args.turn_seeds, args.max_failed_episodes,
         )  # fmt: skip
+
+    def _take_over_options(self) -> None:
+        """Keep TRL's methods from acting on options that mean an optimizer step here, where TRL means a micro-batch or an HF step."""
+        args = self.args
+        self.num_iterations = 1  # our passes are in `update`
+        self._entropy_bonus_enabled = False  # ours is in `_backward`
+        self.has_entropy_bonus = bool(args.entropy_coef or args.use_adaptive_entropy)
+        self.entropy_coef = dict.fromkeys(
+            self.adapters, args.entropy_coef or 0.0
+        )  # in TRL's checkpoints, as is the next
+        self._last_world_entropy = dict.fromkeys(self.adapters, math.inf)
+
+    def _disable_noise(self) -> None:
+        """Compute all log-probs without dropout and NEFTune, as the engine does that samples; say so where there was any."""
+        noise = disable_noise(self.peft_model)
+        if self.args.neftune_noise_alpha is not None:
+            noise.append(f"neftune_noise_alpha={self.args.neftune_noise_alpha}")
+            self.neftune_noise_alpha = None  # what HF's loop reads
+        if noise and self.accelerator.is_main_process:
+            logger.warning(
+                "%s: switched off. The ratio of the loss compares the trainer's log-probs with those of the engine, which samples without "
+                "noise.", ", ".join(noise),
+            )  # fmt: skip
 
     @property
     def sampling(self) -> Sampling:
@@ -244,10 +359,39 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """The callbacks that take part in an iteration, in their order."""
         return [c for c in self.callback_handler.callbacks if isinstance(c, MultiRoleCallback)]
 
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: list[str] | None = None
+    ) -> TrainOutput:  # fmt: skip
+        if resume_from_checkpoint is None:
+            named = self.args.resume_from_checkpoint
+            resume_from_checkpoint = True if str(named).lower() == "true" else named
+        try:
+            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        except WorkflowError as error:  # its message has the lines of the workflow; those of this package say nothing
+            raise error.with_traceback(None) from None
+
     # ---- data order, optimizer and schedule
+
+    @staticmethod
+    def _stream_rows(stream: IterableDataset, args: MultiRoleGRPOConfig) -> StreamedRows:
+        """The rows of a run on a stream. TRL's streams are shuffled the same way."""
+        epochs = [
+            f"{kind}_strategy" for kind in ("eval", "logging", "save") if vars(args)[f"{kind}_strategy"] == "epoch"
+        ]
+        if args.max_steps <= 0 or epochs:
+            cause = f"`{epochs[0]}='epoch'`" if epochs else "`num_train_epochs`"
+            raise ValueError(
+                f"`train_dataset` is a stream, whose length is not known, so {cause} cannot be counted. Set `max_steps` to the number of "
+                "iterations, and strategies to 'steps'."
+            )
+        ordered = stream.shuffle(seed=args.seed) if args.shuffle_dataset else stream
+        ahead = 4  # iterations that may be in the hands of the data loader
+        return StreamedRows(ordered, args.max_steps * args.n_problems, ahead * args.n_problems, INDEX)
 
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
+        if isinstance(self.train_dataset, StreamedRows):  # in its own order
+            return [i for i in range(len(self.train_dataset)) for _ in range(args.num_generations)]
         return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -282,8 +426,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self._published = self.state.global_step
         self.rollout.policy = policy or self.policy
         episodes = self.rollout.run(own_share(attempts), iteration, self.sampling)
-        played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer) for e in episodes]))
-        return [Episode(*attempt, *result) for attempt, result in zip(attempts, played, strict=True)]
+        played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer, e.failure) for e in episodes]))
+        episodes = [
+            Episode(*attempt, turns, answer, failure=failure)
+            for attempt, (turns, answer, failure) in zip(attempts, played, strict=True)
+        ]
+        check_failures(episodes, self.args.max_failed_episodes)
+        return episodes
 
     def _rest_engine(self) -> None:
         """Give the engine's memory to the trainer until the next rollout."""
@@ -307,11 +456,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Episode]:
         """TRL's scoring of this process's episodes; returns those of all, with TRL's group-relative advantage on each."""
-        seen: dict[int, int] = defaultdict(int)
+        seen: dict[str, int] = defaultdict(int)
         self._attempts: list[Attempt] = []
         for index in itertools.chain.from_iterable(gather_objects([row.pop(INDEX) for row in inputs])):
-            self._attempts.append((self.problems[index], seen[index]))
-            seen[index] += 1
+            problem = self.problems[index]
+            self._attempts.append((problem, seen[problem.id]))
+            seen[problem.id] += 1
         n_tokens = self.state.num_input_tokens_seen
         scored = super()._generate_and_score_completions(inputs)
         turns = [turn for episode in self._episodes for turn in episode.turns]  # TRL saw the last of each episode
@@ -343,8 +493,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> Tensor:
         """TRL's rewards (N, n_funcs) of the episodes' answers; sets `reward` of every episode that its function left unset.
 
-        An episode for which every function returned None keeps None: TRL leaves it out of its group.
+        An episode that failed, or for which every function returned None, keeps None: TRL leaves it out of its group.
         """
+        names = dict.fromkeys(
+            name for row in inputs for name in row
+        )  # TRL reads the first row's; a stream's rows may have others
+        inputs = [dict.fromkeys(names) | row for row in inputs]
         episodes: list[Episode] = [row["episodes"] for row in inputs]
         answers = [episode.answer.text if episode.answer else "" for episode in episodes]
         completions = [
@@ -353,6 +507,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         ]
         ids = [answer_ids(self._tokenizer, episode) for episode in episodes]
         rewards = super()._calculate_rewards(inputs, prompts, completions, ids)  # (N, F)
+        if self.args.max_failed_episodes:
+            failed = itertools.chain.from_iterable(
+                gather_objects([episode.failure is not None for episode in episodes])
+            )
+            rewards[torch.tensor(list(failed), device=rewards.device)] = math.nan
         self._rewards_by_function = rewards
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         own = rewards[start : start + len(inputs)]
@@ -392,16 +551,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """The iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
         rows = [Row(episode, turn, self.policy[turn.role]) for episode in episodes for turn in episode.turns]
+        for row in rows:
+            row.is_masked = args.mask_truncated_completions and row.turn.finish_reason == "length"
         if not rows:
             reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
             raise ValueError(
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
                 f"{OVERFLOW!r}, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
-            )
-        if all(episode.reward is None for episode in episodes):
-            raise ValueError(
-                f"The reward functions returned None for all {len(episodes)} episodes of iteration {self.state.global_step + 1}, so there is "
-                "nothing to train. None leaves an episode out: return a number for the others."
             )
         set_advantages(rows, args)
         for watcher in self.watchers:
@@ -423,7 +579,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.learning_rate_of(call)
-            for mini_batch, divisor in mini_batches:
+            for mini_batch, divisor in mini_batches * self.args.num_iterations:
                 step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
                 taken.append(step)
                 losses.append(loss)
@@ -439,7 +595,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def score_later_steps(self, steps: Steps) -> None:
         """Set `old_logps` of rows that are trained after a step has moved their adapter. For others the loss takes the present ones."""
-        later = [row for _, *others in steps.values() for mini_batch, _ in others for row in mini_batch]
+        n_first = 1 if self.args.num_iterations == 1 else 0  # steps on rows that are not trained again
+        later = [row for taken in steps.values() for mini_batch, _ in taken[n_first:] for row in mini_batch]
         for row, logps in zip(later, self.logprobs_of(later), strict=True):
             row.old_logps = logps
 
@@ -478,6 +635,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         part. Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its
         weight makes the sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss.
         """
+        self._entropy = self.step_entropy(adapter, rows)
         params, layers = self.activate(adapter)
         wants_parts = any(type(w).on_gradient_parts is not MultiRoleCallback.on_gradient_parts for w in self.watchers)
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))} if wants_parts else {("", 0): 0}
@@ -492,9 +650,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             return parts[part_of(row)] if wants_parts else 0
 
         groups: dict[tuple, list[Row]] = defaultdict(list)
-        for row in rows:
+        for row in [row for row in rows if not row.is_masked]:
             beta = self.betas[row.turn.role]
-            groups[bool(row.advantage or beta), beta, None if sums else part_index(row)].append(row)
+            has_gradient = bool(row.advantage or beta or self._entropy.coef)
+            groups[has_gradient, beta, None if sums else part_index(row)].append(row)
         loads = [0.0] * self.accelerator.num_processes
         with self.layers_with(layers, adapter, sums) if sums else nullcontext():
             for (has_gradient, beta, part), group in groups.items():
@@ -509,6 +668,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                         micro.sort(key=part_index)
                     if sums:
                         width = max(row.length for row in micro)
+                        width += -width % (self.pad_to_multiple_of or 1)
                         sums.set_tokens(
                             block_runs(micro, packing.blocks if packing else [width] * len(micro), part_index)
                         )
@@ -520,10 +680,38 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         all_reduce([loss] if self.is_sharded else [loss, gradients])  # FSDP2 has reduced the gradients already
         if not torch.isfinite(loss):
             self._refuse(losses)
+        if self.has_entropy_bonus:
+            self._end_entropy(adapter, loss)
         for watcher in self.watchers:
             watcher.on_gradient_parts(self, adapter, list(parts), gradients)
         set_gradient(params, functools.reduce(torch.add, gradients))
         return params, loss
+
+    def step_entropy(self, adapter: str, rows: list[Row]) -> StepEntropy:
+        """The entropy terms of one optimizer step on `rows`, under the adapter's present weights."""
+        coef, trained = self.entropy_coef[adapter], [row for row in rows if not row.is_masked]
+        if self.use_adaptive_entropy and self._last_world_entropy[adapter] > self.args.entropy_target:
+            coef = 0.0
+        if self.top_entropy_quantile == 1 or not trained:
+            return StepEntropy(coef, max(1, trained_tokens(rows)))
+        selected = select_tokens(self.entropies_of(trained), self.top_entropy_quantile)
+        n_tokens = sum(int(tokens.sum()) for tokens in selected)
+        return StepEntropy(coef, n_tokens, dict(zip(map(id, trained), selected, strict=True)))
+
+    def _end_entropy(self, adapter: str, loss: Tensor) -> None:
+        """Log the policy's loss without the bonus, and adapt the coefficient of the adapter's next step."""
+        total = loss.new_zeros(()) if self._entropy.total is None else self._entropy.total
+        all_reduce([total])
+        entropy = total.item() / self._entropy.n_tokens
+        self._metrics["train"]["policy_loss"].append(loss.item() + self._entropy.coef * entropy)
+        if self.use_adaptive_entropy:
+            self.entropy_coef[adapter] = next_coef(self.entropy_coef[adapter], entropy, self.args)
+            self._last_world_entropy[adapter] = entropy
+        self._metrics["train"]["entropy_coef"].append(self.entropy_coef[adapter])
+
+    def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
+        """The tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch."""
+        return self._entropy.mask(self._micro_batch, mask).bool()
 
     def activate(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
         """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
@@ -586,12 +774,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
         logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)
         n_tokens = sum(packing.blocks) if packing else padded(micro)
-        self._batch, self._packing = batch, packing
+        self._micro_batch, self._batch, self._packing = micro, batch, packing
         self.beta = beta  # which TRL's loss reads; elsewhere it is 0, or TRL would look for a reference model
         self.use_vllm = self.correction is not None  # so that TRL's loss takes importance weights
         with self.pass_over(n_tokens, packing), torch.set_grad_enabled(has_gradient):
             with self.compute_loss_context_manager(), local_metrics(self.accelerator):
                 loss = self.compute_loss(model, batch) * weight
+                if self.has_entropy_bonus and weight:
+                    loss = loss - self._entropy.bonus(micro, self._entropies, batch["completion_mask"])
             self.beta, self.use_vllm = 0.0, False
             if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
                 self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
@@ -620,34 +810,46 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- log-probs
 
-    @torch.no_grad()
     def logprobs_of(self, rows: list[Row], base: bool = False) -> list[Tensor]:
-        """The log-probs (C,) of each row's completion under its adapter's present weights, or the base's; on the host.
+        """The log-probs (C,) of each row's completion under its adapter's present weights; on the host.
 
-        At the sampling temperature. With several processes each computes a shard and gets them all.
+        With `base`, under the reference of `beta`: the base model, or the adapters as they were given. At the sampling temperature. With several processes each computes a shard and gets them all.
         """
-        computed, place = {}, {id(row): i for i, row in enumerate(rows)}
-        device = self.accelerator.device
-        with self.peft_model.disable_adapter() if base else nullcontext():
+        return self._scores_of(rows, 0, base)
+
+    def entropies_of(self, rows: list[Row]) -> list[Tensor]:
+        """The entropies (C,) in nats of the distributions that `logprobs_of` takes its log-probs from."""
+        return self._scores_of(rows, 1)
+
+    @torch.no_grad()
+    def _scores_of(self, rows: list[Row], which: int, base: bool = False) -> list[Tensor]:
+        """The log-probs (`which` 0) or the entropies (1) of each row's completion (C,)."""
+        computed, place, device = {}, {id(row): i for i, row in enumerate(rows)}, self.accelerator.device
+        with self._reference() if base else nullcontext():
             for adapter in dict.fromkeys(row.adapter for row in rows):
                 _, layers = self.activate(adapter)
                 group, loads = [row for row in rows if row.adapter == adapter], [0.0] * self.accelerator.num_processes
                 is_packed = self.packs and packing_pays(group, self.n_parameters, no_key)
                 is_half = self.is_half and self.merges and layers
-                with self.layers_with(layers, None if base else adapter, None) if is_half else nullcontext():
+                name = None if base and not self._given_adapters else adapter
+                with self.layers_with(layers, name, None) if is_half else nullcontext():
                     for micro, _ in self.shard(group, loads, tree_key=no_key if is_packed else None):
                         self._packing = pack(micro, no_key, device) if is_packed else None
                         batch = collate(micro, self._tokenizer.pad_token_id, device)
                         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
                         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
                         with self.pass_over(0, self._packing):
-                            logps, _ = self._score(ids, mask, batch["completion_ids"].size(1))  # (N, C)
-                        for row, values in zip(micro, logps, strict=True):
+                            scores = self._score(ids, mask, batch["completion_ids"].size(1))[which]  # (N, C)
+                        for row, values in zip(micro, scores, strict=True):
                             computed[place[id(row)]] = values[: len(row.turn.completion_ids)].cpu()
         self._packing = None
         self.peft_model.set_requires_grad(self.adapters, True)
         gathered = {i: values for part in gather_objects(computed) for i, values in part.items()}
         return [gathered[i] for i in range(len(rows))]
+
+    def _reference(self) -> AbstractContextManager:
+        """Within it, the model computes what KL is measured from."""
+        return swapped(self._given_adapters) if self._given_adapters else self.peft_model.disable_adapter()
 
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: object
@@ -657,7 +859,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         Adds importance weights to the batch: they need the log-probs, which are a first step's own.
         """
         logps, entropies = self._score(input_ids, attention_mask, logits_to_keep)
-        self._logps = (logps.detach(), entropies.detach())
+        self._logps, self._entropies = (logps.detach(), entropies.detach()), entropies
         old = self._batch.setdefault("old_per_token_logps", self._logps[0])
         if self.use_vllm and self.correction:
             sampled = self._batch["sampling_per_token_logps"]
@@ -674,7 +876,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             model = base if is_replaced else self.peft_model  # whose forward has an autocast of its own
             if self._packing is not None:
                 return score_packed(model, self._packing)
-            return score(model, input_ids, attention_mask, n_completion)
+            return score(model, input_ids, attention_mask, n_completion, self.pad_to_multiple_of)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self._last_grad_norm
@@ -702,36 +904,80 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if (right := accuracy(iteration.episodes)) is not None:
             metrics["accuracy"].append(right)
         metrics["prompt_overflow_rate"].append(overflow_rate(iteration.episodes))
+        if self.args.max_failed_episodes:
+            metrics["failed_episodes"].append(n_failed(iteration.episodes))
+        self._warn_of_zero_reward(iteration.episodes)
+
+    def _warn_of_zero_reward(self, episodes: list[Episode]) -> None:
+        """Warn, once, when no episode of `SILENT_ITERATIONS` iterations in a row had a reward other than 0."""
+        rewards = [episode.reward.value for episode in episodes if episode.reward is not None]
+        self._n_without_reward = 0 if any(rewards) else self._n_without_reward + 1
+        if self._n_without_reward == SILENT_ITERATIONS and self.accelerator.is_main_process:
+            logger.warning(ZERO_REWARD, SILENT_ITERATIONS)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if not isinstance(self.train_dataset, StreamedRows):  # HF's counts our one long epoch
+            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.problems)
+        evaluated, self._evaluated = self._evaluated, None
+        if evaluated is None:
+            super().log(logs, start_time)
+            return
+        prefix, shown = evaluated
+        trained, self._logs = self._logs, shown
+        with kept_apart(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
+            super().log(logs, start_time)
+        self._logs = trained
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = checked_evaluation(eval_dataset, self.reward_funcs)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:  # fmt: skip
-        """`num_generations_eval` episodes per problem with the current adapters: `eval_reward`, and `eval_accuracy` if known."""
+        """`num_generations_eval` episodes per problem with the current adapters: `eval_reward`, and `eval_accuracy` if known.
+
+        `eval_loss` is the objective at a ratio of 1 without KL. It is about 0 whatever the policy, as TRL's is.
+        """
         dataset: Any = dataloader.dataset
         logged: dict[str, list[float]] = defaultdict(list)
         self.model.eval()
         attempts = [(p, i) for p in to_problems(dataset) for i in range(self.args.num_generations_eval or 1)]
         episodes = self.play(attempts, -1)
-        by_function = self.score_episodes(episodes, dataset)
+        by_function = self.score_episodes(episodes, dataset)  # (N, F)
+        means = dict(zip(self.reward_func_names, by_function.nanmean(0).tolist(), strict=True))
         self._rest_engine()
         metrics = {f"{metric_key_prefix}_reward": mean_reward(episodes)}
-        metrics |= {f"{metric_key_prefix}_rewards/{name}/mean": value for name, value in by_function.items()}
+        metrics |= {f"{metric_key_prefix}_rewards/{name}/mean": value for name, value in means.items()}
         if (right := accuracy(episodes)) is not None:
             metrics[f"{metric_key_prefix}_accuracy"] = right
         metrics[f"{metric_key_prefix}_prompt_overflow_rate"] = overflow_rate(episodes)
+        if self.args.max_failed_episodes:
+            metrics[f"{metric_key_prefix}_failed_episodes"] = n_failed(episodes)
         for watcher in self.watchers:
             watcher.on_episodes_evaluated(self, episodes, metrics)
         for own in gather_objects(dict(self._pending_metrics)):  # what reward functions have logged
             for name, values in own.items():
                 logged[f"{metric_key_prefix}_{name}"] += values
         metrics |= {name: sum(values) / len(values) for name, values in logged.items()}
+        rewards = [episode.reward and episode.reward.value for episode in episodes]
+        advantages = evaluation_advantages(rewards, self.args.num_generations_eval or 1)
+        metrics[f"{metric_key_prefix}_loss"] = surrogate_loss(episodes, advantages, self.args.loss_type)
+        if self.log_completions:
+            columns = dict(zip(self.reward_func_names, by_function.T.tolist(), strict=True))
+            prompts = [dataset[i // (len(episodes) // len(dataset))]["prompt"] for i in range(len(episodes))]
+            logs = evaluation_logs(prompts, episodes, columns, advantages, dict(self._pending_extra_logs))
+            self._evaluated = metric_key_prefix, logs
         self._pending_metrics.clear()  # or TRL would add them to the next iteration's
         self._pending_extra_logs.clear()
         return EvalLoopOutput(None, None, metrics, len(episodes))
 
-    def score_episodes(self, episodes: list[Episode], dataset: Any) -> dict[str, float]:
-        """Set `reward` of evaluation episodes by the reward functions; each process scores a share. Returns each function's mean.
+    def score_episodes(self, episodes: list[Episode], dataset: Any) -> Tensor:
+        """Set `reward` of evaluation episodes by the reward functions; each process scores a share. Returns all rewards (N, F).
 
         TRL gathers the rewards, which needs shares of equal size: the last episode is scored more than once where they are not.
         """
@@ -745,20 +991,18 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for n, (i, reward) in enumerate(order):
             episodes[i].reward = reward
             firsts.setdefault(i, n)
-        means = rewards[list(firsts.values())].nanmean(0).tolist()
-        return dict(zip(self.reward_func_names, means, strict=True))
+        return rewards[list(firsts.values())]
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():  # HF copies a single adapter's files
             for name in self.adapters:
-                shutil.copytree(Path(checkpoint_folder) / name, Path(self.args.output_dir) / name, dirs_exist_ok=True)
+                if name != "default":  # whose files HF copies
+                    shutil.copytree(
+                        Path(checkpoint_folder) / name, Path(self.args.output_dir) / name, dirs_exist_ok=True
+                    )
         super()._push_from_checkpoint(checkpoint_folder)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
-        saved = {path.parent.name for path in Path(checkpoint).glob("*/adapter_config.json")}
-        if (missing := [name for name in self.adapters if name not in saved]) and saved:  # none in FSDP2's shards
-            raise ValueError(
-                f"{checkpoint} holds the adapters {sorted(saved)} and none for {missing}. Resume with the policy map that it was trained "
-                "with, or train into another folder."
-            )
-        super()._load_optimizer_and_scheduler(checkpoint)
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        held = set(self.peft_model.peft_config)
+        check_checkpoint(Path(resume_from_checkpoint), self.policy, held, self.is_sharded)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)

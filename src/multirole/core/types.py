@@ -5,7 +5,7 @@ a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, 
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getattr_static, iscoroutinefunction
 from typing import Any, Literal, Protocol
@@ -16,6 +16,18 @@ Message = dict[str, str]
 
 OVERFLOW = "prompt_overflow"
 """`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
+FAILED = "workflow_failed"
+"""`Answer.reason` of an episode whose workflow raised, where `max_failed_episodes` allows it."""
+
+
+LARGEST_REWARD = 1e6
+"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
+TRL_REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""Keywords that TRL passes to every reward function, besides the columns of its rows."""
+REWARD_ARGUMENTS = (*TRL_REWARD_ARGUMENTS, "episodes")
+"""Keywords that are passed to every reward function that takes `episodes`, or any keyword."""
+RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
+"""Names that no column may have; TRL passes `environments` to functions of environments."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +84,12 @@ class Answer:
     reason: str | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Episode:
-    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out."""
+    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out.
+
+    `failure` is the error of an episode whose workflow raised. It has no turns and no reward, so its group is compared without it.
+    """
 
     problem: Problem
     index: int
@@ -82,6 +97,12 @@ class Episode:
     answer: Answer | None = None
     reward: Reward | None = None
     advantage: float = 0.0
+    failure: str | None = None
+
+    def __repr__(self) -> str:
+        """One line: TRL prints every argument of a reward function, episodes among them, where all rewards are None."""
+        reward = None if self.reward is None else self.reward.value
+        return f"<Episode {self.index} of problem {self.problem.id!r}, {len(self.turns)} turns, reward {reward}>"
 
     def group(self, num_generations: int) -> tuple[str, int]:
         """The n attempts that are compared. A problem drawn twice in an iteration makes two groups."""
@@ -93,9 +114,15 @@ class Call(Protocol):
 
     Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
     role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
+    With `slot=None` the sampling is seeded by role, prompt and occurrence, and slot and round follow from the prompts when the
+    episode ends, so that the order of the calls does not matter. `max_tokens` lowers the cap of one reply. `tools` are OpenAI's
+    descriptions of functions, for chat templates that know them.
     """
 
-    def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Awaitable[Turn]: ...
+    def __call__(
+        self, role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
+        tools: list[dict] | None = None,
+    ) -> Awaitable[Turn]: ...  # fmt: skip
 
 
 class Workflow(Protocol):
@@ -168,6 +195,11 @@ def structure_of(workflow: Any) -> Structure:
     return getattr(workflow, "structure", Structure())
 
 
+def waits_outside(workflow: Any) -> bool:
+    """The attribute `waits_outside` of a workflow, which is optional: whether it waits for threads or sockets of its own."""
+    return getattr(workflow, "waits_outside", False)
+
+
 def check_structure(workflow: Any) -> None:
     """Refuse a structure that names what the workflow does not have (ValueError or TypeError)."""
     structure, roles = structure_of(workflow), workflow.roles
@@ -212,6 +244,16 @@ def check_workflow(workflow: Any) -> None:
                 f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
             )
     check_structure(workflow)
+
+
+def check_columns(source: str, columns: Iterable[str]) -> None:
+    """Refuse rows with a column whose name a reward function gets something else under (ValueError)."""
+    for column in columns:
+        if column in RESERVED_COLUMNS:
+            raise ValueError(
+                f"{source} has the column {column!r}, but reward functions get something else under this name. Rename the column. "
+                f"Reserved are {', '.join(RESERVED_COLUMNS)}."
+            )
 
 
 def user(text: str) -> Message:

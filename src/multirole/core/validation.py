@@ -1,25 +1,27 @@
 """What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
 
 import inspect
+import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
+from multirole.core.arguments import accepts
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.types import Episode, Problem
+from multirole.core.streams import StreamedRows, first_row, read_whole
+from multirole.core.types import LARGEST_REWARD, REWARD_ARGUMENTS, TRL_REWARD_ARGUMENTS, Episode, Problem, check_columns
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+logger = logging.getLogger(__name__)
 
-LARGEST_REWARD = 1e6
-"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
 REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
 INDEX = "_index"
@@ -81,40 +83,63 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
     return model
 
 
-def check_dataset(name: str, dataset: "Dataset", reward_funcs: Iterable[Any] = ()) -> None:
-    """Refuse a dataset whose rows are not prompts that can be indexed, or do not fit a reward function (ValueError or TypeError)."""
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "column_names")):
+def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> None:
+    """Refuse a dataset whose rows are not prompts, or do not fit a reward function (ValueError or TypeError)."""
+    if not isinstance(dataset, (Dataset, IterableDataset)):
         raise TypeError(
-            f"`{name}` must be a `datasets.Dataset`, whose rows can be counted, got {type(dataset).__name__}."
+            f"`{name}` must be a `datasets.Dataset` or a `datasets.IterableDataset`, got {type(dataset).__name__}. "
+            f"`Dataset.from_list` makes one of a list of rows."
         )
-    if "prompt" not in dataset.column_names:
-        raise ValueError(f'`{name}` needs a "prompt" column; it has {dataset.column_names}.')
-    if images := {"image", "images"} & set(dataset.column_names):
-        raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
-    if len(dataset) == 0:
+    if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
+    columns = list(dataset.column_names or first_row(name, dataset))  # a stream may not know them
+    if "prompt" not in columns:
+        raise ValueError(f'`{name}` needs a "prompt" column; it has {columns}.')
+    if images := {"image", "images"} & set(columns):
+        raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
+    if INDEX in columns:
+        raise ValueError(f"`{name}` has a column {INDEX!r}, in which the trainer keeps the places of rows. Rename it.")
+    check_columns(f"`{name}`", [column for column in columns if column != "completion_ids"])
     for function in reward_funcs:
-        check_signature(function, name, dataset)
+        check_signature(function, name, columns)
 
 
-def to_problems(dataset: "Dataset") -> list[Problem]:
+def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any]) -> Any:
+    """An evaluation set, or a dict of several, whose streams have been read; ValueError or TypeError as `check_dataset`."""
+    several = dataset if isinstance(dataset, dict) else {"": dataset}
+    checked = {}
+    for key, one in several.items():
+        name = f"eval_dataset[{key!r}]" if isinstance(dataset, dict) else "eval_dataset"
+        check_dataset(name, one, reward_funcs)
+        checked[key] = read_whole(name, one) if isinstance(one, IterableDataset) else one
+    return checked if isinstance(dataset, dict) else checked[""]
+
+
+def to_problems(dataset: Dataset) -> list[Problem]:
     """One problem per row. "id" and "task" are its name and its prompt templates, if there are such columns."""
-    others = [name for name in dataset.column_names if name not in ("prompt", INDEX)]
-    if "id" in others and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
+    if "id" in dataset.column_names and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
         twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise ValueError(
             f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
             "unique, or leave the column out."
         )
-    return [
-        Problem(
-            str(row.get("id", i)),
-            str(row.get("task", "")),
-            question_of(row["prompt"]),
-            {name: row[name] for name in others},
-        )
-        for i, row in enumerate(dataset)
-    ]
+    return [to_problem(row, i) for i, row in enumerate(dataset)]
+
+
+def to_problem(row: dict[str, Any], index: int) -> Problem:
+    """A row of a dataset as a problem, named by its "id" or else by its index."""
+    others = {name: value for name, value in row.items() if name not in ("prompt", INDEX)}
+    return Problem(str(row.get("id", index)), str(row.get("task", "")), question_of(row["prompt"]), others)
+
+
+class StreamedProblems:
+    """The problems of `StreamedRows`, by the same places."""
+
+    def __init__(self, rows: StreamedRows) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: int) -> Problem:
+        return to_problem(self.rows[index], index)
 
 
 def question_of(prompt: str | list[dict[str, str]]) -> str:
@@ -130,7 +155,7 @@ def question_of(prompt: str | list[dict[str, str]]) -> str:
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:
-    """Refuse a reward that is NaN or larger than `LARGEST_REWARD` (ValueError)."""
+    """Refuse a reward that is no number, or larger than `LARGEST_REWARD` (ValueError)."""
     try:
         is_fine = bool(abs(reward) <= LARGEST_REWARD)
     except (TypeError, ValueError, RuntimeError):  # a text, a list, a tensor of several numbers
@@ -142,16 +167,16 @@ def check_reward(source: str, problem: Problem, reward: float) -> None:
         )
 
 
-def check_signature(function: Any, name: str, dataset: "Dataset") -> None:
-    """Refuse a reward function that cannot take what TRL passes for the columns of `dataset` (ValueError)."""
+def check_signature(function: Any, name: str, columns: list[str]) -> None:
+    """Refuse a reward function that cannot take what TRL passes for a dataset with these columns (ValueError)."""
     if isinstance(function, (str, nn.Module)):
         return
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a builtin
         return
-    columns = [column for column in dataset.column_names if column not in ("prompt", "completion", "completion_ids")]
-    passed = ("prompts", "completions", "completion_ids", "episodes", "trainer_state", "log_extra", "log_metric")
+    columns = [column for column in columns if column not in ("prompt", "completion", "completion_ids")]
+    passed = REWARD_ARGUMENTS if accepts(function, "episodes") else TRL_REWARD_ARGUMENTS
     try:
         signature.bind(**dict.fromkeys([*passed, *columns]))
     except TypeError as error:
@@ -159,6 +184,11 @@ def check_signature(function: Any, name: str, dataset: "Dataset") -> None:
             f"The reward function {get_callable_name(function)!r} does not fit `{name}`: {error}. It gets {', '.join(passed)} and the "
             f"columns {columns}, all by keyword. Name those that it reads, and end its parameters with `**kwargs`."
         ) from error
+
+
+def is_nan(reward: Any) -> bool:
+    """Whether a reward is the number NaN."""
+    return isinstance(reward, (float, int)) and math.isnan(reward)
 
 
 def as_list(rewards: Any) -> list[float | None]:
@@ -171,11 +201,13 @@ def as_list(rewards: Any) -> list[float | None]:
 def checked_reward(function: Any) -> Any:
     """The reward function with its failures reported by its name: an exception, or a reward that `check_reward` refuses.
 
-    None stays allowed (TRL leaves that episode out). Reward models and their names pass unchanged.
+    None and NaN stay allowed (TRL leaves that episode out); the first NaN is warned of. `episodes` are passed to functions that
+    take them. Reward models and their names pass unchanged.
     """
     if isinstance(function, (str, nn.Module)):
         return function
-    name = get_callable_name(function)
+    name, takes_episodes = get_callable_name(function), accepts(function, "episodes")
+    nan_problems: list[str] = []
 
     @contextmanager
     def named() -> Iterator[None]:
@@ -186,20 +218,27 @@ def checked_reward(function: Any) -> Any:
 
     def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
-            if reward is not None:
+            if is_nan(reward) and not nan_problems:
+                nan_problems.append(episode.problem.id)
+                logger.warning("The reward function %r gave problem %r the reward NaN. As None, it leaves the episode out of its "
+                               "group. Further ones are not reported.", name, episode.problem.id)  # fmt: skip
+            elif reward is not None and not is_nan(reward):
                 check_reward(f"The reward function {name!r}", episode.problem, reward)
         return rewards
+
+    def keywords(episodes: list[Episode]) -> dict[str, list[Episode]]:
+        return {"episodes": episodes} if takes_episodes else {}
 
     @wraps(function)
     def call(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
         with named():
-            rewards = as_list(function(*args, episodes=episodes, **kwargs))
+            rewards = as_list(function(*args, **keywords(episodes), **kwargs))
         return check(rewards, episodes)
 
     @wraps(function)
     async def call_async(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
         with named():
-            rewards = as_list(await function(*args, episodes=episodes, **kwargs))
+            rewards = as_list(await function(*args, **keywords(episodes), **kwargs))
         return check(rewards, episodes)
 
     wrapper: Callable[..., Any] = call_async if is_async_callable(function) else call

@@ -18,7 +18,7 @@ from trl.trainer.utils import add_fused_lm_head
 from multirole.core.distributed import gather_objects
 from multirole.core.gradients import Part
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.rows import Row, Steps
+from multirole.core.rows import Row, Steps, trained_tokens
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.diagnostics.gradient_parts import GradientParts
 
@@ -165,7 +165,7 @@ class RoleDiagnostics(MultiRoleCallback):
                 "adapter": step.adapter,
                 "step": self.taken[step.adapter],
                 "rows": len(step.rows),
-                "tokens": sum(len(row.turn.completion_ids) for row in step.rows),
+                "tokens": trained_tokens(step.rows),
                 "duplicated_rows": len(step.rows) - len({id(row.turn) for row in step.rows}),
                 "lr": step.lr,
                 "grad_norm": step.grad_norm,
@@ -215,7 +215,7 @@ class RoleDiagnostics(MultiRoleCallback):
         A role that took no optimizer step has NaN for what only training shows.
         """
         rows_of = by_role(rows)
-        tokens = {role: sum(len(row.turn.completion_ids) for row in own) for role, own in rows_of.items()}
+        tokens = {role: trained_tokens(own) for role, own in rows_of.items()}
         metrics = {}
         for role, own in rows_of.items():
             adapter = own[0].adapter
@@ -226,6 +226,6 @@ class RoleDiagnostics(MultiRoleCallback):
                 "grad_norm": sum(norms) / len(norms) if norms else math.nan,
                 "optimizer_steps": len(norms),
                 "chi2_after": self.chi2_after.get(role, math.nan),
-                "token_mass": tokens[role] / of_adapter,
+                "token_mass": tokens[role] / of_adapter if of_adapter else math.nan,
             } | shares  # fmt: skip
         return metrics

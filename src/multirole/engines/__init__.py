@@ -1,31 +1,55 @@
-"""Rollout engines: on transformers (the default on a CPU) and on vLLM (the default on CUDA)."""
+"""Rollout engines: on vLLM (the default on CUDA), on transformers (the default on a CPU), and on `generate` (any other decoder)."""
 
 from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-
-import torch
+from typing import TYPE_CHECKING
 
 from multirole.core.engine import Engine, Request
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 ENGINES = {
     "transformers": "multirole.engines.transformers_engine:TransformersEngine",
+    "generate": "multirole.engines.generate_engine:GenerateEngine",
     "vllm": "multirole.engines.vllm_engine:VLLMEngine",
 }
 """Short names of `MultiRoleGRPOConfig.engine`; any other "module:Class" works as well."""
+SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
+"""Architectures that the engine "transformers" implements. `qwen3.unsupported` says what else a model may not have."""
 
 
-def load_engine(name: str, is_float32: bool = False) -> type[Engine]:
-    """The engine class of `MultiRoleGRPOConfig.engine`: "auto", a key of `ENGINES`, or "module:Class".
+def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
+    """The name of the engine that "auto" stands for: the one rule, for the trainer, the plan and the preflight.
 
-    "auto" is vLLM where its CUDA build is installed, a GPU is visible and the model computes in half precision, else transformers.
+    Args:
+        has_vllm: a GPU is visible and vLLM's CUDA build is installed (`has_cuda_vllm`).
+        is_float32: the model computes in float32, which vLLM's LoRA kernels for CUDA do not.
+        is_served: the engine "transformers" implements the model and its adapters.
     """
+    if has_vllm and not is_float32:
+        return "vllm"
+    return "transformers" if is_served else "generate"
+
+
+def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]:
+    """The engine class of `MultiRoleGRPOConfig.engine` for a model: "auto", a key of `ENGINES`, or "module:Class"."""
     if name == "auto":
-        name = "vllm" if torch.cuda.is_available() and has_cuda_vllm() and not is_float32 else "transformers"
+        import torch
+
+        from multirole.engines.qwen3 import unsupported
+
+        has_vllm = torch.cuda.is_available() and has_cuda_vllm()
+        name = auto_engine(has_vllm, is_float32, is_served=next(unsupported(model), None) is None)
     module, _, attribute = ENGINES.get(name, name).partition(":")
-    if not attribute:
-        raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
     return getattr(import_module(module), attribute)
+
+
+def check_engine(name: str) -> None:
+    """Refuse what names no engine (ValueError)."""
+    if name != "auto" and name not in ENGINES and not name.partition(":")[2]:
+        raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
 
 
 def has_cuda_vllm() -> bool:

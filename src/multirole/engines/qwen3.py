@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from multirole.core.distributed import full
+from multirole.engines import SERVED
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-SERVED = (Qwen3ForCausalLM, LlamaForCausalLM)
 Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
 ROPES = ("default", "linear", "llama3")
 """Kinds of RoPE whose tables do not depend on the length of the sequence."""
@@ -119,11 +119,7 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
 def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
     """Float32 copies of the base (None) and of every adapter merged into it; `model` is only read."""
     inner = _inner(model)
-    for problem in _problems(model, inner):
-        raise ValueError(
-            f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
-            "linear layers; use engine='vllm' for other models."
-        )
+    check_supported(model)
     embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = full(inner.lm_head.weight.detach()).float() * full(inner.model.norm.weight.detach()).float()  # (V, H)
     names: list[str | None] = [None, *(model.peft_config if isinstance(model, PeftModel) else ())]
@@ -155,9 +151,19 @@ def _inner(model: PeftModel | Served) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def _problems(model: PeftModel | Served, inner: Any) -> Iterator[str]:
-    """What this forward pass cannot represent."""
-    if not isinstance(inner, SERVED):
+def check_supported(model: PeftModel | Served) -> None:
+    """Refuse a model or an adapter that this forward pass does not implement (ValueError)."""
+    for problem in unsupported(model):
+        raise ValueError(
+            f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
+            "linear layers. Use engine='generate' for other models, which is slower, or engine='vllm'."
+        )
+
+
+def unsupported(model: PeftModel | Served) -> Iterator[str]:
+    """What of a model and its adapters this forward pass does not implement."""
+    inner = _inner(model)
+    if type(inner).__name__ not in SERVED:
         yield f"it is a {type(inner).__name__}"
         return
     config = inner.config

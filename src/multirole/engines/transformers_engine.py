@@ -20,7 +20,8 @@ from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
 from multirole.engines.kv_cache import Pool
-from multirole.engines.qwen3 import Served, Span, Weights, forward, merge_adapters, rope_table
+from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forward, merge_adapters, rope_table
+from multirole.engines.sampling import sample, signed, uniform
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
@@ -35,35 +36,6 @@ Item = tuple[int, int, Request]
 """(caller's key, group id, request); requests of equal adapter and prompt have equal group ids."""
 PoolKind = tuple[int, int]
 """(class of prompt length, class of group size; 0 for pools that share nothing)."""
-
-
-def uniform(seed: Tensor, index: Tensor) -> Tensor:
-    """Counter-based uniforms in [0, 1): a splitmix64 hash of (seed, index), both int64 (N,), as float64 (N,)."""
-    return (_mix(_mix(seed) + index * -7046029254386353131) >> 11 & (1 << 53) - 1).double() * 2.0**-53
-
-
-def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64; the masks turn arithmetic right shifts into logical ones."""
-    x = x + -7046029254386353131
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * -4658895280553007687
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * -7723592293110705685
-    return x ^ (x >> 31 & (1 << 33) - 1)
-
-
-def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse-CDF tokens (N,) and their log-probs (N,) from logits (N, V); rows at temperature 0 are greedy.
-
-    `temperature` is (N,). The log-probs of greedy rows are those of the temperature-1
-    distribution.
-    """
-    greedy = temperature == 0
-    logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    logprobs = logits.log_softmax(-1)  # (N, V)
-    cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)  # (N, V)
-    tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp_max(logits.shape[1] - 1)  # (N,)
-    if greedy.any():
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]  # (N,), (N,)
 
 
 class TransformersEngine:
@@ -86,6 +58,7 @@ class TransformersEngine:
     def from_trainer(cls, trainer: Trainer) -> "TransformersEngine":
         """The engine of a trainer."""
         args = trainer.args
+        check_supported(trainer.peft_model)
         return cls(*trainer.eos_token_ids, max_length=args.max_prompt_tokens + args.max_completion_length)
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
@@ -176,7 +149,7 @@ class TransformersEngine:
         rows = []
         for slot, (key, group, r) in enumerate(items, start):
             cached = len(r.prompt_ids) - 1
-            row = (key, group, adapter, _signed(r.seed), r.max_tokens, r.prompt_ids[-1], cached, 0)
+            row = (key, group, adapter, signed(r.seed), r.max_tokens, r.prompt_ids[-1], cached, 0)
             rows.append((*row, cached, homes[group]) if pool.is_shared else (*row, 0, 0))
             targets[group].append(slot)
         pool.state[start:stop] = torch.tensor(rows)
@@ -274,9 +247,3 @@ def _pool_kind(prompt_length: int, n_rows: int) -> PoolKind:
     """The pool for `n_rows` rows of one prompt; classes are powers of two."""
     shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
     return ((prompt_length - 1) // SHORTEST_POOL).bit_length(), n_rows.bit_length() if shared else 0
-
-
-def _signed(seed: int) -> int:
-    """The int64 with the same 64 bits as `seed` modulo 2**64."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >> 63 else seed

@@ -6,14 +6,29 @@ contexts hold consecutive assistant messages. The loop stops on a "Correct" verd
 
 import re
 
+from multirole.core.replies import find_boxes, plain_words
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
 from multirole.workflows.prompts import render
 
+VERDICT = re.compile(
+    r"(?:(?:the|my|final|this|verdict|judge?ment|answer|solution|is)(?![a-z])[\s:=]*)*"
+    r"(?P<verdict>correct|incorrect|in-correct|not correct)"
+)
+"""A verdict in plain words, behind a label such as "Verdict:" or "The solution is"."""
 
-def parse_verdict(text: str) -> str:
-    """ "correct", "incorrect" (the first boxed verdict, case-insensitive) or "unparsed"."""
-    verdict = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
-    return verdict[1].lower() if verdict else "unparsed"
+
+def parse_verdict(text: str, box_rule: str = "last_box") -> str:
+    """Return "correct", "incorrect" or "unparsed": the last box that holds a verdict, in whatever style.
+
+    `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
+    """
+    if box_rule == "first_literal":
+        literal = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
+        return literal[1].lower() if literal else "unparsed"
+    for box in reversed(find_boxes(text)):
+        if verdict := VERDICT.fullmatch(plain_words(box.content)):
+            return "correct" if verdict["verdict"] == "correct" else "incorrect"
+    return "unparsed"
 
 
 class EvalOpt:
@@ -31,9 +46,9 @@ class EvalOpt:
         ),
     )
 
-    def __init__(self, rounds: int = 3, prompts: str | None = None) -> None:
+    def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "last_box") -> None:
         self.roles = {"generator": 1, "evaluator": 1}
-        self.rounds, self.prompts = rounds, prompts
+        self.rounds, self.prompts, self.box_rule = rounds, prompts, box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts = self.prompts or problem.task
@@ -43,7 +58,7 @@ class EvalOpt:
         for round in range(self.rounds):
             history.append(assistant(draft.text))
             verdict = await call("evaluator", [*history, critique], round=round)
-            verdict.outcome = parse_verdict(verdict.text)
+            verdict.outcome = parse_verdict(verdict.text, self.box_rule)
             if verdict.outcome == "correct" or round == self.rounds - 1:
                 break
             history.append(assistant(verdict.text))

@@ -6,16 +6,33 @@ import re
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
+_MARKUP = r"(?:^[ \t]{0,8}(?:[-+*•]|\d{1,3}[.)])[ \t]{1,4})?(?:[*_#>~`]|\\(?:text(?:bf|it|rm)?|mathbf|underline|emph)\{){0,6}[ \t]{0,4}"
+_END = r"[ \t]{0,4}[*_}]{0,3}[ \t]{0,4}"
+HEADER = re.compile(
+    rf"{_MARKUP}\bSTRATEGY\s{{1,8}}(?:#|NO\.?|NUMBER)?[ \t]{{0,4}}\(?(?P<number>\d+)\)?{_END}:{_END}"
+    rf"|^[ \t]{{0,8}}{_MARKUP}STRATEGY[ \t]{{0,4}}#?[ \t]{{0,4}}(?P<heading>\d+){_END}(?:[.)–—-]{_END}|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""The line that starts a strategy: "STRATEGY 1:", also styled ("**Strategy 1:**", "### Strategy 2 -")."""
+ITEM = re.compile(r"^[^\S\n]*(?:[*_]{1,3})?\d+[.)]\s*(.+)$", re.MULTILINE)
+
 
 def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:
     """At most `limit` strategies and how they were found: "strategies", "list", "lines" or "unparsed" (the whole reply)."""
-    sections = re.findall(r"STRATEGY\s+(\d+):(.*?)(?=STRATEGY\s+\d+:|\Z)", text, re.IGNORECASE | re.DOTALL)
+    headers = list(HEADER.finditer(text))
+    ends = [*(header.start() for header in headers[1:]), len(text)]
+    bodies = [text[header.end() : end].strip() for header, end in zip(headers, ends, strict=False)]
     numbered = sorted(
-        ((int(number), body.strip()) for number, body in sections if body.strip()), key=lambda pair: pair[0]
+        (
+            (int((header["number"] or header["heading"])[:9]), body)
+            for header, body in zip(headers, bodies, strict=True)
+            if body
+        ),
+        key=lambda pair: pair[0],
     )
     if numbered:
         return [body for _, body in numbered][:limit], "strategies"
-    if items := re.findall(r"^\s*\d+[.)]\s*(.+)$", text, re.MULTILINE):
+    if items := ITEM.findall(text):
         return [item.strip() for item in items][:limit], "list"
     if lines := [line.strip() for line in text.splitlines() if len(line.strip()) > 10]:
         return lines[:limit], "lines"

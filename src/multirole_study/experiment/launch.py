@@ -29,6 +29,11 @@ class Launch(Settings):
     vllm_max_num_batched_tokens: int | None = option("tokens of a vLLM step; by default planned", None, ge=1, le=10**7)
     gradient_checkpointing: bool | None = option("compute layers again in backward; by default as the plan needs", None)
 
+    def __init__(self, **given: Any) -> None:
+        folder = given.get("results_dir")
+        home = {"results_dir": os.path.expanduser(folder)} if isinstance(folder, str) else {}  # no shell expands YAML
+        super().__init__(**given | home)
+
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP2 shards the model over the processes."""

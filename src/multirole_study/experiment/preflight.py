@@ -1,7 +1,6 @@
 """What is checked before anything is trained: the model's folder, the rows, and, tried without a model, workflow and reward."""
 
 import asyncio
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +14,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import multirole_sandbox as sandbox
 from multirole.core.engine import Completion, Sampling
-from multirole.core.event_loop import in_thread, user_lines
+from multirole.core.event_loop import in_thread
 from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
 from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user
 from multirole.core.validation import check_reward
+from multirole.engines import SERVED
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of, look, stopping
@@ -26,8 +26,6 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.released_code import RENDERERS
 from multirole_study.tasks.user_task import RewardError, Task
 
-SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
-"""What the transformers engine can run (`engines.qwen3`)."""
 TURN = "<|im_start|>"
 DRY_SECONDS = 30.0
 REPLIES = ("", "\\boxed{1}")
@@ -84,7 +82,7 @@ def _model_problem(cell: Cell, folder: Path) -> str:
     if kind not in CAUSAL.values():
         return f"holds a {kind}, which is not a causal language model."
     if engine_of(cell) == "transformers" and kind not in SERVED:
-        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='vllm'."
+        return f"holds a {kind}, and the transformers engine serves {' and '.join(SERVED)}. Use engine='auto' or 'generate'."
     highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         return f"has a tokenizer with ids up to {highest}, but the model embeds ids up to {config.vocab_size - 1}."
@@ -148,9 +146,7 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
         try:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))
         except RuntimeError as error:
-            where = user_lines(traceback.walk_tb(error.__cause__.__traceback__)) if error.__cause__ else ""
-            tried = f"Tried without a model, where every reply was {reply!r}: {error}\n{where}"
-            raise ValueError(tried.rstrip()) from error
+            raise ValueError(f"Tried without a model, where every reply was {reply!r}: {error}") from error
         called |= {turn.role for turn in episode.turns}
     if not called:
         raise ValueError(

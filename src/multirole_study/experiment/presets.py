@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 
 TASKS = ("math", "code")
+PAPER_SCALES = ("0.6b", "1.7b", "4b")
 TINY = "tiny-r"
 """The scale whose models and tasks are embedded in this package."""
 TINY_BASES = {"math": "tiny-r", "code": "tiny-r-code"}
 """Folders of its models by task."""
 TINY_LENGTHS = {"math": (6 * 272, 272), "code": (6 * 176, 176)}
 """Its caps of prompt and response in tokens by task: prompts hold six replies, as in Table 7's Eval-Opt."""
+SMOLLM2 = "smollm2"
+"""The scale whose model is pretrained on language and runs on a CPU; its tasks are generated."""
+SMOLLM2_ARITHMETIC = "gym:basic_arithmetic?operators=('+',)&max_terms=2&min_digits=1&max_digits=2&allow_parentheses=False&allow_negation=False"
+"""Its task of the kind "math", sums of two numbers; that of the kind "code" is `tasks.functions`."""
+SMOLLM2_LENGTHS = {"math": (768, 64), "code": (1024, 96)}
+"""Its caps of prompt and response in tokens by task."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Shape:
     head_dim: int
     vocab: int
     is_tied: bool = True
+    has_qk_norms: bool = True
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
@@ -38,8 +46,8 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the base: embedding, head where it is apart, linear modules, norms (Qwen3's, q and k norms included)."""
-        norms = 2 * self.hidden + 2 * self.head_dim
+        """Weights of the base: embedding, head where it is apart, linear modules, norms (Qwen3 has two more in a layer than Llama)."""
+        norms = 2 * self.hidden + 2 * self.head_dim * self.has_qk_norms
         return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (self.linear + norms) + self.hidden
 
     @property
@@ -59,6 +67,8 @@ class PinnedModel:
     repo: str
     revision: str
     shape: Shape
+    layer: str = "Qwen3DecoderLayer"
+    """The class of its decoder layers."""
 
 
 MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a follow-up (ASPECT) recorded
@@ -70,6 +80,13 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
     ),
     "4b": PinnedModel(
         "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936)
+    ),
+    # not the paper's; where there is no Hub, `smollm2` has another version of its weights
+    SMOLLM2: PinnedModel(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "12fd25f77366fa6b3b4b768ec3050bf629380bac",
+        Shape(30, 576, 1536, 9, 3, 64, 49152, has_qk_norms=False),
+        layer="LlamaDecoderLayer",
     ),
 }
 
@@ -90,3 +107,19 @@ LENGTHS = {  # (workflow, task) -> caps of prompt and response in tokens (Table 
 def is_tiny(scale: object) -> bool:
     """Whether a scale is embedded in this package."""
     return scale == TINY
+
+
+def is_small(scale: object) -> bool:
+    """Whether a scale is for a CPU, with generated tasks. The others are the paper's, with its data sets."""
+    return scale in (TINY, SMOLLM2)
+
+
+def preset_key(scale: object) -> str:
+    """The name, in `settings.option`, of the values that a scale puts in the place of the paper's."""
+    return "tiny" if is_tiny(scale) else "smollm2" if scale == SMOLLM2 else "paper"
+
+
+def scale_lengths(scale: object, workflow: str, kind: str) -> tuple[int, int]:
+    """The caps of prompt and response of a scale, a workflow and a kind of task ("math" or "code")."""
+    small = {TINY: TINY_LENGTHS, SMOLLM2: SMOLLM2_LENGTHS}
+    return small[scale][kind] if isinstance(scale, str) and scale in small else LENGTHS[workflow, kind]

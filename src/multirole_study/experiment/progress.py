@@ -7,38 +7,21 @@ they come. In a stored notebook only the closing block stays.
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from transformers import TrainerState
 
 from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.types import Episode
+from multirole_study.experiment.announce import say
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of
 from multirole_study.falls import wilson
-
-
-def say(text: str) -> None:
-    """Print a line at once, also into a pipe."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def announced(what: str, is_said: bool) -> Iterator[None]:
-    """Say that something begins which may take minutes, and how long it took."""
-    started = time.monotonic()
-    if is_said:
-        say(f"  {what} ...")
-    yield
-    if is_said:
-        say(f"  {what} took {time.monotonic() - started:.0f} s")
 
 
 def interval(right: int, n: int) -> str:
@@ -51,13 +34,15 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
     """Say what is about to be trained, and where it goes."""
     slots = cell.make_workflow().roles
     roles = ", ".join(f"{role}{f' x{slots[role]}' * (slots[role] > 1)} -> {cell.policy[role]}" for role in slots)
+    n_threads = torch.get_num_threads()
+    threads = "" if torch.cuda.is_available() else f", {n_threads} torch thread{'s' * (n_threads > 1)}"
     overlong = f" ({counts['train_overlong']} over the prompt cap left out)" * (counts["train_overlong"] > 0)
     say(
         f"{cell.id}\n"
         f"  workflow    {cell.workflow_name}, {roles}\n"
         f"  task        {cell.task_label}, {counts['train']} training{overlong} and {counts['validation']} validation problems\n"
         f"  model       {Path(cell.model).name if cell.model else cell.scale}, {shape_of(cell).parameters / 1e6:.2f}M parameters, "
-        f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}\n"
+        f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
         f"  training    {cell.iterations} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, "
         f"validation every {cell.eval_every}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
         f"  folder      {folder}"

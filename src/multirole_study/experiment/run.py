@@ -19,18 +19,21 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
+from multirole.core.threads import use_fitting_threads
 from multirole.diagnostics.turn_grading import grade
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.announce import announced, say
+from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
-from multirole_study.experiment.progress import Progress, announced, conclude, interval, introduce, say
+from multirole_study.experiment.progress import Progress, conclude, interval, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
 from multirole_study.experiment.run_folder import folder_of, is_done, newest_whole, open_folder, staging, write_done
 from multirole_study.experiment.settings import refusing
@@ -75,6 +78,8 @@ def run_cell(
 def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
     """Everything between an open folder and its DONE, on each process."""
     is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
     with refusing():
         # before the model, since it may refuse the rows
         train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
@@ -137,6 +142,8 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
 def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]) -> None:
     """Play every checkpoint and write the results."""
     cell, source, task = evaluation.cell, evaluation.source, evaluation.cell.make_task()
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
     problems = task.problems("validation", cell.n_validation)
     reward = TaskReward(task, problems)
     say(

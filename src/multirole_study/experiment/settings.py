@@ -3,10 +3,12 @@
 import ast
 import difflib
 import json
+import math
 import re
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,9 +33,12 @@ def refusing() -> Iterator[None]:
         raise Refused(str(error)) from error
 
 
-def option(help: str, default: Any = ..., *, tiny: Any = ..., released: Any = ..., **bounds: Any) -> Any:
-    """A field with its help and bounds. `tiny` and `released` replace the default at that scale and in that preset."""
-    presets = {name: value for name, value in (("tiny", tiny), ("released", released)) if value is not ...}
+def option(
+    help: str, default: Any = ..., *, tiny: Any = ..., smollm2: Any = ..., released: Any = ..., **bounds: Any
+) -> Any:
+    """A field with its help and bounds. `tiny`, `smollm2` and `released` replace the default at that scale and in that preset."""
+    given = {"tiny": tiny, "smollm2": smollm2, "released": released}
+    presets = {name: value for name, value in given.items() if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
 
@@ -43,8 +48,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **given: Any) -> None:
+        fields = type(self).model_fields
+        read = {
+            name: read_number(value, fields[name].annotation) if name in fields else value
+            for name, value in given.items()
+        }
         try:
-            super().__init__(**given)
+            super().__init__(**read)
         except ValidationError as error:
             found = {str(one["loc"][0]): one for one in error.errors()}  # a union reports each of its members
             raise ValueError("\n".join(self._sentence(name, one) for name, one in found.items())) from None
@@ -66,6 +76,11 @@ def unknown_name(name: str, known: Iterable[str]) -> str:
     return f"`{name}` is not a known parameter." + (did_you_mean(name, known) or f" Known are {', '.join(known)}.")
 
 
+def looked_in(path: str | Path) -> str:
+    """Where a relative path was looked for, in words; nothing for an absolute one."""
+    return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """A sentence naming the nearest known word, or nothing."""
     words = {word.lower(): word for word in known}
@@ -85,6 +100,32 @@ def value(text: str) -> object:
     except (ValueError, SyntaxError):
         return text
     return text if isinstance(found, tuple) else found
+
+
+def read_number(given: object, annotation: Any) -> object:
+    """A field's value with numbers that were given as text read, and whole floats as integers where the field has those.
+
+    YAML 1.1, which papermill and Snakemake read, takes 1e-3 for text (hiyouga/LlamaFactory#4014), and -p, JSON and quotes
+    leave 1e3, "64" or "{'judge': 0.1}". What is no finite number stays as it was given, to be refused with that.
+    """
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = {get_origin(kind) or kind: kind for kind in (get_args(annotation) if is_union else (annotation,))}
+    if str in kinds or not kinds.keys() & {int, float, bool, dict}:
+        return given
+    found = (
+        value(given.strip().capitalize() if given.strip().lower() in WORDS else given.strip())
+        if isinstance(given, str)
+        else given
+    )
+    if isinstance(found, dict) and dict in kinds:
+        return {name: read_number(one, get_args(kinds[dict])[1]) for name, one in found.items()}
+    if isinstance(found, float) and int in kinds and float not in kinds and found.is_integer() and abs(found) < 2**53:
+        return int(found)
+    is_finite = found is not None and (not isinstance(found, float) or math.isfinite(found))
+    return found if type(found) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else given
+
+
+WORDS = ("true", "false")
 
 
 class Parameter(NamedTuple):

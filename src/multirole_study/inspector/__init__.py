@@ -19,6 +19,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from multirole.core.types import Structure
 from multirole_study.experiment.cell import policy_name
 from multirole_study.experiment.storage import write_text
 from multirole_study.inspector import run_reader
@@ -34,12 +35,19 @@ LOADER = PackageLoader("multirole_study.inspector", "page")
 PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
-def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame) -> list[dict]:
-    """Colour, adapter and slots of every role, in the order of the turns; slots as the turns show them, else one."""
+def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, structure: Structure) -> list[dict]:
+    """Colour, adapter, slots and duty of every role, in the order of the turns; slots as the turns show them, else one."""
+    duties = {role: duty.kind for role, duty in structure.duties.items()}
     names = [*(turns["role"] if len(turns) else []), *config["policy"], *(roles["role"] if len(roles) else [])]
     slots = turns.groupby("role")["slot"].max() + 1 if len(turns) else {}
     return [
-        {"name": name, "colour": colour, "adapter": config["policy"].get(name, ""), "slots": int(slots.get(name, 1))}
+        {
+            "name": name,
+            "colour": colour,
+            "adapter": config["policy"].get(name, ""),
+            "slots": int(slots.get(name, 1)),
+            "duty": duties.get(name),
+        }
         for name, colour in colours_of(list(dict.fromkeys(names))).items()
     ]
 
@@ -47,13 +55,15 @@ def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame) -> li
 def collect(folder: Path, index: str | None = None, n_problems: int | None = None) -> dict:
     """Everything that the page shows of a run, as plain JSON data; `index` is the address of a page to link back to."""
     config = run_reader.read_config(folder)
+    structure = recorded_structure(config, run_reader.read_provenance(folder))
     metrics, roles, turns, outcomes = (run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
     if n_problems and len(turns):
         turns = turns[turns["problem"].isin(turns["problem"].unique()[:n_problems])]
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
     points = run_reader.validation(folder)
     panels = [
-        vars(panel) | {"series": {name: run_reader.numbers(one.reindex(iterations)) for name, one in series.items()}}
+        vars(panel)
+        | {"series": {name: run_reader.numbers(values.reindex(iterations)) for name, values in series.items()}}
         for panel, series in run_reader.curves(folder)
     ]
     return {
@@ -66,8 +76,8 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "provenance": run_reader.read_provenance(folder),
         "iterations": iterations,
         "facts": run_reader.facts(folder).reset_index().to_dict("records"),
-        "roles": describe_roles(config, roles, turns),
-        "edges": [asdict(edge) for edge in recorded_structure(config, run_reader.read_provenance(folder)).edges],
+        "roles": describe_roles(config, roles, turns, structure),
+        "edges": [asdict(edge) for edge in structure.edges],
         "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
         "panels": panels,
         "validation": {name: run_reader.numbers(points[name]) for name in points},

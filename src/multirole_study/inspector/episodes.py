@@ -51,21 +51,23 @@ def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
 
 def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:
     """Every problem with recorded turns: its question and, per step, whether and why its answer was right, and the turns."""
-    found: dict[str, dict] = {}
+    described: dict[str, dict] = {}
     scored = {(row["step"], row["problem"]): row for row in outcomes.to_dict("records")}
     for (step, problem), rows in turns[turns["step"].isin(steps)].groupby(["step", "problem"], sort=False):
         first = rows.iloc[0]
-        held = found.setdefault(problem, {"problem": problem, "question": first["question"][:QUESTION], "steps": {}})
+        entry = described.setdefault(
+            problem, {"problem": problem, "question": first["question"][:QUESTION], "steps": {}}
+        )
         room = min(TURN_BYTES, EPISODE_BYTES // len(rows))
-        held["steps"][str(step)] = {
+        entry["steps"][str(step)] = {
             "correct": bool(first["correct"]), "reason": first["reason"],
             "reward": scored.get((step, problem), {}).get("reward"), "turns": [describe_turn(row, room) for row in rows.to_dict("records")],
         }  # fmt: skip
     for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome and no turn
-        if step in steps and problem in found:
+        if step in steps and problem in described:
             outcome = {"correct": bool(row["correct"]), "reason": row["reason"], "reward": row["reward"], "turns": []}
-            found[problem]["steps"].setdefault(str(step), outcome)
-    return list(found.values())
+            described[problem]["steps"].setdefault(str(step), outcome)
+    return list(described.values())
 
 
 def name_steps(steps: list[int], best: int | None) -> dict[int, str]:

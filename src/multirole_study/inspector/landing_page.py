@@ -28,10 +28,10 @@ def markup(text: str) -> Markup:
 def findings(readme: Path) -> Markup:
     """What stands between the README's comments "findings" and "end of findings"."""
     text, start, end = readme.read_text(encoding="utf-8"), "<!-- findings:", "<!-- end of findings -->"
-    found = re.search(rf"{start}[^>]*-->\s*\n(.*?)\n{end}", text, re.DOTALL)
-    if not found:
+    match = re.search(rf"{start}[^>]*-->\s*\n(.*?)\n{end}", text, re.DOTALL)
+    if not match:
         raise ValueError(f"{readme} has no findings between a comment that begins with `{start}` and `{end}`.")
-    return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]))  # its links lead out of the results
+    return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match[1]))  # its links lead out of the results
 
 
 def figure(path: Path, made_by: str) -> dict[str, object]:
@@ -44,6 +44,16 @@ def table(path: Path) -> dict[str, object]:
     """One table, from its Markdown."""
     title, body = path.read_text(encoding="utf-8").removeprefix("# ").split("\n", 1)
     return {"name": path.stem, "title": title, "body": markup(body)}
+
+
+def table_order(path: Path) -> tuple[bool, bool, str]:
+    """Table 1 first, then the paper's other tables, then those of the study."""
+    return path.stem != "table_1", not path.stem.startswith("table_"), path.stem
+
+
+def notebook(folder: Path, name: str) -> str:
+    """The file name of an executed notebook: its HTML where `make paper` has written one."""
+    return f"{name}.html" if (folder / f"{name}.html").exists() else f"{name}.ipynb"
 
 
 def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path) -> Path:
@@ -70,8 +80,8 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         figures=[figure(folder / "figures" / f"{name}.md", made_by) for name, made_by in shown["figures"].items()],
         facts=INDEXED,
         runs=runs,
-        tables=[table(path) for path in sorted(folder.glob("tables/*.md"))],
-        notebooks=shown["notebooks"],
+        tables=[table(path) for path in sorted(folder.glob("tables/*.md"), key=table_order)],
+        notebooks={notebook(folder, name): about for name, about in shown["notebooks"].items()},
     )
     write_text(index, text)
     return index

@@ -16,8 +16,8 @@ def plot_learning(folder: str | Path) -> Figure:
     """Training reward and accuracy per iteration, and validation accuracy with its interval."""
     metrics, points = load(folder, "metrics"), validation(folder)
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-    axes.plot(metrics["iteration"], metrics["reward"], color="0.6", lw=1, label="training reward")
-    axes.plot(metrics["iteration"], metrics["accuracy"], color="C0", lw=1, alpha=0.7, label="training accuracy")
+    axes.plot(metrics["iteration"], metrics["reward"], "--", color="C1", lw=1.8, label="training reward")
+    axes.plot(metrics["iteration"], metrics["accuracy"], color="C0", lw=1, label="training accuracy")
     if len(points):
         error = (points["accuracy"] - points["low"], points["high"] - points["accuracy"])
         label = f"validation accuracy ({points['n'].iloc[0]} problems, 95 % Wilson)"
@@ -49,7 +49,7 @@ def plot_roles(folder: str | Path, group: str = "main") -> Figure:
             axes.set_yscale("log")
         elif axes.get_ylim()[0] > 0:
             axes.set_ylim(bottom=0)
-        axes.set_title(f"{panel.name} ({panel.unit})" if panel.unit else panel.name, fontsize=8.5)
+        axes.set_title(f"{panel.name} ({panel.unit})" if panel.unit else panel.name, fontsize=8.5, wrap=True)
         axes.set_xlabel("iteration", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)

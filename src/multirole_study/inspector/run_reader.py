@@ -38,7 +38,7 @@ PANELS = (
     Panel("reward", "training reward", "mean", table="metrics"),
     Panel("accuracy", "training accuracy", "fraction", "rate", table="metrics"),
     Panel("zero_variance_groups", "training groups of equal rewards", "fraction", "rate", table="metrics"),
-    Panel("chi2", "chi2, trainer against engine", scale="divergence"),
+    Panel("chi2", "chi2, trainer against engine", "log axis above 0.0001", "divergence"),
     Panel("perplexity", "perplexity", scale="log"),
     Panel("entropy", "entropy", "nats per token"),
     Panel("grad_norm", "gradient norm", "per optimizer step"),
@@ -74,8 +74,8 @@ PANELS = (
 
 def load(folder: str | Path, table: str) -> pd.DataFrame:
     """One table of a run, such as "metrics", "roles", "eval" or "turns" (all steps together); empty if it was not written."""
-    found = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
-    tables = [table for table in map(pd.read_parquet, found) if len(table)]
+    paths = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
+    tables = [table for table in map(pd.read_parquet, paths) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
@@ -164,6 +164,9 @@ def facts(folder: str | Path) -> pd.DataFrame:
         for fact, step in (named | ({"first fall": fall.at} if fall else {})).items():
             at = points.loc[step]
             interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
+            best = points["accuracy"].loc[:step].max()
+            if fact == "first fall" and at["low"] <= best <= at["high"]:
+                interval += f"; its interval holds the best before it, {100 * best:.1f} %, so it may be noise"
             rows.append((fact, int(step), f"{100 * at['accuracy']:.1f}\N{NO-BREAK SPACE}%", interval))
     return pd.DataFrame(rows, columns=["fact", "iteration", "value", "detail"]).set_index("fact")
 

@@ -27,12 +27,12 @@ def build(folder: str | Path) -> Results:
         )
     study = Study.read(results.grid, folder)
     studied = tables_of_study(results, study) if study else []
-    made = [*tables(results), claims(results, sentences(results)), *studied]
-    write_tables(made, results.folder / "tables")
+    all_tables = [*tables(results), claims(results, sentences(results)), *studied]
+    write_tables(all_tables, results.folder / "tables")
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
     for plate in plates:
         write_figure(plate, results.folder / "figures")
-    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(made), len(plates), folder,
+    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(all_tables), len(plates), folder,
                 len(results.missing()))  # fmt: skip
     return results
 

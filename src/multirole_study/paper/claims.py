@@ -123,16 +123,16 @@ def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
     units, kind = units_of(pd.DataFrame(numbers, columns=["workflow", "task", "seed", "value"]))
     if kind == "cells" and len(units) < LEAST_CELLS or not units.any():
         return MISSING, MISSING
-    found = t_interval(units)
-    decision = verdict(found.low, found.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
+    interval = t_interval(units)
+    decision = verdict(interval.low, interval.high, 0.0, -MARGIN if about.get("is_match_enough") else None)
     unit = "ratio" if about["effect"] in ("grad_norm", "chi2") else "difference"
-    mean, low, high = (formatted(value, unit) for value in found[:3])
+    mean, low, high = (formatted(value, unit) for value in interval[:3])
     text = f"{mean} [{low}, {high}], {len(units)} {kind}"
     if decision == "undecided" and about["effect"] in ("first", "peak", "fall"):  # of accuracies
-        if found.p_match < ALPHA:
+        if interval.p_match < ALPHA:
             decision = "equivalent"
         elif kind == "seeds":
-            text += f", {seeds_needed(found.sd, RULES['effects'][0])} for 5 points"
+            text += f", {seeds_needed(interval.sd, RULES['effects'][0])} for 5 points"
     return decision, text
 
 

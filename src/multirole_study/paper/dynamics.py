@@ -57,7 +57,7 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
     """One role's amplitudes in one run, NaN where undefined; `series` is indexed by iteration."""
     chi2, others = series["chi2"], series[["perplexity", "grad_norm"]]
     first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), others.max() / others.iloc[0].replace(0, np.nan)
-    found = (
+    groups = (
         chi2.max() / first if first >= ROUNDING else np.nan,
         *rises,
         chi2.idxmax() if chi2.max() >= ROUNDING else np.nan,
@@ -65,7 +65,7 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
         series["chi2_after"].max(),
         series["optimizer_steps"].median(),
     )
-    return dict(zip(AMPLITUDES, found, strict=True))
+    return dict(zip(AMPLITUDES, groups, strict=True))
 
 
 def dynamics(results: Results) -> Iterator[Row]:
@@ -73,11 +73,11 @@ def dynamics(results: Results) -> Iterator[Row]:
     cliffs, lines = [("math", "voting"), ("math", "orch_workers")], product(results.grid.tasks, (*WORKFLOWS, "single"))
     ordered = sorted(dict.fromkeys([*cliffs, *lines]), key=lambda line: line[1] == "single")
     for (task, workflow), policy in product(ordered, POLICIES):
-        found: dict[str, list[dict]] = defaultdict(list)
+        rows_by_name: dict[str, list[dict]] = defaultdict(list)
         for run in results.runs_of(workflow, policy, task).values():
             for role, series in role_series(run).items():
-                found[role].append(amplitudes(series))
-        for (role, runs), (name, unit) in product(found.items(), AMPLITUDES.items()):
+                rows_by_name[role].append(amplitudes(series))
+        for (role, runs), (name, unit) in product(rows_by_name.items(), AMPLITUDES.items()):
             where = {"task": task, "workflow": workflow, "policy": policy, "role": role}
             yield where | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
 
@@ -91,12 +91,12 @@ def largest(run: Run, name: str) -> float:
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:
     """(workflow, task) -> the seeds with a run under both policies, where there are any."""
-    found = {}
+    pairs = {}
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         ip, sp = (results.runs_of(workflow, policy, task) for policy in POLICIES)
         if seeds := [seed for seed in ip if seed in sp]:
-            found[workflow, task] = seeds
-    return found
+            pairs[workflow, task] = seeds
+    return pairs
 
 
 def extremes(results: Results) -> pd.DataFrame:
@@ -133,11 +133,11 @@ def role_gradients(results: Results) -> Iterator[Row]:
             pairs = [" and ".join(sorted(pair)) for pair in zip(table["role"], table["other"], strict=True)]
             cosines[seed] = table.groupby(pairs)["cosine"].median()
         where = {"task": task, "workflow": workflow}
-        for role, own in pd.concat(shares).groupby(level=1, sort=False):
+        for role, role_shares in pd.concat(shares).groupby(level=1, sort=False):
             for name, share in SHARES.items():
-                yield number(f"share of {name}", t_interval(own[share]), "rate", **where, role=role)
-        for pair, own in pd.concat(cosines).groupby(level=1):
-            yield number("cosine", t_interval(own.dropna()), "similarity", **where, role=pair)
+                yield number(f"share of {name}", t_interval(role_shares[share]), "rate", **where, role=role)
+        for pair, role_shares in pd.concat(cosines).groupby(level=1):
+            yield number("cosine", t_interval(role_shares.dropna()), "similarity", **where, role=pair)
 
 
 def smoothed(curves: pd.DataFrame) -> pd.DataFrame:

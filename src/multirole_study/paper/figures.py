@@ -223,13 +223,15 @@ def figure_of_gradients(results: Results) -> Plate:
         axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES[task]}")
         axes.set_xticks(range(len(names)), dynamics.SHARES)
         axes.axhline(0, color="0.35", lw=0.8)
-        found = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
-        roles = list(dict.fromkeys(found["role"]))
+        panel = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
+        roles = list(dict.fromkeys(panel["role"]))
         for i, role in enumerate(roles):
-            own = found[found["role"] == role].set_index("number").loc[names]
+            role_rows = panel[panel["role"] == role].set_index("number").loc[names]
             at, width = np.arange(len(names)) + (i - (len(roles) - 1) / 2) * 0.8 / len(roles), 0.72 / len(roles)
-            errors = [own["value"] - own["low"], own["high"] - own["value"]]
-            axes.bar(at, own["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2})
+            errors = [role_rows["value"] - role_rows["low"], role_rows["high"] - role_rows["value"]]
+            axes.bar(
+                at, role_rows["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2}
+            )
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
     drawn = [role for role in ROLE_COLOURS if role in set(shares["role"])]
     _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in drawn])
@@ -289,23 +291,25 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
     for name, changed in REGIMES.items():
         runs = {cell: results.runs_of(*cell, task, **changed) for cell in (LINES[-1], *LINES[:-1])}
         # the single agent takes one step anyway, so that its runs are of two regimes
-        if counts := [len(of) for (workflow, _), of in runs.items() if of and workflow != "single"]:
+        if counts := [
+            len(cell_runs) for (workflow, _), cell_runs in runs.items() if cell_runs and workflow != "single"
+        ]:
             regime = f"{name}\nn = {_from_to(counts)}"
             rows += [
                 (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
-                for (workflow, policy), of in runs.items()
-                for seed, run in of.items()
+                for (workflow, policy), cell_runs in runs.items()
+                for seed, run in cell_runs.items()
                 for step, accuracy in run.accuracy.items()
             ]
     return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
 
 
-def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tuple[str, str]) -> Plate:
+def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tuple[str, str]) -> Plate:
     """Validation accuracy of the twins and of a variant, a panel per cell; seeds thin and their mean thick."""
-    rows = -(-len(found) // 4)
+    rows = -(-len(pairs) // 4)
     figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
-    for axes, twin in zip(grid.flat, found, strict=False):
+    for axes, twin in zip(grid.flat, pairs, strict=False):
         for runs, colour, ls in zip((twin.usual, twin.changed), SETUP_COLOURS, SETUP_STYLES, strict=True):
             curves = pd.concat([run.accuracy for run in runs], axis=1)
             axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
@@ -318,7 +322,7 @@ def figure_of_twins(results: Results, name: str, found: list[Twins], labels: tup
     looks = zip(labels, SETUP_COLOURS, SETUP_STYLES, strict=True)
     setups = [_entry(label, color=colour, lw=1.8, ls=ls) for label, colour, ls in looks]
     _legend(figure, [*setups, _entry("single agent's peak", ls=":", **REFERENCE)])
-    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in found]))
+    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in pairs]))
 
 
 def figure_of_controls(results: Results, table: Table) -> Plate:
@@ -327,9 +331,11 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
     cells = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
     figure = Figure(figsize=(2.8 + 3.6 * len(tasks), 4.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
-        found = table.values[table.values["task"] == task].set_index(["run", "number"])
-        for run in (run for run in found.index.unique("run") if not run.startswith(ALL)):
-            tokens, steps, peak = (found.loc[(run, name)] for name in ("tokens sampled (M)", "optimizer steps", "peak"))
+        numbers = table.values[table.values["task"] == task].set_index(["run", "number"])
+        for run in (run for run in numbers.index.unique("run") if not run.startswith(ALL)):
+            tokens, steps, peak = (
+                numbers.loc[(run, name)] for name in ("tokens sampled (M)", "optimizer steps", "peak")
+            )
             x, error = tokens["value"] / 1e6, [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
             name, _, variant = run.partition(", ")
             marker, colour = cells.get(name, (WORKFLOW_MARKERS["single"], "0.2"))
@@ -357,11 +363,11 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
 def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
     """Draw one step per iteration and longer training beside the grid, where there are runs, and the controls."""
     plates = []
-    if found := list(twins(results, study, "updates")):
+    if pairs := list(twins(results, study, "updates")):
         labels = "one step per batch of rows, as in the grid", "one step per iteration"
-        plates.append(figure_of_twins(results, "matched_updates", found, labels))
+        plates.append(figure_of_twins(results, "matched_updates", pairs, labels))
     setups = list(twins(results, study, "setup"))
-    if long := [one for one in setups if one.changed[0].cell.iterations > one.usual[0].cell.iterations]:
+    if long := [pair for pair in setups if pair.changed[0].cell.iterations > pair.usual[0].cell.iterations]:
         usual, changed = (runs[0].cell.iterations for runs in (long[0].usual, long[0].changed))
         labels = f"{usual} iterations, as in the grid", f"{changed} iterations"
         plates.append(figure_of_twins(results, "long", long, labels))
@@ -400,15 +406,15 @@ def _from_to(counts: Collection[int]) -> str:
     return f"{few} to {many}" if many > few else f"{few}"
 
 
-def _in_percent(*of: Axis, symbol: str = "%") -> None:
-    for axis in of:
+def _in_percent(*axes: Axis, symbol: str = "%") -> None:
+    for axis in axes:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
 
 
-def _level(axes: Axes, found: pd.Series, ls: str = ":") -> None:
+def _level(axes: Axes, values: pd.Series, ls: str = ":") -> None:
     """A line at the mean of accuracies, where there are any."""
-    if len(found):
-        axes.axhline(found.mean(), ls=ls, **REFERENCE)
+    if len(values):
+        axes.axhline(values.mean(), ls=ls, **REFERENCE)
 
 
 def _entry(label: str, **look: object) -> Line2D:

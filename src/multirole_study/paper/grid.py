@@ -51,15 +51,17 @@ class Grid:
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"`seeds` must not repeat, got {self.seeds}.")
-        if own := {"workflow", "policy", "task", "scale", "seed"} & set(self.parameters):
-            raise ValueError(f"`parameters` cannot set {sorted(own)}, which vary within the grid. Leave them out.")
+        if coordinates := {"workflow", "policy", "task", "scale", "seed"} & set(self.parameters):
+            raise ValueError(
+                f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out."
+            )
         self.cells()  # raises what Cell refuses
 
     def cell(self, workflow: str, policy: str, task: str, seed: int, /, **changed: object) -> Cell:
         """Make one cell of the matrix, or a change of it, in which None takes a parameter of the grid away."""
         parameters = {"policy": policy} | self.parameters | changed
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return Cell(workflow, task=task, scale=self.scale, seed=seed, **given)
+        settings = {name: value for name, value in parameters.items() if value is not None}
+        return Cell(workflow, task=task, scale=self.scale, seed=seed, **settings)
 
     def cells(self) -> list[Cell]:
         """List the trained cells: every workflow under every policy, and the single-agent control, per task and seed."""
@@ -70,18 +72,22 @@ class Grid:
         """List what is evaluated besides the validation of the runs: the untrained workflows, every run's own checkpoints,
         and the single agent's adapter at its best checkpoint in every workflow (Table 3).
         """
-        first, own = self.seeds[0], [Evaluation(cell) for cell in self.cells()]
+        first, own_checkpoints = self.seeds[0], [Evaluation(cell) for cell in self.cells()]
         untrained = product(self.tasks, (*self.workflows, "single"))
         base = [Evaluation(self.cell(w, "sp", t, first), "base", n_rollouts=self.base_rollouts) for t, w in untrained]
         moved = product(self.seeds, self.tasks, self.workflows, ("transfer", "transfer_all"))
-        return [*base, *own, *(Evaluation(self.cell(w, "sp", t, seed), adapters) for seed, t, w, adapters in moved)]
+        return [
+            *base,
+            *own_checkpoints,
+            *(Evaluation(self.cell(w, "sp", t, seed), adapters) for seed, t, w, adapters in moved),
+        ]
 
-    def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
+    def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a cell (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
-        cell = what if isinstance(what, Cell) else what.cell
-        names = () if what is cell else ("adapters", "checkpoints", "n_rollouts")
+        cell = job if isinstance(job, Cell) else job.cell
+        names = () if job is cell else ("adapters", "checkpoints", "n_rollouts")
         coordinates = {"workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task}
-        of_evaluation = {name: getattr(what, name) for name in names}
+        of_evaluation = {name: getattr(job, name) for name in names}
         return coordinates | {"scale": cell.scale, "seed": cell.seed} | self.parameters | of_evaluation
 
     def write(self, results_dir: str | Path) -> None:
@@ -154,10 +160,10 @@ class Study:
         singles = [self.grid.cell("single", "sp", task, seed) for task in tasks for seed in self.seeds]
         return [Evaluation(cell, "own", "best", self.rollouts) for cell in singles]
 
-    def parameters_of(self, what: Cell | Evaluation) -> dict[str, object]:
+    def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run or of an evaluation."""
-        own = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == what), {})
-        return self.grid.parameters_of(what) | own
+        changed = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == job), {})
+        return self.grid.parameters_of(job) | changed
 
     def write(self, results_dir: str | Path) -> None:
         """Write `<results_dir>/<scale>/study.json`."""

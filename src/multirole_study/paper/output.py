@@ -73,18 +73,20 @@ Row = dict[str, object]
 
 def number(name: str, value: float | Interval, unit: str, **where: object) -> Row:
     """Make one row of a table's values: `where` says which line of the table, `name` which column; NaN is a missing number."""
-    of = value._asdict() if isinstance(value, Interval) else {"mean": value}
-    if np.isnan(of["mean"]):
-        of, unit = {"mean": np.nan}, "missing"
-    if unit == "accuracy" and "low" in of:  # a t interval does not know that there are no others
-        of |= {name: float(np.clip(of[name], 0.0, 1.0)) for name in ("low", "high")}  # NaN of a single unit stays
-    return where | {"number": name, "unit": unit, "value": of.pop("mean")} | of
+    fields = value._asdict() if isinstance(value, Interval) else {"mean": value}
+    if np.isnan(fields["mean"]):
+        fields, unit = {"mean": np.nan}, "missing"
+    if unit == "accuracy" and "low" in fields:  # a t interval does not know that there are no others
+        fields |= {
+            name: float(np.clip(fields[name], 0.0, 1.0)) for name in ("low", "high")
+        }  # NaN of a single unit stays
+    return where | {"number": name, "unit": unit, "value": fields.pop("mean")} | fields
 
 
 def spread(values: Iterable[float], middle: str = "mean") -> dict[str, float]:
     """Summarize one value per seed by its middle ("mean" or "median") and its range; NaN where a seed has none."""
-    of = pd.Series(list(values), dtype=float)
-    return {"value": of.agg(middle), "low": of.min(), "high": of.max(), "seeds": int(of.count())}
+    series = pd.Series(list(values), dtype=float)
+    return {"value": series.agg(middle), "low": series.min(), "high": series.max(), "seeds": int(series.count())}
 
 
 def formatted(value: float, unit: str) -> str:

@@ -58,8 +58,8 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
     folder, runs = Path(folder), Path(runs or folder)
     old = index(folder)
     packed = dict(zip(old["run"], old["done"], strict=True))
-    found = sorted(path.parent for path in (*runs.glob("*/DONE"), *runs.glob("evaluations/*/*/DONE")))
-    names = {path.relative_to(runs).as_posix().removeprefix("evaluations/"): path for path in found}
+    folders = sorted(path.parent for path in (*runs.glob("*/DONE"), *runs.glob("evaluations/*/*/DONE")))
+    names = {path.relative_to(runs).as_posix().removeprefix("evaluations/"): path for path in folders}
     new = {name: path for name, path in names.items() if packed.get(name) != _digest(path)}
     rows = [{"run": name} | _about(path) for name, path in new.items()]
     if rows:
@@ -68,11 +68,11 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
         for name in sorted(set().union(*files.values())):
             path = folder / f"{name}.parquet"
             parts = [pq.read_table(path, filters=_of_runs(kept["run"]))] if path.exists() else []
-            for run, held in files.items():
+            for run, tables in files.items():
                 left_out = LEFT_OUT.get(name, set())
                 if whole is not None and run not in whole:
                     left_out = left_out | DETAILS.get(name, set())
-                for file in held.get(name, ()):
+                for file in tables.get(name, ()):
                     table = _as_packed(pq.read_table(file), left_out)
                     parts.append(table.add_column(0, "run", pa.array([run] * len(table))))
             _write(path, pa.concat_tables(parts, promote_options="permissive"))
@@ -95,9 +95,9 @@ def read(
     if not path.exists():
         return pd.DataFrame(columns=["run"])
     sources = {DERIVED[column][0] for column in columns or () if column in DERIVED} & set(pq.read_schema(path).names)
-    asked = columns and list(dict.fromkeys([*columns, *sources]))
+    wanted = columns and list(dict.fromkeys([*columns, *sources]))
     packed = pq.read_table(
-        path, columns=asked, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
+        path, columns=wanted, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
     )
     return _as_recorded(packed).select(columns or packed.column_names).to_pandas()
 
@@ -116,8 +116,8 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         path = Path(folder) / f"{name}.parquet"
         if not path.exists():  # a table that only older runs have
             continue
-        held = set(pq.read_schema(path).names)
-        columns = [column for column in columns if column in held]  # others were left out
+        column_names = set(pq.read_schema(path).names)
+        columns = [column for column in columns if column in column_names]  # others were left out
         packed = pq.read_table(path, columns=columns, filters=_of_runs([run]))
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
         parts = {recorded.get(name, name): table}
@@ -148,11 +148,11 @@ def _digest(folder: Path) -> str:
 
 def _tables(folder: Path) -> dict[str, list[Path]]:
     """Packed table -> its files in a run's or an evaluation's folder."""
-    is_evaluation, found = folder.parent.parent.name == "evaluations", {}
+    is_evaluation, tables = folder.parent.parent.name == "evaluations", {}
     for path in sorted([*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
-        found.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)
-    return found
+        tables.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)
+    return tables
 
 
 def _about(folder: Path) -> dict[str, object]:
@@ -213,9 +213,9 @@ def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
             column = column.cast(pa.float32())
             column = column if name == "reward" else _rounded(column.combine_chunks())
         columns[name] = column
-    for name, (source, of) in DERIVED.items():
+    for name, (source, transform) in DERIVED.items():
         if {name, source} <= set(columns):
-            values, derived = columns[name], of(columns[source])
+            values, derived = columns[name], transform(columns[source])
             if pa.types.is_floating(values.type):
                 values = pc.fill_null(values, math.nan)  # a null would be put back as the derived number
             columns[name] = pc.if_else(pc.fill_null(pc.equal(values, derived), False), None, values)
@@ -224,9 +224,9 @@ def _as_packed(table: pa.Table, left_out: Collection[str]) -> pa.Table:
 
 def _as_recorded(table: pa.Table) -> pa.Table:
     columns = {name: table[name] for name in table.column_names}
-    for name, (source, of) in DERIVED.items():
+    for name, (source, transform) in DERIVED.items():
         if {name, source} <= set(columns):
-            columns[name] = pc.coalesce(columns[name], of(columns[source]))
+            columns[name] = pc.coalesce(columns[name], transform(columns[source]))
     for name, column in columns.items():
         if _is_logprobs(name, column):
             columns[name] = _with_values(
@@ -241,8 +241,8 @@ def _is_logprobs(name: str, column: pa.ChunkedArray) -> bool:
     return name.endswith("logprobs") and pa.types.is_list(column.type)
 
 
-def _with_values(lists: pa.ListArray, of: Callable[[pa.Array], pa.Array]) -> pa.ListArray:
-    return pa.ListArray.from_arrays(lists.offsets, of(lists.values), mask=lists.is_null())
+def _with_values(lists: pa.ListArray, transform: Callable[[pa.Array], pa.Array]) -> pa.ListArray:
+    return pa.ListArray.from_arrays(lists.offsets, transform(lists.values), mask=lists.is_null())
 
 
 def _thousandths(logprobs: pa.Array) -> pa.Array:

@@ -83,31 +83,31 @@ class Tables:
 
     def lines(self, table: str, **where: object) -> list[Line]:
         """The lines whose columns have these values, or one of these lists' values, in the table's order."""
-        found = self._read(table)
+        rows = self._read(table)
         for column, wanted in where.items():
-            found = found[found[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
-        if found.empty:
+            rows = rows[rows[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
+        if rows.empty:
             raise ValueError(f"The table {table!r} has no line with {where}.")
-        found = found.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})
-        return [Line(*row) for row in found.itertuples(index=False)]
+        rows = rows.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})
+        return [Line(*row) for row in rows.itertuples(index=False)]
 
     def line(self, table: str, **where: object) -> Line:
         """The one line with these values; ValueError if there are none or several."""
-        found = self.lines(table, **where)
-        if len(found) > 1:
-            raise ValueError(f"The table {table!r} has {len(found)} lines with {where}. Name more of its columns.")
-        return found[0]
+        matches = self.lines(table, **where)
+        if len(matches) > 1:
+            raise ValueError(f"The table {table!r} has {len(matches)} lines with {where}. Name more of its columns.")
+        return matches[0]
 
     def verdicts(self, claim: str, regime: str) -> str:
         """A claim's verdicts in a regime, such as "IP holds, SP fails"."""
-        found = self._read("claims").query("claim == @claim and regime == @regime").drop_duplicates("policy")
-        known = [f"{row.policy.upper()} {row.verdict}" for row in found.itertuples() if row.verdict != "–"]
+        rows = self._read("claims").query("claim == @claim and regime == @regime").drop_duplicates("policy")
+        known = [f"{row.policy.upper()} {row.verdict}" for row in rows.itertuples() if row.verdict != "–"]
         return ", ".join(known) or "–"
 
     def runs(self, claim: str, regime: str, policy: str) -> str:
         """How many runs show a claim's pattern, such as "8 of 10"."""
-        found = self._read("claims").query("claim == @claim and regime == @regime and policy == @policy")["value"]
-        return f"{found.sum():.0f} of {len(found)}"
+        values = self._read("claims").query("claim == @claim and regime == @regime and policy == @policy")["value"]
+        return f"{values.sum():.0f} of {len(values)}"
 
     def effect(self, claim: str, regime: str) -> Line:
         """The number that a claim of a difference is judged by, with its interval."""
@@ -137,8 +137,8 @@ def must(condition: object) -> str:
 def write_page(template: Path, tables: Path) -> Path:
     """Fill in a page; the file has the template's name without its last suffix. Raises ValueError as `must` and `line` do."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    of = Tables(tables)
-    names = {name: getattr(of, name) for name in ("line", "lines", "verdicts", "runs", "effect")}
+    table_reader = Tables(tables)
+    names = {name: getattr(table_reader, name) for name in ("line", "lines", "verdicts", "runs", "effect")}
     text = environment.from_string(template.read_text(encoding="utf-8")).render(
         span=span, total=total, must=must, **names
     )

@@ -106,8 +106,8 @@ class Results:
 
     def missing(self) -> list[str]:
         """List the runs and evaluations that the grid asks for and that are not packed."""
-        asked = [*self.grid.cells(), *self.grid.evaluations()]
-        return [one.id for one in asked if one.id not in self.packed.index]
+        jobs = [*self.grid.cells(), *self.grid.evaluations()]
+        return [job.id for job in jobs if job.id not in self.packed.index]
 
     def find(self, cell: Cell) -> Run | None:
         """Return a cell's run, in the grid or not; None if it is not packed."""
@@ -118,8 +118,8 @@ class Results:
         """Seed -> packed run of a cell of the grid, or of one in a regime, a change of the grid's parameters."""
         if workflow == "single":  # it takes one step per iteration anyway
             changed.pop("updates", None)
-        found = {seed: self.find(self.grid.cell(workflow, policy, task, seed, **changed)) for seed in self.grid.seeds}
-        return {seed: run for seed, run in found.items() if run}
+        runs = {seed: self.find(self.grid.cell(workflow, policy, task, seed, **changed)) for seed in self.grid.seeds}
+        return {seed: run for seed, run in runs.items() if run}
 
     def accuracy(self, workflow: str, policy: str, task: str, at: str) -> pd.Series:
         """Seed -> validation accuracy of a cell at a named checkpoint."""
@@ -141,7 +141,7 @@ class Results:
 
     @cache  # noqa: B019
     def _evaluated(self, adapters: str, name: str) -> pd.DataFrame:
-        cells = {one.id: one.cell for one in self.evaluations if one.adapters == adapters}
+        cells = {evaluation.id: evaluation.cell for evaluation in self.evaluations if evaluation.adapters == adapters}
         rows = [(cell.workflow, cell.policy_name, cell.task, cell.seed) for cell in cells.values()]
         keys = pd.DataFrame(rows, list(cells), ["workflow", "policy", "task", "seed"])
         table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(cells)).astype({"run": str}).set_index("run")
@@ -149,6 +149,6 @@ class Results:
 
     def played(self, workflow: str, policy: str, task: str, at: str, name: str = "eval") -> pd.DataFrame:
         """Return the rows of a cell's own evaluations at a named checkpoint of its runs."""
-        own = self.evaluated("own", name, workflow=workflow, policy=policy, task=task)
+        outcomes = self.evaluated("own", name, workflow=workflow, policy=policy, task=task)
         steps = {seed: run.steps[at] for seed, run in self.runs_of(workflow, policy, task).items()}
-        return own[own["step"] == own["seed"].map(steps)] if len(own) else own
+        return outcomes[outcomes["step"] == outcomes["seed"].map(steps)] if len(outcomes) else outcomes

@@ -28,10 +28,10 @@ def gain_of(run: Run, measure: str) -> pd.Series:
 
 def skills(results: Results) -> Iterator[Row]:
     """What each judging role adds over its trivial twin, at the start and over the last two evaluations, in every regime."""
-    measured = [(workflow, measure) for workflow, of in MEASURES.items() for measure in of]
+    measured = [(workflow, measure) for workflow, measures in MEASURES.items() for measure in measures]
     for (regime, changed), (workflow, measure), task in product(REGIMES.items(), measured, results.grid.tasks):
         by_policy = {policy: results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
-        runs = {(policy, seed): run for policy, of in by_policy.items() for seed, run in of.items()}
+        runs = {(policy, seed): run for policy, measures in by_policy.items() for seed, run in measures.items()}
         gains = pd.DataFrame({key: gain for key, run in runs.items() if len(gain := gain_of(run, measure))})
         if gains.empty:
             continue
@@ -52,10 +52,10 @@ def trivial_twins(results: Results) -> Iterator[Row]:
     for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks, POLICIES):
         where = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
         for place in PLACES:
-            played = results.played(workflow, policy, task, place)
-            if len(played):  # not all may be evaluated yet
-                right = played["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots)))
-                means = played.assign(twin=right).groupby("seed")[["correct", "twin"]].mean()
+            outcomes = results.played(workflow, policy, task, place)
+            if len(outcomes):  # not all may be evaluated yet
+                right = outcomes["slots_correct"].map(lambda slots, f=is_right: len(slots) > 0 and bool(f(slots)))
+                means = outcomes.assign(twin=right).groupby("seed")[["correct", "twin"]].mean()
                 gain = t_interval(means["correct"] - means["twin"])
                 yield number(place, t_interval(means["correct"]), "accuracy", **where)
                 yield number(f"{place}, twin", t_interval(means["twin"]), "accuracy", **where)
@@ -75,30 +75,30 @@ def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
 def phenomena(results: Results) -> Iterator[Row]:
     """Every line's start, its change under each policy, and the difference of these changes, paired by seed."""
     for task, (name, about) in product(results.grid.tasks, LINES.items()):
-        found = changes(
+        numbers = changes(
             about, {policy: results.runs_of(about["workflow"], policy, task).values() for policy in POLICIES}
         )
         measured = about.get("metric", "gain over the trivial role")
         where = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measured}
-        yield from phenomenon(found, about, where)
+        yield from phenomenon(numbers, about, where)
 
 
 def changes(about: dict[str, str], runs: dict[str, Iterable[Run]]) -> pd.DataFrame:
     """Seed -> "start, ip", "change, ip" and the same of "sp": a line's numbers in the seeds that both policies have."""
-    found = []
-    for policy, of in runs.items():
-        read = {run.cell.seed: start_and_change(run, about) for run in of}
-        found.append(pd.DataFrame.from_dict(read, "index", float, [f"start, {policy}", f"change, {policy}"]))
-    return pd.concat(found, axis=1).dropna()
+    frames = []
+    for policy, policy_runs in runs.items():
+        read = {run.cell.seed: start_and_change(run, about) for run in policy_runs}
+        frames.append(pd.DataFrame.from_dict(read, "index", float, [f"start, {policy}", f"change, {policy}"]))
+    return pd.concat(frames, axis=1).dropna()
 
 
-def phenomenon(found: pd.DataFrame, about: dict[str, str], where: dict[str, str]) -> Iterator[Row]:
+def phenomenon(numbers: pd.DataFrame, about: dict[str, str], where: dict[str, str]) -> Iterator[Row]:
     """The numbers of a line: its start, its change under each policy, and their difference; none where nothing was measured."""
-    if len(found):
+    if len(numbers):
         unit = "gain" if "gain" in about else "tokens" if about["metric"] == "length_mean" else "rate"
         of_change = "difference" if "gain" in about else "change"
-        yield number("start", found[["start, ip", "start, sp"]].to_numpy().mean(), unit, **where)
-        yield number("seeds", len(found), "count", **where)
-        yield number("change, IP", t_interval(found["change, ip"]), of_change, **where)
-        yield number("change, SP", t_interval(found["change, sp"]), of_change, **where)
-        yield number("SP − IP", t_interval(found["change, sp"] - found["change, ip"]), of_change, **where)
+        yield number("start", numbers[["start, ip", "start, sp"]].to_numpy().mean(), unit, **where)
+        yield number("seeds", len(numbers), "count", **where)
+        yield number("change, IP", t_interval(numbers["change, ip"]), of_change, **where)
+        yield number("change, SP", t_interval(numbers["change, sp"]), of_change, **where)
+        yield number("SP − IP", t_interval(numbers["change, sp"] - numbers["change, ip"]), of_change, **where)

@@ -56,11 +56,11 @@ def crossed_interval(values: np.ndarray) -> Interval:
     alone, as estimates of such sums can be.
     """
     seeds, problems = values.shape
-    found = untested(t_interval(values.mean(axis=1)))
+    interval = untested(t_interval(values.mean(axis=1)))
     if seeds < 2:
-        return found
+        return interval
     by_seed, by_problem = values.mean(axis=1, keepdims=True), values.mean(axis=0, keepdims=True)
-    effects = (by_seed - found.mean, by_problem - found.mean, values - by_seed - by_problem + found.mean)
+    effects = (by_seed - interval.mean, by_problem - interval.mean, values - by_seed - by_problem + interval.mean)
     sizes = np.array([problems, seeds, 1])
     df = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
     squares = sizes * [(effect**2).sum() for effect in effects] / df
@@ -68,7 +68,7 @@ def crossed_interval(values: np.ndarray) -> Interval:
     half = 0.0
     if squares[1] > squares[2]:  # or problems' means differ no more than chance makes them
         half = t.ppf(1 - ALPHA / 2, total**2 / (squares**2 / df).sum()) * math.sqrt(total / values.size)
-    return found._replace(low=min(found.low, found.mean - half), high=max(found.high, found.mean + half))
+    return interval._replace(low=min(interval.low, interval.mean - half), high=max(interval.high, interval.mean + half))
 
 
 def difference(after: pd.Series, before: pd.Series) -> Interval:
@@ -76,9 +76,9 @@ def difference(after: pd.Series, before: pd.Series) -> Interval:
     return t_interval((after - before).dropna())
 
 
-def untested(found: Interval) -> Interval:
+def untested(interval: Interval) -> Interval:
     """The interval without its tests, which then count in no correction."""
-    return found._replace(p=math.nan, p_match=math.nan)
+    return interval._replace(p=math.nan, p_match=math.nan)
 
 
 ALL = "all cells"

@@ -61,14 +61,14 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
 
     The other run is the grid's, or that of the variant `control`.
     """
-    found: dict[tuple[str, ...], list[tuple[Run, Run]]] = defaultdict(list)
+    pairs_by_cell: dict[tuple[str, ...], list[tuple[Run, Run]]] = defaultdict(list)
     for question in questions or (None,):
         for name, where, cell in study.runs(question):
             other = study.cell(control, where, cell.seed) if control else study.grid.cell(*where.split(), cell.seed)
             usual, changed = results.find(other), results.find(cell)
             if usual and changed and usual is not changed:
-                found[*where.split(), name].append((usual, changed))
-    for coordinates, pairs in found.items():
+                pairs_by_cell[*where.split(), name].append((usual, changed))
+    for coordinates, pairs in pairs_by_cell.items():
         yield Twins(*coordinates, *(list(runs) for runs in zip(*pairs, strict=True)))
 
 
@@ -96,10 +96,10 @@ def with_means(rows: list[Row]) -> list[Row]:
     ]
 
 
-def changes(results: Results, study: Study, of: str) -> list[Row]:
+def changes(results: Results, study: Study, variants_of: str) -> list[Row]:
     """Falls, peak and end of each variant beside its twin in the grid, the mean over the cells of a variant, and the A/A pairs."""
     rows = []
-    for twin in twins(results, study, of, "aa"):
+    for twin in twins(results, study, variants_of, "aa"):
         where = twin.where()
         rows.append(number("runs", len(twin.changed), "count", **where))
         for whose, runs in ((", twin", twin.usual), ("", twin.changed)):
@@ -114,19 +114,19 @@ def matched_updates(results: Results, study: Study) -> list[Row]:
     """One step per iteration against one step per batch of rows, and against the single agent."""
     rows = []
     for twin in twins(results, study, "updates"):
-        apart = difference(accuracies(twin.changed, "peak"), results.accuracy("single", "sp", twin.task, "peak"))
-        rows.append(number("peak − SA-RL", apart, "difference", **twin.where()))
+        gap = difference(accuracies(twin.changed, "peak"), results.accuracy("single", "sp", twin.task, "peak"))
+        rows.append(number("peak − SA-RL", gap, "difference", **twin.where()))
     return changes(results, study, "updates") + with_means(rows)
 
 
 def phenomena_elsewhere(results: Results, study: Study) -> Iterator[Row]:
     """The lines of `skill_tables.phenomena` in each variant that has both policies, and the grid's SP − IP of its seeds."""
-    found = {(twin.variant, twin.task, twin.workflow, twin.policy): twin for twin in twins(results, study)}
+    twin_of = {(twin.variant, twin.task, twin.workflow, twin.policy): twin for twin in twins(results, study)}
     for variant, task, (name, about) in product(study.variants, results.grid.tasks, skill_tables.LINES.items()):
         cells = {policy: (variant, task, about["workflow"], policy) for policy in POLICIES}
-        if set(cells.values()) <= set(found):
-            changed = skill_tables.changes(about, {policy: found[cell].changed for policy, cell in cells.items()})
-            usual = skill_tables.changes(about, {policy: found[cell].usual for policy, cell in cells.items()})
+        if set(cells.values()) <= set(twin_of):
+            changed = skill_tables.changes(about, {policy: twin_of[cell].changed for policy, cell in cells.items()})
+            usual = skill_tables.changes(about, {policy: twin_of[cell].usual for policy, cell in cells.items()})
             where = {"variant": variant, "task": task, "workflow": about["workflow"], "phenomenon": name}
             yield from (rows := list(skill_tables.phenomenon(changed, about, where)))
             if rows:
@@ -150,12 +150,12 @@ def kept(found: Iterable[Twins]) -> pd.DataFrame:
 
 def judges(results: Results, study: Study) -> pd.DataFrame:
     """Whether an arm keeps the judging role's skill, against the control, by the rule of `claims.yaml`."""
-    found = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
-    if not found:
+    pairs = list(twins(results, study, "judges", control=DECLARED["judges"]["control"]))
+    if not pairs:
         return pd.DataFrame()
-    table, keys, rows = kept([*found, *twins(results, study, "aa")]), [*Twins._fields[:4], "role"], []
-    for where, mine in corrected(table).groupby(keys, sort=False):
-        by = mine.set_index("number")
+    table, keys, rows = kept([*pairs, *twins(results, study, "aa")]), [*Twins._fields[:4], "role"], []
+    for where, arm_rows in corrected(table).groupby(keys, sort=False):
+        by = arm_rows.set_index("number")
         gained, lost = by.loc["change of the gain"], by.loc["change at the end"]
         protects = gained["p_holm"] < ALPHA and gained["value"] > 0 and lost["value"] >= -DECLARED["judges"]["lost"]
         rows.append(number("protects", float(protects), "count", **dict(zip(keys, where, strict=True))))
@@ -164,15 +164,15 @@ def judges(results: Results, study: Study) -> pd.DataFrame:
 
 def arms(results: Results, study: Study) -> dict[tuple[int, int, float], list[Run]]:
     """(steps per iteration, rows per step, multiple of the grid's rate) -> the single agent's runs; the grid's are one arm."""
-    found: dict[tuple[int, int, float], list[Run]] = {}
+    runs_of_arm: dict[tuple[int, int, float], list[Run]] = {}
     for twin in twins(results, study, "factorial"):
         if len(twin.changed) < len(study.variants[twin.variant].seeds or study.seeds):
             continue  # an arm is read when all its runs are there
-        usual, own = twin.usual[0].cell, twin.changed[0].cell
+        usual, changed = twin.usual[0].cell, twin.changed[0].cell
         steps, rows = map(int, ARM.match(twin.variant).groups())
-        found[steps, rows, own.learning_rate / usual.learning_rate] = twin.changed
-        found[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
-    return dict(sorted(found.items()))
+        runs_of_arm[steps, rows, changed.learning_rate / usual.learning_rate] = twin.changed
+        runs_of_arm[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
+    return dict(sorted(runs_of_arm.items()))
 
 
 def is_unstable(runs: list[Run], counted: str = "falls") -> bool:
@@ -222,31 +222,31 @@ def _best_threshold(quantity: pd.Series, unstable: pd.Series) -> tuple[float, in
 def power(results: Results, study: Study) -> Iterator[Row]:
     """The spread of what is compared, and the seeds in which a paired t test finds the declared effects."""
     for place in PLACES:
-        for (what, cell), found in compared(results, study, place).items():
-            where = {"compared": what, "cell": cell, "at": place}
-            yield number("runs", found.seeds, "count", **where)
-            yield number("SD (points)", 100 * found.sd, "tokens", **where)
+        for (comparison, cell), interval in compared(results, study, place).items():
+            where = {"compared": comparison, "cell": cell, "at": place}
+            yield number("runs", interval.seeds, "count", **where)
+            yield number("SD (points)", 100 * interval.sd, "tokens", **where)
             for effect in RULES["effects"]:
-                needed = seeds_needed(found.sd, effect) if found.seeds > 1 else None
+                needed = seeds_needed(interval.sd, effect) if interval.seeds > 1 else None
                 yield number(f"seeds for {100 * effect:.0f} points", needed or np.nan, "count", **where)
 
 
 def compared(results: Results, study: Study, place: str) -> dict[tuple[str, str], Interval]:
     """(what is compared, cell) -> the difference: of policies, of two seeds of a cell, of a variant."""
-    found, within = {}, []
+    intervals, within = {}, []
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         ends = {policy: results.accuracy(workflow, policy, task, place) for policy in POLICIES}
-        within += [of - of.mean() for of in ends.values() if len(of) > 1]
+        within += [accuracy - accuracy.mean() for accuracy in ends.values() if len(accuracy) > 1]
         if (gap := difference(ends["ip"], ends["sp"])).seeds:
-            found["IP − SP", f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES.get(task, task)}"] = gap
+            intervals["IP − SP", f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES.get(task, task)}"] = gap
     if within:  # two runs of one cell: sqrt 2 times the pooled deviation of a run from its cell
-        apart = pd.concat(within)
-        sd = float(np.sqrt(2 * (apart**2).sum() / (len(apart) - len(within))))
-        found["noise floor: two seeds of one cell", ALL] = t_interval([0.0])._replace(sd=sd, seeds=len(apart))
+        deviations = pd.concat(within)
+        sd = float(np.sqrt(2 * (deviations**2).sum() / (len(deviations) - len(within))))
+        intervals["noise floor: two seeds of one cell", ALL] = t_interval([0.0])._replace(sd=sd, seeds=len(deviations))
     for twin in twins(results, study, "aa", "updates"):
         usual, changed = twin.at(place)
-        found[f"{twin.variant} − grid", cell_name(*twin[:3])] = difference(changed, usual)
-    return found
+        intervals[f"{twin.variant} − grid", cell_name(*twin[:3])] = difference(changed, usual)
+    return intervals
 
 
 def controls(results: Results, study: Study) -> Iterator[Row]:
@@ -258,20 +258,24 @@ def controls(results: Results, study: Study) -> Iterator[Row]:
     usual = results.grid.cells()[0].n_problems
     for task in dict.fromkeys(where.split()[2] for _, where, _ in study.runs("controls")):
         runs = runs_by_variant(results, study, task)
-        agents = {variant: of for (name, variant), of in runs.items() if name == SINGLE and variant in study.variants}
+        agents = {
+            variant: agent_runs
+            for (name, variant), agent_runs in runs.items()
+            if name == SINGLE and variant in study.variants
+        }
         # (a workflow's variant, the agent's) -> differences by seed, one for each workflow and policy
         gaps: dict[tuple[str, str], list[pd.Series]] = defaultdict(list)
-        for (name, variant), found in runs.items():
+        for (name, variant), cell_runs in runs.items():
             where = {"task": task, "run": f"{name}, {variant}".removesuffix(", ")}
-            tokens = np.mean([run.table("roles")["tokens"].sum() for run in found])
-            yield number("runs", len(found), "count", **where)
+            tokens = np.mean([run.table("roles")["tokens"].sum() for run in cell_runs])
+            yield number("runs", len(cell_runs), "count", **where)
             yield number("tokens sampled (M)", tokens, "million", **where)
-            yield number("optimizer steps", np.mean([len(run.table("ledger")) for run in found]), "count", **where)
+            yield number("optimizer steps", np.mean([len(run.table("ledger")) for run in cell_runs]), "count", **where)
             for place in PLACES:
-                yield number(place, t_interval(accuracies(found, place)), "accuracy", **where)
+                yield number(place, t_interval(accuracies(cell_runs, place)), "accuracy", **where)
             for agent, others in agents.items() if name != SINGLE else ():
-                gap = (accuracies(found, "peak") - accuracies(others, "peak")).dropna()
-                if len(gap) and found[0].cell.n_problems in (usual, others[0].cell.n_problems):
+                gap = (accuracies(cell_runs, "peak") - accuracies(others, "peak")).dropna()
+                if len(gap) and cell_runs[0].cell.n_problems in (usual, others[0].cell.n_problems):
                     yield number(f"peak − {agent}", t_interval(gap), "difference", **where)
                     gaps[variant, agent].append(gap)
         for (variant, agent), cells in gaps.items():
@@ -286,11 +290,11 @@ def runs_by_variant(results: Results, study: Study, task: str) -> dict[tuple[str
     grid = sorted(results.grid.cells(), key=lambda cell: (cell.workflow != "single", cell.workflow))
     cells = [("as many iterations" if cell.workflow == "single" else "", cell) for cell in grid]
     cells += [(variant, cell) for question in ("controls", "updates") for variant, _, cell in study.runs(question)]
-    found = defaultdict(list)
+    runs = defaultdict(list)
     for variant, cell in cells:
         if cell.task == task and (run := results.find(cell)):
-            found[cell_name(cell.workflow, cell.policy_name), variant].append(run)
-    return found
+            runs[cell_name(cell.workflow, cell.policy_name), variant].append(run)
+    return runs
 
 
 def vote(answers: pd.DataFrame, k: int) -> pd.Series:
@@ -299,14 +303,14 @@ def vote(answers: pd.DataFrame, k: int) -> pd.Series:
     `answers` has a row per rollout and problem; where `extracted` is None, the answer does not vote.
     """
     first = answers[(answers["rollout"] < k) & answers["extracted"].notna()].sort_values("rollout", kind="stable")
-    found = first.groupby(["problem", "extracted"], sort=False)["correct"].agg(["size", "first"])
-    chosen = found.sort_values("size", ascending=False, kind="stable").groupby("problem")["first"].first()
+    counts = first.groupby(["problem", "extracted"], sort=False)["correct"].agg(["size", "first"])
+    chosen = counts.sort_values("size", ascending=False, kind="stable").groupby("problem")["first"].first()
     return chosen.reindex(sorted(answers["problem"].unique()), fill_value=False).astype(float)
 
 
 def tokens_per_problem(seeds: Iterable[pd.DataFrame]) -> dict[str, float]:
     """What is counted -> the tokens of all answers to a problem, mean over problems and seeds."""
-    spent = [one.groupby("problem")[["completion_tokens", "prompt_tokens"]].sum().mean() for one in seeds]
+    spent = [answers.groupby("problem")[["completion_tokens", "prompt_tokens"]].sum().mean() for answers in seeds]
     sampled, read = pd.concat(spent, axis=1).mean(axis=1)
     return {"vote": sampled, "vote, prompts counted": sampled + read}
 
@@ -317,38 +321,38 @@ def inference(results: Results, study: Study) -> Iterator[Row]:
     A workflow is compared, paired by seed, with the largest vote of no more tokens and the smallest of no fewer, once by sampled tokens
     and once by all tokens, prompts included.
     """
-    drawn: dict[str, dict[int, pd.DataFrame]] = defaultdict(dict)
+    draws_by_task: dict[str, dict[int, pd.DataFrame]] = defaultdict(dict)
     for draw in study.draws():
         answers = pack.read(results.folder, "evaluations", [draw.id])
         if len(answers):
             extracted = answers["answer"].map(draw.cell.make_task().extract)
-            drawn[draw.cell.task][draw.cell.seed] = answers.assign(extracted=extracted)
-    for task, draws in drawn.items():
-        found, votes = [], []
+            draws_by_task[draw.cell.task][draw.cell.seed] = answers.assign(extracted=extracted)
+    for task, draws in draws_by_task.items():
+        lines, votes = [], []
         for k in range(1, study.rollouts + 1):
             firsts = [answers[answers["rollout"] < k] for answers in draws.values()]
             spent = tokens_per_problem(firsts)
             votes.append((spent, pd.Series({seed: vote(answers, k).mean() for seed, answers in draws.items()})))
-            found.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", *votes[-1], {}))
+            lines.append((f"Single agent, vote of {k}" if k > 1 else "Single agent, once", *votes[-1], {}))
             if k > 1:
-                best = [one.groupby("problem")["correct"].any().mean() for one in firsts]
-                found.append((f"Single agent, best of {k} (an oracle's choice)", spent, best, {}))
+                best = [part.groupby("problem")["correct"].any().mean() for part in firsts]
+                lines.append((f"Single agent, best of {k} (an oracle's choice)", spent, best, {}))
         for workflow, policy in product(WORKFLOWS, POLICIES):
-            played = results.played(workflow, policy, task, "peak")
-            if not len(played):  # not all may be evaluated yet
+            outcomes = results.played(workflow, policy, task, "peak")
+            if not len(outcomes):  # not all may be evaluated yet
                 continue
-            peaks, apart = results.accuracy(workflow, policy, task, "peak"), {}
-            spent = tokens_per_problem(one for _, one in played.groupby("seed"))
+            peaks, gaps = results.accuracy(workflow, policy, task, "peak"), {}
+            spent = tokens_per_problem(part for _, part in outcomes.groupby("seed"))
             for name, tokens in spent.items():
                 for right in [right for cost, right in votes if cost[name] <= tokens][-1:]:
-                    apart[f"minus the next smaller {name}"] = difference(peaks, right)
+                    gaps[f"minus the next smaller {name}"] = difference(peaks, right)
                 for right in [right for cost, right in votes if cost[name] >= tokens][:1]:
-                    apart[f"minus the next larger {name}"] = difference(peaks, right)
-            found.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, apart))
-        for name, tokens, right, apart in sorted(found, key=lambda one: one[1]["vote"]):
+                    gaps[f"minus the next larger {name}"] = difference(peaks, right)
+            lines.append((f"{cell_name(workflow, policy)}, peak", spent, peaks, gaps))
+        for name, tokens, right, gaps in sorted(lines, key=lambda part: part[1]["vote"]):
             where = {"task": task, "run": name}
             yield number("sampled tokens per problem", tokens["vote"], "count", **where)
             yield number("with prompts", tokens["vote, prompts counted"], "count", **where)
             yield number("accuracy", t_interval(right), "accuracy", **where)
-            for label, interval in apart.items():
+            for label, interval in gaps.items():
                 yield number(label, interval, "difference", **where)

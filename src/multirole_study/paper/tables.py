@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.presets import MODELS, is_tiny
+from multirole_study.experiment.presets import MODELS, PAPER_SCALES, SMOLLM2, TINY
 from multirole_study.paper import claims
 from multirole_study.paper.dynamics import FIRST_ITERATIONS
 from multirole_study.paper.grid import LINES, POLICIES, WORKFLOWS, Study
@@ -30,7 +30,11 @@ from multirole_study.paper.statistics import (
 from multirole_study.signatures import signatures_of_frame
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-MODEL = "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B)."
+MODEL_SENTENCES = {
+    TINY: "0.45M parameters, arithmetic in several habits of work, and programs with positions to be worked out (the paper: 0.6B to 4B).",
+    SMOLLM2: "SmolLM2-135M-Instruct, sums of two numbers, and functions from one sentence of English (the paper: 0.6B to 4B).",
+}
+"""scale -> what captions say of its model and its problems."""
 """What a caption says of the embedded model."""
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
 """Problems of the paper's tasks: training and validation."""
@@ -51,12 +55,12 @@ def sentences(results: Results) -> dict[str, str]:
     times = "" if times == 1 else f"{times:.3g} times "
     lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
-    model = MODEL if is_tiny(cell.scale) else f"Scale {cell.scale}."
+    model = MODEL_SENTENCES.get(cell.scale, f"Scale {cell.scale}.")
     regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
     over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
-    asked = len(results.grid.cells()), len(results.grid.evaluations())
-    runs, evaluations = asked[0] - len(results.runs), asked[1] - len(results.evaluations)
-    missing = f"{runs} of {asked[0]} runs and {evaluations} of {asked[1]} evaluations"
+    n_planned = len(results.grid.cells()), len(results.grid.evaluations())
+    runs, evaluations = n_planned[0] - len(results.runs), n_planned[1] - len(results.evaluations)
+    missing = f"{runs} of {n_planned[0]} runs and {evaluations} of {n_planned[1]} evaluations"
     read = results.evaluated("own", "turns")
     facts = RULES | {
         "model": model,
@@ -78,27 +82,27 @@ def sentences(results: Results) -> dict[str, str]:
     return facts
 
 
-def measured(of: dict[str, pd.Series], columns: Iterable[str], **where: str) -> Iterator[Row]:
-    """A row per column: the mean of an accuracy of `of`, or for "A − B" the difference of two, paired by seed."""
+def measured(accuracy_of: dict[str, pd.Series], columns: Iterable[str], **where: str) -> Iterator[Row]:
+    """A row per column: the mean of an accuracy, or for "A − B" the difference of two, paired by seed."""
     for column in columns:
         after, _, before = column.partition(" − ")
-        found = difference(of[after], of[before]) if before else t_interval(of[after])
-        yield number(column, found, "difference" if before else "accuracy", **where)
+        interval = difference(accuracy_of[after], accuracy_of[before]) if before else t_interval(accuracy_of[after])
+        yield number(column, interval, "difference" if before else "accuracy", **where)
 
 
 def comparison(results: Results, columns: list[str]) -> Iterator[Row]:
     """Accuracies and differences of every workflow on every task; both policies share the untrained workflow."""
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
-        of = {
+        accuracy_of = {
             "base": results.base(workflow, task),
             "SA-RL": results.accuracy("single", "sp", task, "peak"),
             "IP": results.accuracy(workflow, "ip", task, "peak"),
             "SP": results.accuracy(workflow, "sp", task, "peak"),
         }
         for name, adapters in (("transfer", "transfer"), ("transfer to all", "transfer_all")):
-            played = results.evaluated(adapters, workflow=workflow, task=task)
-            of[name] = played.groupby("seed")["correct"].mean() if len(played) else pd.Series(dtype=float)
-        yield from measured(of, columns, task=task, workflow=workflow)
+            outcomes = results.evaluated(adapters, workflow=workflow, task=task)
+            accuracy_of[name] = outcomes.groupby("seed")["correct"].mean() if len(outcomes) else pd.Series(dtype=float)
+        yield from measured(accuracy_of, columns, task=task, workflow=workflow)
 
 
 def checks(results: Results, columns: list[str]) -> Iterator[Row]:
@@ -110,10 +114,12 @@ def checks(results: Results, columns: list[str]) -> Iterator[Row]:
 
     for task, (workflow, policy) in product(results.grid.tasks, LINES):
         cell = workflow, policy, task
-        of = {name: results.accuracy(*cell, at) for name, at in (("base", "base"), ("peak", "peak"), ("final", "end"))}
-        of |= {"split-half peak": split_half(*cell), "SA-RL's": split_half("single", "sp", task)}
-        mine = [column for column in columns if workflow != "single" or "SA-RL" not in column]
-        for row in measured(of, mine, task=task, workflow=workflow, policy=policy):
+        accuracy_of = {
+            name: results.accuracy(*cell, at) for name, at in (("base", "base"), ("peak", "peak"), ("final", "end"))
+        }
+        accuracy_of |= {"split-half peak": split_half(*cell), "SA-RL's": split_half("single", "sp", task)}
+        cell_columns = [column for column in columns if workflow != "single" or "SA-RL" not in column]
+        for row in measured(accuracy_of, cell_columns, task=task, workflow=workflow, policy=policy):
             is_tested = row["number"] != "final − peak"  # which is never positive, whatever training does
             yield row if is_tested else row | {"p": np.nan, "p_match": np.nan}
 
@@ -132,14 +138,14 @@ def ip_against_sp(results: Results) -> Iterator[Row]:
 def over_problems(results: Results) -> Iterator[Row]:
     """Differences of accuracies with their interval over seeds, and with that over seeds and validation problems, in every regime."""
     for (regime, changed), task, workflow in product(claims.REGIMES.items(), results.grid.tasks, WORKFLOWS):
-        of = {policy.upper(): results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
-        of["SA-RL"] = results.runs_of("single", "sp", task, **changed)
+        runs_of = {policy.upper(): results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
+        runs_of["SA-RL"] = results.runs_of("single", "sp", task, **changed)
         for comparison, place in product(("IP − SA-RL", "SP − SA-RL", "IP − SP"), PLACES):
-            after, before = (of[name] for name in comparison.split(" − "))
+            after, before = (runs_of[name] for name in comparison.split(" − "))
             if both := [seed for seed in after if seed in before]:
-                right = [[one.correct[one.steps[place]] for one in (after[seed], before[seed])] for seed in both]
-                apart = np.stack([x - y for x, y in right])  # (S, P)
-                seeds, crossed = untested(t_interval(apart.mean(axis=1))), crossed_interval(apart)
+                right = [[run.correct[run.steps[place]] for run in (after[seed], before[seed])] for seed in both]
+                gaps = np.stack([x - y for x, y in right])  # (S, P)
+                seeds, crossed = untested(t_interval(gaps.mean(axis=1))), crossed_interval(gaps)
                 where = {"regime": regime, "task": task, "workflow": workflow, "difference": comparison, "at": place}
                 yield number("over seeds", seeds, "difference", **where)
                 yield number("over seeds and problems", crossed, "difference", **where)
@@ -152,9 +158,9 @@ def by_regime(results: Results) -> Iterator[Row]:
     for (regime, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
         if runs := results.runs_of(workflow, policy, task, **changed):
             where = {"regime": regime, "task": task, "workflow": workflow, "policy": policy}
-            of = {place: accuracies(runs.values(), place) for place in ("base", *PLACES)}
+            accuracy_at = {place: accuracies(runs.values(), place) for place in ("base", *PLACES)}
             yield number("runs", len(runs), "count", **where)
-            yield from measured(of, of, **where)
+            yield from measured(accuracy_at, accuracy_at, **where)
 
 
 def signatures_of(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -168,18 +174,21 @@ def signatures_of(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
         of_roles = signatures_of_frame(part).set_index("role").drop(columns="step")
         of_roles["no_verdict_rate"] = 1 - of_roles["verdict_rate"]
         values |= {(role, prefix + name): value for (role, name), value in of_roles.stack().items()}
-    for role, said in turns.groupby("role"):
-        lengths = said.groupby("problem")["completion_tokens"].mean()
+    for role, role_turns in turns.groupby("role"):
+        lengths = role_turns.groupby("problem")["completion_tokens"].mean()
         values[role, "slots_p50"], values[role, "slots_p95"] = np.quantile(lengths, [0.5, 0.95])
     return values
 
 
 def readings(results: Results, workflow: str, policy: str, task: str) -> dict[str, list[dict[tuple[str, str], float]]]:
     """Map each checkpoint to one measurement per seed that has it."""
-    said = {"base": results.evaluated("base", "turns", workflow=workflow, task=task)}
+    turns_at = {"base": results.evaluated("base", "turns", workflow=workflow, task=task)}
     for name in ("early", "best", "terminal"):
-        said[name] = results.played(workflow, policy, task, name, "turns")
-    return {name: [signatures_of(turns) for _, turns in of.groupby("seed")] for name, of in said.items()}
+        turns_at[name] = results.played(workflow, policy, task, name, "turns")
+    return {
+        name: [signatures_of(turns) for _, turns in checkpoint_turns.groupby("seed")]
+        for name, checkpoint_turns in turns_at.items()
+    }
 
 
 def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tuple[str, str]]) -> Iterator[Row]:
@@ -187,15 +196,20 @@ def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tu
 
     A panel is its "cell" and, per role, the names of its signatures; `labels` maps such a name to its unit and label.
     """
-    for panel, asked in panels.items():
-        found = readings(results, *asked["cell"].split())
-        named = [("", "iteration"), *((role, name) for role in asked if role != "cell" for name in asked[role])]
+    for panel, spec in panels.items():
+        measured = readings(results, *spec["cell"].split())
+        named = [("", "iteration"), *((role, name) for role in spec if role != "cell" for name in spec[role])]
         for role, name in named:
             unit, label = labels[name]
             where = {"panel": panel, "role": role, "signature": label}
-            for checkpoint, seeds in found.items():
+            for checkpoint, seeds in measured.items():
                 if known := [seed[role, name] for seed in seeds if (role, name) in seed]:
                     yield where | {"number": checkpoint, "unit": unit} | spread(known)
+
+
+def n_problems(cell: Cell) -> list[int]:
+    """All training and all validation problems of a generated task that has an end."""
+    return [len(cell.make_task().problems(split)) for split in ("train", "validation")]
 
 
 def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFrame:
@@ -203,12 +217,14 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
     grid = results.grid
 
     def filled(text: str, cell: Cell) -> str:
-        train, validation = SIZES[cell.task]
-        counts = {"train": cell.n_train or train, "validation": cell.n_validation or validation}
+        counts = {"train": cell.n_train, "validation": cell.n_validation}
+        if cell.n_train is None:  # all that there are; those of the paper's data sets are known without a download
+            sizes = SIZES[cell.task] if cell.scale in PAPER_SCALES else n_problems(cell)
+            counts = dict(zip(counts, sizes, strict=True))
         text = text.format(cell=cell, rows=cell.n_problems * cell.n_episodes, **counts)
         return text.replace("e-0", "e-").replace("None", "none")
 
-    repos = ", ".join(f"{model.repo} at {model.revision[:8]}" for model in MODELS.values())
+    repos = ", ".join(f"{MODELS[scale].repo} at {MODELS[scale].revision[:8]}" for scale in PAPER_SCALES)
     here = MODELS[grid.scale].repo if grid.scale in MODELS else f"{grid.scale}, embedded"
     rows = [
         ("Base models", "Qwen3 0.6B, 1.7B, 4B", repos, here),
@@ -216,10 +232,10 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
     ]
     for setting, paper, text, *where in settings:
         workflow, task = where or ("voting", "math")
-        own = filled(text, grid.cell(workflow, "sp", task, grid.seeds[0])) if task in grid.tasks else MISSING
-        rows.append((setting, paper, filled(text, Cell(workflow, "sp", task, "1.7b")), own))
-    own = ", ".join(f"{name}={value}" for name, value in grid.parameters.items()) or "none"
-    rows.append(("Options that the grid sets beside its scale's preset", "–", "–", own))
+        grid_value = filled(text, grid.cell(workflow, "sp", task, grid.seeds[0])) if task in grid.tasks else MISSING
+        rows.append((setting, paper, filled(text, Cell(workflow, "sp", task, "1.7b")), grid_value))
+    grid_value = ", ".join(f"{name}={value}" for name, value in grid.parameters.items()) or "none"
+    rows.append(("Options that the grid sets beside its scale's preset", "–", "–", grid_value))
     return pd.DataFrame(rows, columns=["setting", "paper", "preset", "grid"])
 
 
@@ -245,12 +261,13 @@ def compute(results: Results) -> Iterator[Row]:
 
 def made_from(results: Results, study: Study, question: str) -> str:
     """Say which commit a question's runs were made from: it holds the rules that they are read by."""
-    asked = {cell.id for _, _, cell in study.runs(question)}
-    made = [json.loads(text) for text in results.packed.loc[results.packed.index.isin(asked), "provenance"]]
-    commits, modified = sorted({one["git_sha"][:7] for one in made}), sum(one["git_dirty"] for one in made)
-    text = (
-        f"{len(made)} of {len(asked)} runs, from commit {' and '.join(commits)}, which holds the rules they are read by"
+    ids = {cell.id for _, _, cell in study.runs(question)}
+    provenances = [json.loads(text) for text in results.packed.loc[results.packed.index.isin(ids), "provenance"]]
+    commits, modified = (
+        sorted({provenance["git_sha"][:7] for provenance in provenances}),
+        sum(provenance["git_dirty"] for provenance in provenances),
     )
+    text = f"{len(provenances)} of {len(ids)} runs, from commit {' and '.join(commits)}, which holds the rules they are read by"
     return f"{text}; {modified} of them with changes to it that are not recorded." if modified else f"{text}."
 
 
@@ -273,5 +290,5 @@ def tables(results: Results) -> list[Table]:
 
 def tables_of_study(results: Results, study: Study) -> list[Table]:
     """Make the study's tables, as far as their runs are finished."""
-    made = [make(results, study, **declared) for declared in DECLARED["study"]]
-    return [table for table in made if len(table.shown)]
+    study_tables = [make(results, study, **declared) for declared in DECLARED["study"]]
+    return [table for table in study_tables if len(table.shown)]

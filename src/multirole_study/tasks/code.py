@@ -11,7 +11,6 @@ have the standard library but neither numpy nor files; `multirole_sandbox` says 
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from multirole.core.types import Problem, Reward
 from multirole_sandbox import RULES, Limits, Verdict, grade_batch, normalise_tests
+from multirole_study.tasks.fences import extract_program
 from multirole_study.tasks.sources import BadRow, Published, Row, Source, question_id, text_of
 
 Rule = Literal["fraction", "all_pass"]
@@ -30,7 +30,7 @@ def to_problem(row: Row) -> Problem:
     """Put `problem` in the frame that its `tests` need; the reference is JSON text, which takes less memory."""
     problem = text_of(row, "problem", "no_question")
     try:
-        tests = normalise_tests(row.get("tests", ""))
+        tests = _tests_of(row, "tests")
     except ValueError as error:
         raise BadRow("unreadable_tests") from error
     names = {test["metadata"]["func_name"] if "metadata" in test else "" for test in tests}
@@ -80,26 +80,20 @@ class Code(Published):
     source: ClassVar[Source] = SOURCE
 
     def extract(self, text: str) -> str | None:
-        """Return the program, or None; see `extract_program`."""
+        """Return the program, or None; see `fences`."""
         return extract_program(text)
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score by hidden tests; `is_correct` is "all passed", and the reason is that of the first failed test."""
-        verdicts = grade([extract_program(text) for text in texts], [p.reference for p in problems], self.reward)
-        return [
-            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
-            for v in verdicts
-        ]
+        return score_programs(texts, [problem.reference for problem in problems], self.reward)
 
 
-def extract_program(text: str) -> str | None:
-    """Return the content of the last fenced block, or None; the released code and LiveCodeBench take the last one too.
-
-    A block opens with ``` and at most one word (the language, whichever) at the end of a line, and goes up to the next
-    ```; one that never closes does not count, and a blank one holds no program.
-    """
-    blocks = re.findall(r"```[\w+#.-]*[ \t]*\r?\n(.*?)```", text, re.DOTALL)
-    return blocks[-1] if blocks and blocks[-1].strip() else None
+def score_programs(texts: Sequence[str], tests: Sequence[str], rule: Rule) -> list[Reward]:
+    """Run the program in each text on its tests (JSON text); `is_correct` is "all passed"."""
+    return [
+        Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
+        for v in grade([extract_program(text) for text in texts], tests, rule)
+    ]
 
 
 def grade(
@@ -113,20 +107,40 @@ def grade(
     return [found[program, text] if program else None for program, text in pairs]
 
 
-def hidden_tests(column: str = "tests", rule: Rule = "fraction", limits: Limits | None = None) -> Callable[..., Any]:
+def hidden_tests(
+    column: str | Sequence[str] = "tests", rule: Rule = "fraction", limits: Limits | None = None
+) -> Callable[..., Any]:
     """Make a reward function, in TRL's signature, that runs each completion's last program on the tests in a column.
 
-    A row's tests are in any published form that `normalise_tests` reads. The reward is the passed fraction, or 1 or 0
-    under "all_pass"; it is 0 without a program.
+    A row's tests are in any published form that `sandbox.published` reads; those of several columns are put together, as
+    LiveCodeBench's `("public_test_cases", "private_test_cases")`. Functional tests that do not name their function take
+    the name in the row's column "fn_name" or "metadata". The reward is the passed fraction, or 1 or 0 under "all_pass"; it
+    is 0 without a program.
     """
     if rule not in RULES:  # the sandbox would say so after a whole rollout
         raise ValueError(f"`rule` must be one of {list(RULES)}, got {rule!r}.")
+    names = [column] if isinstance(column, str) else list(column)
 
     def passed_tests(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
-        if column not in columns:
-            raise ValueError(f"hidden_tests(column={column!r}) needs this column, the rows have {sorted(columns)}.")
-        tests = [json.dumps(normalise_tests(given)) for given in columns[column]]
+        if missing := [name for name in names if name not in columns]:
+            raise ValueError(
+                f"hidden_tests(column={column!r}) needs the column {missing[0]!r}, the rows have {sorted(columns)}."
+            )
+        rows = [{name: values[i] for name, values in columns.items()} for i in range(len(completions))]
+        tests = [json.dumps([test for name in names for test in _tests_of(row, name)]) for row in rows]
         verdicts = grade([extract_program(text) for text in completions], tests, rule, limits)
         return [0.0 if verdict is None else verdict.reward for verdict in verdicts]
 
     return passed_tests
+
+
+def _tests_of(row: Row, column: str) -> list[dict]:
+    """The tests in a column of a row, whose function may be named beside them. Raises ValueError."""
+    metadata = row.get("metadata")
+    if isinstance(metadata, str):
+        try:
+            metadata = json.loads(metadata)
+        except ValueError:  # a column of that name that is about something else
+            metadata = None
+    named = metadata.get("func_name") if isinstance(metadata, dict) else None
+    return normalise_tests(row.get(column, ""), row.get("fn_name") or named)

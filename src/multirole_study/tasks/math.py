@@ -1,24 +1,34 @@
-"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). The answer's last `\\boxed{}` is compared by math-verify.
+"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). `math_answer` compares the last `\\boxed{}` exactly.
 
 12,704 training and 1,412 validation problems: the 14,116 English rows with one row in ten, rounded up, for validation,
 which is the paper's test split. One's own rows have the columns `prompt` and `solution` (text or a number).
 """
 
 import math
+import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
 from multirole_study.tasks.math_answer import extract_boxed, grade_answers
-from multirole_study.tasks.sources import Published, Row, Source, question_id, text_of
+from multirole_study.tasks.sources import BadRow, Published, Row, Source, fault_of, question_id, text_of
+
+NO_REFERENCE = re.compile(r"[+-]?(?:nan|inf)", re.IGNORECASE | re.ASCII)
+"""How programs write a number that is missing or has overflowed."""
 
 
 def to_problem(row: Row) -> Problem:
     """Take `prompt` as the question and `solution` as the reference."""
     question, solution = text_of(row, "prompt", "no_question"), row.get("solution")
-    if isinstance(solution, (int, float)) and not isinstance(solution, bool):
+    if fault := fault_of(solution):
+        raise BadRow(fault)
+    if isinstance(solution, (int, float, Decimal)) and not isinstance(solution, bool):
         row = row | {"solution": str(solution)}
-    return Problem(question_id("math", question), "math", question, text_of(row, "solution", "no_answer").strip())
+    reference = text_of(row, "solution", "no_answer").strip()
+    if NO_REFERENCE.fullmatch(reference):
+        raise BadRow("not_finite")
+    return Problem(question_id("math", question), "math", question, reference)
 
 
 SOURCE = Source(

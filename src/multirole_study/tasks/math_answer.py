@@ -1,28 +1,33 @@
 r"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
 
-Equal texts and plain numbers are decided here. The rest goes to math-verify, in the sandbox (`math_compare.py`),
+Equal texts, words, units and plain numbers are decided here. The rest is compared in the sandbox (`math_compare.py`),
 because sympy evaluates what the model has written.
 
 Verdicts of `grade_answers`, of which only "correct" earns a reward:
   "correct"     the same value, set, interval or expression
   "wrong"       something else
-  "unparsable"  empty, unbalanced braces, or no mathematics that math-verify can read
-  "timeout"     not decided within 2 s of CPU time, 30 s of wall-clock time, 512 MiB and the stack
+  "unparsable"  empty, unbalanced braces, or no mathematics that the parser can read
+  "timeout"     not decided within 2 s of CPU time, 30 s of wall-clock time, 512 MiB and the stack, or a number of more
+                than 4 million bits
   "too_long"    more than 1,000 characters
 
 Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
-and 84/2 is 42 here; the text after the last `</think>` counts, not after the first; `<|begin_of_box|>` means nothing;
-`\boxed {5}` with a space is a box.
+and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
+answer; `<|begin_of_box|>` means nothing; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
 
-Conventions, beside those of math-verify:
-  * A percent sign and a degree sign at the end are left out: 50% is 50. So is a unit in \text{} behind an answer whose
-    reference is a plain number: 5\text{ cm} is 5, but 5 cm without \text{} is not, nor is 5 a reference of 5\text{ cm}.
-  * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; any other number with a space in it is unparsable.
-  * Decimals are exact: 0.33 is not 1/3, 3.14 is not pi.
+Conventions:
+  * Numbers are exact: 0.33 is not 1/3, 3.14 is not pi, 1/2004! is not 1/2006!. Variables are real, and
+    positive under roots and logarithms, as in answer keys: `\ln x^2` is `2\ln x`. |x| is not x.
+  * A unit that only one side has is left out. Two units must be the same, or convert exactly: 100 cm are 1 m.
+  * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
+  * A base that only one side has is left out: `4210_5` is 4210. Two bases must agree, or the values.
+  * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in it is
+    unparsable.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
-  * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo).
-What math-verify gets wrong or cannot read is listed in `tests/data/math_pairs.tsv` as "known limit".
+  * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants.
+  * A letter of a multiple choice may have its text behind it: (B) 42 is B.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have some 800 examples, among them what is still wrong.
 """
 
 import json
@@ -32,7 +37,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import multirole_sandbox as sandbox
+from multirole.core.replies import closing_brace, ends_in_broken_box, find_boxes, text_outside_thoughts
 from multirole_sandbox import Limits, SandboxError
+from multirole_study.tasks.math_text import is_prose, normalize, words_of
+from multirole_study.tasks.math_units import inner_units_removed, split_unit
 
 MAX_CHARACTERS = 1000
 """Of an answer, and of a reference."""
@@ -47,51 +55,73 @@ LIMITS = Limits(
     workers=min(4, Limits().workers),  # each holds sympy
 )
 
-_SPELLING = (  # of whole texts: (pattern, replacement), in this order
-    (re.compile(r"[–—−]"), "-"),
-    (re.compile(r"\\?\$|\\!"), ""),
-    (re.compile(r"(?<!\\)\\[,;:> ]|~|\s+"), " "),
-    (re.compile(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])"), ""),
-    (re.compile(r"(?<!\.)\.$|\\?%$| percent$|°$|\^\\circ$|\^\{\\circ\}$"), ""),
+MOST_UNWRAPPED = 20_000
+"""Characters of a box in which inner boxes are looked for; a longer answer is "too_long" anyway."""
+_JOINT = re.compile(
+    r"(?:[\s$&.*]|\\[,;:! ()\[\]]|~|\\q?quad|\\text\s*\{|\\(?:mathrm|textrm|mbox)\s*\{|\})*"
+    r"(?:,|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|(?:,\s*)?(?:and|or)(?![A-Za-z]))"
+    r"(?:[\s$&]|\\[,;:! ()\[\]]|~|\\q?quad|and|or|\\text\s*\{|\})*"
+    r"(?P<name>[A-Za-z](?:_\w|_\{\w+\})?\s*=\s*)?[\s$]*"
 )
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,|\{,\}| )\d{3}(?:\1\d{3})*(?:\.\d+)?", re.ASCII)
-_SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
-_UNIT = re.compile(r"(?<=\d)\\(?:text|mathrm)\{(?![ied]\})[A-Za-z][A-Za-z/]*\}(?:\^\{?[23]\}?)?$")
+"""What stands between the boxes of one answer: a comma, "and" or "or", and perhaps the name of the next value."""
+_NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w+\})?)\s*=\s*\$?\s*$")
 _RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
-
-
-def closing_brace(text: str, start: int) -> int | None:
-    """Return the position of the brace that closes one opened just before `start`, or None."""
-    depth = 1
-    for found in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth == 0:
-            return found.start()
-    return None
+_SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
+_BASE = re.compile(
+    r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(\d+|two|eight|ten|sixteen)\s*\}?\}|(\d))", re.ASCII
+)
+_BASE_WORDS = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
+_CHOICE = re.compile(
+    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
+    re.DOTALL,
+)
+_RATIO = re.compile(r"\d+(?::\d+)+", re.ASCII)
+_TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
+_RESIDUE = re.compile(r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod)\s*\{?(\d+)\}?\)?")
 
 
 def extract_boxed(text: str) -> str | None:
-    """Return the content of the last `\\boxed{...}`, None without one or where its braces do not close; in linear time.
+    """Return the content of the last box, None without one or where its braces do not close; in linear time.
 
-    The last `\\boxed` decides also when it is truncated or has no brace and an earlier one is complete (the released
-    code's rule). `\\{` and `\\}` do not count as braces. Only text after the last `</think>` counts.
+    Boxes that stand together ("\\boxed{3} and \\boxed{5}", "x=\\boxed{1}, y=\\boxed{2}") are one answer, "3, 5". The last
+    box decides also when it is truncated or has no braces and an earlier one is complete (the released code's rule).
+    Only text outside thoughts counts.
     """
-    text = text.rpartition("</think>")[2]
-    start, end = len(text), len(text)
-    while (start := text.rfind("\\boxed", 0, end)) >= 0 and text[start + 6 : start + 7].isalpha():
-        end = start  # another command, such as \boxedeq
-    opening = re.compile(r"\s*\{").match(text, start + 6) if start >= 0 else None
-    if opening is None:
+    text = text_outside_thoughts(text)
+    boxes = find_boxes(text)
+    if not boxes or ends_in_broken_box(text, boxes[-1].end):
         return None
-    closing = closing_brace(text, opening.end())
-    return None if closing is None else text[opening.end() : closing].strip()
+    while len(boxes) > 1 and not boxes[-1].content:  # "inside \\boxed{}" is a mention
+        boxes.pop()
+    contents, names = [boxes[-1].content], []
+    for box, after in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
+        joint = _JOINT.fullmatch(text[box.end : after.start]) if after.start - box.end <= 60 else None
+        if joint is None or not box.content:
+            break
+        contents.append(box.content)
+        names.append(joint["name"] or "")
+    if len(set(contents)) == 1:
+        return _unwrapped(contents[0])
+    first = boxes[len(boxes) - len(contents)]
+    name = _NAME_BEFORE.search(text, max(0, first.start - 40), first.start)
+    labels = [f"{name[1]}=" if name and any(names) else "", *reversed(names)]
+    parts = [label.strip() + _unwrapped(content) for label, content in zip(labels, reversed(contents), strict=True)]
+    return ", ".join(dict.fromkeys(parts))
+
+
+def _unwrapped(content: str) -> str:
+    """Return a box's content without the boxes in it."""
+    while len(content) <= MOST_UNWRAPPED and (inner := find_boxes(content)):
+        for box in reversed(inner):
+            content = content[: box.start] + box.content + content[box.end :]
+    return content
 
 
 def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return one verdict (see the module) per (answer, reference), both without their box. Safe to call from any thread.
 
     A verdict depends on its pair only. Raises ValueError for a reference of more than 1,000 characters, and SandboxError
-    where math-verify cannot be run.
+    where the comparison cannot be run.
     """
     for _, reference in pairs:
         if len(reference) > MAX_CHARACTERS:
@@ -105,8 +135,8 @@ def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
     return [item if isinstance(item, str) else found[item] for item in decided]
 
 
-def _compare(pairs: list[tuple[str, str]]) -> list[str]:
-    """Return the words of math-verify; a comparison that does not end in order is a "timeout"."""
+def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
+    """Return the words of the sandbox; a comparison that does not end in order is a "timeout"."""
     results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
     words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
     if broken := [word for word in words if word.startswith("broken")]:
@@ -114,27 +144,146 @@ def _compare(pairs: list[tuple[str, str]]) -> list[str]:
     return words
 
 
-def decide(answer: str, reference: str) -> str | tuple[str, str]:
-    """Return the verdict where the texts give one, else the two texts that math-verify must compare."""
+def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
+    """Return the verdict where the texts give one, else the two texts to compare and the factors that the answer may have."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
-    ours, gold = _spell(answer), _spell(reference)
+    ours, gold = normalize(answer), normalize(reference)
     if not ours or closing_brace(ours + "}", 0) != len(ours):
         return "unparsable"
-    if _RATIONAL.fullmatch(gold):
-        ours = _UNIT.sub("", ours)
-    if ours == gold:
+    if ours == gold or answer.strip() == reference.strip():
         return "correct"
-    if _SPACED.match(ours):  # math-verify would take it for a product
-        return "unparsable"
+    if verdict := _decide_words(answer, ours, reference, gold):
+        return verdict
+    if verdict := _decide_notation(ours, gold):
+        return verdict
+    ours, gold, scales = _without_units(ours, gold)
+    if scales is None:
+        return "wrong"
+    ours = re.sub(r"(?<=\d) (?=\d{3})", "", ours) if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+", ours) else ours
+    if _SPACED.match(ours):  # the parser would take it for a product
+        return "correct" if ours == gold else "unparsable"
     if _SPACED.match(gold):
         return "wrong"
-    if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold):
-        return "correct" if Fraction(ours) == Fraction(gold) else "wrong"
-    return ours, gold
+    if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold) and not re.search("pi", scales):
+        equal = any(Fraction(ours) * Fraction(scale) == Fraction(gold) for scale in scales.split(";"))
+        return "correct" if equal else "wrong"
+    if ours == gold and "1" in scales.split(";"):
+        return "correct"
+    return _powers_of_ten(ours), _powers_of_ten(gold), scales
 
 
-def _spell(text: str) -> str:
-    for pattern, replacement in _SPELLING:
-        text = pattern.sub(replacement, text)
-    return re.sub(r",|\{,\}| ", "", text) if _THOUSANDS.fullmatch(text) else text
+def _powers_of_ten(text: str) -> str:
+    """Write 1e-6 as the parser reads it; e is a constant for it."""
+    return re.sub(r"^([+-]?[\d.]+)[eE]([+-]?\d+)$", r"\1\\cdot10^{\2}", text)
+
+
+def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
+    """Return the verdict for words and for the letters of a multiple choice."""
+    letters = [_choice(text) for text in (ours, gold)]
+    if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", re.sub(r"\\text", "", gold)):
+        if letters[0]:
+            return "correct" if letters[0] == letters[1] else "wrong"
+        return None
+    words = words_of(reference)
+    if re.fullmatch(r"[a-z][a-z' -]+", words) and words == words_of(answer):
+        return "correct"
+    return "wrong" if is_prose(gold) and is_prose(ours) else None
+
+
+def _choice(text: str) -> str | None:
+    """Return the letter that an answer to a multiple choice names, alone or before its text."""
+    match = _CHOICE.fullmatch(re.sub(r"^\{(.*)\}$", r"\1", text))
+    if match is None:
+        return None
+    rest = match["rest"].strip(" }.")
+    if (
+        match["bare"]
+        and rest
+        and (match["mark"] not in {")", ":"} and match["rest"][:1] not in " }\\" or len(rest) == 1)
+    ):
+        return None
+    return match["round"] or match["bare"]
+
+
+def _decide_notation(ours: str, gold: str) -> str | None:
+    """Return the verdict for numbers in a base, ratios and times, and residues."""
+    bases = [_BASE.fullmatch(text) for text in (ours, gold)]
+    if any(bases):
+        return _decide_bases(ours, bases[0], gold, bases[1])
+    if _RATIO.fullmatch(ours) and _RATIO.fullmatch(gold):
+        first, second = ([int(part) for part in text.split(":")] for text in (ours, gold))
+        if any(re.search(r":0\d", text) for text in (ours, gold)) or 0 in first + second:
+            return "correct" if first == second else "wrong"
+        is_equal = len(first) == len(second) and all(
+            a * second[0] == b * first[0] for a, b in zip(first, second, strict=True)
+        )
+        return "correct" if is_equal else "wrong"
+    if _TIME.fullmatch(ours) and _TIME.fullmatch(gold):
+        times = {re.sub(r"\\text|[^0-9a-z]", "", text.lower()).lstrip("0") for text in (ours, gold)}
+        return "correct" if len(times) == 1 else "wrong"
+    residues = [_RESIDUE.fullmatch(text.replace(" ", "")) for text in (ours, gold)]
+    if residues[0] and residues[1]:
+        (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in residues)
+        return "correct" if m == n and m and (a - b) % m == 0 else "wrong"
+    for residue, other in (residues[0], gold), (residues[1], ours):
+        if residue and _RATIONAL.fullmatch(other):
+            return "correct" if Fraction(residue[1]) == Fraction(other) else "wrong"
+    return None
+
+
+def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_base: re.Match[str] | None) -> str | None:
+    values = [_based(base) for base in (our_base, gold_base)]
+    if our_base and gold_base:
+        return None if None in values else "correct" if values[0] == values[1] else "wrong"
+    base, value, plain = (our_base, values[0], gold) if our_base else (gold_base, values[1], ours)
+    if value is None or base is None:
+        return None
+    if base[1].lstrip("+0").upper() == plain.lstrip("+0").upper():
+        return "correct"
+    if our_base and _RATIONAL.fullmatch(plain):  # the reference is an ordinary number
+        return "correct" if value == Fraction(plain) else "wrong"
+    return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
+
+
+def _based(found: re.Match[str] | None) -> Fraction | None:
+    """Return the value of digits in a base, None where the digits or the base are impossible, as in a_n."""
+    if found is None:
+        return None
+    word = found[2] or found[3]
+    base = _BASE_WORDS.get(word) or int(word)
+    whole, _, part = found[1].partition(".")
+    digits = whole.lstrip("+-") + part
+    if not 2 <= base <= 36 or not digits[0].isdigit() and base <= 10 or len(digits) > 200:
+        return None
+    try:
+        return Fraction(int(digits, base), base ** len(part)) * (-1 if whole.startswith("-") else 1)
+    except ValueError:
+        return None
+
+
+def _without_units(ours: str, gold: str) -> tuple[str, str, str | None]:
+    """Return both answers without their units, and the factors that the answer may be multiplied with; None for none."""
+    has_letters = [
+        bool(re.search(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\text\{[^{}]*\}", "", text))) for text in (gold, ours)
+    ]
+    (ours, unit), (gold, due) = split_unit(ours, has_letters[0]), split_unit(gold, has_letters[1])
+    ours, gold = (re.sub(r"^\((?=[^()]*\)$)(.*)\)$", r"\1", text) if "," not in text else text for text in (ours, gold))
+    ours, gold = inner_units_removed(ours), inner_units_removed(gold)
+    if unit == due:
+        return ours, gold, "1"
+    if unit and due:
+        kinds = {unit.kind, due.kind}
+        if "%" in kinds or unit.bases != due.bases:
+            return ours, gold, None
+        return ours, gold, str(unit.factor / due.factor)
+    kind = unit.kind if unit else due.kind if due else ""
+    if kind == "%":
+        marked = ours if unit else gold
+        is_small = _RATIONAL.fullmatch(marked) and Fraction(marked).denominator > 1 and abs(Fraction(marked)) <= 1
+        percent = "1/100" if unit else "100"
+        return ours, gold, percent if is_small else f"1;{percent}"
+    if kind == "degree":
+        radians, marked = (r"\frac{\pi}{180}", gold) if unit else (r"\frac{180}{\pi}", ours)
+        return ours, gold, f"1;{radians}" if r"\pi" in marked else "1"
+    return ours, gold, "1"

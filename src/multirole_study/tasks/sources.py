@@ -11,9 +11,12 @@ turn the answers 3 and 2.5 into "3.0" and "2.5".
 
 import hashlib
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +30,7 @@ SPLIT_SEED = 42
 MOST_BROKEN = 0.01
 """Broken rows are left out and counted; a larger share of them stops the run."""
 SUFFIXES = (".parquet", ".jsonl")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = dict[str, Any]
 Loaded = tuple[dict[str, list[Problem]], dict[str, object]]
@@ -116,7 +120,33 @@ def text_of(row: Row, column: str, reason: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(reason)
+    if fault := fault_of(value):
+        raise BadRow(fault)
     return value
+
+
+def broken_part(value: object) -> tuple[str, object] | None:
+    """The first part of a value, at any depth, that cannot be a reference or a text, with its fault; None if nothing is wrong.
+
+    Faults are "not_finite", for NaN and infinity, which a missing number becomes on its way through pandas, and "half_a_character",
+    for half a surrogate pair, which is left of an emoji that was cut and cannot be encoded.
+    """
+    if isinstance(value, str):
+        return ("half_a_character", value) if _SURROGATE.search(value) else None
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return broken_part(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return next((broken for part in value if (broken := broken_part(part))), None)
+    is_finite = not isinstance(value, (float, Decimal)) or math.isfinite(value)
+    return None if is_finite else ("not_finite", value)
+
+
+def fault_of(value: object) -> str | None:
+    """The fault that `broken_part` finds in a value, None where there is none."""
+    broken = broken_part(value)
+    return broken and broken[0]
 
 
 def file_of_rows(data: str | Path) -> Path:
@@ -140,13 +170,26 @@ def read_rows(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=256):
                     yield from batch.to_pylist()
             return
-        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 may stand inside a string
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: U+2028 may stand inside a string
         rows = json.loads("[" + ",\n".join(filter(str.strip, lines)) + "]")  # one list, so that errors name the line
-    except (ValueError, RecursionError) as error:  # JSON, UTF-8 and pyarrow.ArrowInvalid
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read, because it is not UTF-8: {error}. Save it as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # JSON and pyarrow.ArrowInvalid
         raise DataError(f"{path} cannot be read: {error}. Write or download the file again.") from error
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} must hold one JSON object per line.")
     yield from rows
+
+
+def broken_value(value: object) -> str | None:
+    """What is wrong with a value of a row, in words; None if nothing is."""
+    match broken_part(value):
+        case ("half_a_character", str(text)):
+            half = _SURROGATE.search(text)
+            return f"half a character ({half and half[0]!r}), which is not Unicode text"
+        case ("not_finite", number):
+            return f"{number}, which is not a number to train or score with"
+    return None
 
 
 @lru_cache(maxsize=2)  # both splits come from one reading
@@ -161,11 +204,13 @@ def _read(source: Source, found: tuple[tuple[Path, int], ...], is_pinned: bool) 
     if is_pinned and digests != pinned:
         raise DataError(
             f"The files of {source.repo} at revision {source.revision} have the SHA-256 {digests}, pinned are "
-            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows with data=FILE."
+            f"{pinned}. Delete the damaged ones from {paths[0].parent} and run again, or use other rows: -p data FILE."
         )
     outcomes: list[Problem | str] = []
     for row in (row for path in paths for row in read_rows(path)):
         try:
+            if fault := fault_of([row.get(column) for column in source.columns]):
+                raise BadRow(fault)
             outcomes.append(source.to_problem(row))
         except BadRow as error:
             outcomes.append(str(error))

@@ -1,19 +1,23 @@
 """A task of one's own: rows, a reward function with TRL's signature, and optionally answer extraction and prompts."""
 
 import hashlib
+import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from multirole.core.types import Problem, Reward
-from multirole_study.tasks.sources import DataError, file_of_rows, question_id, read_rows, take
+from multirole.core.types import LARGEST_REWARD, Problem, Reward, check_columns
+from multirole_study.tasks.sources import DataError, broken_value, file_of_rows, question_id, read_rows, take
 from multirole_study.tasks.splits import check_split
 
 RewardFunction = Callable[..., list[float]]
-"""`reward(prompts, completions, **columns)` returns one number per completion; 1 or more counts as correct."""
+"""`reward(prompts, completions, **columns)` returns one finite number per completion; 1 or more counts as correct."""
 Data = str | Path | Iterable[Mapping[str, Any]]
-"""A file of rows, a `datasets.Dataset`, or a list of dicts; each row has a "prompt" column and any others."""
+"""A file of rows, a `datasets.Dataset`, or a list of dicts. Each row has a "prompt" column and any others; a column that only
+some rows have is None in the others."""
 
 
 @runtime_checkable
@@ -57,6 +61,8 @@ class Task:
         self._prompts = str(prompts or "")
         self._data: dict[str, Data] = {"train": train, "validation": validation}
         self._problems: dict[str, list[Problem]] = {}
+        self._places: dict[str, str] = {}
+        """Problem id -> where its row is, for messages."""
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of "train" or "validation", or all of them, in the order of the rows."""
@@ -80,44 +86,85 @@ class Task:
         return found
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Call the reward function once on the batch. Raises RewardError where it raises or returns no numbers."""
+        """Call the reward function once on the batch. Raises RewardError where it raises or does not return numbers."""
         values = self._call(problems, texts) if problems else []
         return [Reward(value, "correct" if value >= 1 else "wrong", value >= 1) for value in values]
 
     def _call(self, problems: list[Problem], texts: list[str]) -> list[float]:
-        ids, prompts = [problem.id for problem in problems], [problem.question for problem in problems]
-        columns = {name: [problem.reference.get(name) for problem in problems] for name in problems[0].reference}
+        prompts = [problem.question for problem in problems]
+        names = dict.fromkeys(name for problem in problems for name in problem.reference)
+        columns = {name: [problem.reference.get(name) for problem in problems] for name in names}
         try:
-            found = self.reward(prompts=prompts, completions=texts, **columns)
-            values = list(map(float, found)) if isinstance(found, Iterable) else None
-        except (Exception, SystemExit) as error:  # whatever the user's function raises is reported with the problem
+            returned = self.reward(prompts=prompts, completions=texts, **columns)
+            values = list(returned) if _is_list_like(returned) else None
+        except (Exception, SystemExit) as error:  # whatever the user's function raises is reported with the row
             if len(problems) > 1:  # alone, the one that failed is found
                 for problem, text in zip(problems, texts, strict=True):
                     self._call([problem], [text])
-            raise RewardError(f"The reward of task {self.name!r} raised {error!r} on {', '.join(ids[:3])}.") from error
-        if values is None or len(values) != len(ids):
             raise RewardError(
-                f"The reward of task {self.name!r} must return a list with one number per completion, got "
-                f"{repr(found) if values is None else len(values)} for {len(ids)} completions, the first of {ids[0]}."
+                f"The reward of task {self.name!r} raised {error!r} on {self._rows_of(problems)}."
+            ) from error
+        if values is None or len(values) != len(problems):
+            raise RewardError(
+                f"The reward of task {self.name!r} must return a list with one number per completion. It returned "
+                f"{_short(returned) if values is None else f'{len(values)} of them'} for {len(problems)} completions, of "
+                f"{self._rows_of(problems)}."
             )
-        return values
+        return [self._number(value, problem) for value, problem in zip(values, problems, strict=True)]
+
+    def _number(self, value: object, problem: Problem) -> float:
+        """One reward as a float. Raises RewardError for anything but a number that can be trained on."""
+        try:
+            number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
+            number = math.nan
+        if not abs(number) <= LARGEST_REWARD:
+            raise RewardError(
+                f"The reward of task {self.name!r} must return numbers between {-LARGEST_REWARD:g} and {LARGEST_REWARD:g}. It returned "
+                f"{_short(value)} for {self._rows_of([problem])}."
+            )
+        return number
+
+    def _rows_of(self, problems: list[Problem]) -> str:
+        """The places of the first problems' rows, for messages: files and row numbers, and ids where rows have them."""
+        return ", ".join(self._places.get(problem.id, problem.id) for problem in problems[:3])
 
     def _read(self, data: Data) -> list[Problem]:
+        rows = self._checked_rows(data)
+        columns = list(
+            dict.fromkeys(name for row in rows for name in row if name != "prompt")
+        )  # of any row, not of the first
         problems: dict[str, Problem] = {}
-        rows = read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data
         for number, row in enumerate(rows):
+            question = row["prompt"]
+            name = question_id(self.name, question)
+            name = f"{name}-{number}" if name in problems else name
+            problems[name] = Problem(name, self._prompts, question, {column: row.get(column) for column in columns})
+            place = _place(number, row, data)
+            self._places[name] = f"{self._places[name]} or {place}" if name in self._places else place
+        return list(problems.values())
+
+    def _checked_rows(self, data: Data) -> list[Mapping[str, Any]]:
+        """All rows of a split. Raises DataError for the first that cannot be a problem."""
+        rows = list(read_rows(file_of_rows(data)) if isinstance(data, (str, Path)) else data)
+        for number, row in enumerate(rows):
+            place = _place(number, row, data)
             question = row.get("prompt")
             if not isinstance(question, str) or not question.strip():
                 raise DataError(
-                    f"Each row of task {self.name!r} needs a text in the column 'prompt', but row {number} of "
-                    f"{_source(data)} has {question!r}; its columns are {sorted(row)}."
+                    f"Each row of task {self.name!r} needs a text in the column 'prompt', but {place} has {_short(question)}; "
+                    f"its columns are {sorted(row)}."
                 )
-            name = question_id(self.name, question)
-            name = f"{name}-{number}" if name in problems else name
-            problems[name] = Problem(name, self._prompts, question, {k: v for k, v in row.items() if k != "prompt"})
-        if not problems:
+            for column, value in row.items():
+                if wrong := broken_value(value):
+                    raise DataError(
+                        f"The rows of task {self.name!r} must be data that can be written down, but the column {column!r} of "
+                        f"{place} holds {wrong}. Correct the row, or leave the value out (null)."
+                    )
+            check_columns(f"Task {self.name!r}: {place}", row)
+        if not rows:
             raise DataError(f"Each split of task {self.name!r} needs at least one row, got none from {_source(data)}.")
-        return list(problems.values())
+        return rows
 
     def _describe(self, split: str) -> dict[str, object]:
         rows = [{"prompt": problem.question} | problem.reference for problem in self.problems(split)]
@@ -128,3 +175,24 @@ class Task:
 
 def _source(data: Data) -> str:
     return str(data) if isinstance(data, (str, Path)) else f"a {type(data).__name__} in memory"
+
+
+def _place(number: int, row: Mapping[str, Any], data: Data) -> str:
+    """Where a row is: its number from 0, its id if it has one, and its file."""
+    name = f" (id {row['id']!r})" if isinstance(row.get("id"), (str, int)) else ""
+    return f"row {number}{name} of {_source(data)}"
+
+
+def _is_list_like(returned: object) -> bool:
+    """Whether what a reward function returned has an order and values: a list, an array, a generator."""
+    return isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping, AbstractSet))
+
+
+def _short(value: object) -> str:
+    """A value for a message, with its type where its text does not show it."""
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that nobody awaited it
+        return "a coroutine (a task's reward is a plain function, not `async def`)"
+    text = repr(value)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return text if value is None else f"{text} ({type(value).__name__})"

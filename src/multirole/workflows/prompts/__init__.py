@@ -1,6 +1,6 @@
 """Prompt templates: one Markdown file per role, `<set>/<role>.md`, with `$field` placeholders.
 
-A set is a folder: one of this package (general, math, code, tiny_chain, tiny_pipe), or one of the user's, given by its path.
+A set is a folder: one of this package (general, math, code, gym, functions, tiny_chain, tiny_pipe), or one of the user's, given by its path.
 "general" leaves the dataset's prompt as it is and is used where a problem names no set.
 """
 

@@ -56,7 +56,7 @@ function domain(panel) {
   if (panel.scale === "divergence") {
     high = Math.max(high, 1e-2);
     const ticks = [0];
-    for (let p = -2; 10 ** p <= high; p++) ticks.push(10 ** p);
+    for (let p = Math.log10(LINEAR); 10 ** p <= high * 1.001; p++) ticks.push(10 ** p);
     return { low: 0, high, ticks: ticks.length > 5 ? [0, ...thin(ticks.slice(1), 3)] : ticks };
   }
   if (low >= 0) low = 0;

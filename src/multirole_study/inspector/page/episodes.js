@@ -107,7 +107,7 @@ function drawList() {
   if (selected) byId("list").scrollTop = Math.max(0, selected.offsetTop - byId("list").clientHeight / 2);
 }
 
-const outcome = (episode) => (episode === null ? "not recorded" : (episode.correct ? "right" : "wrong") + (["correct", ""].includes(episode.reason) ? "" : `: ${words(episode.reason)}`)
+const outcome = (episode) => (episode === null ? "not recorded" : (episode.correct ? "right" : "wrong") + (["correct", "wrong", "passed", ""].includes(episode.reason) ? "" : `: ${words(episode.reason)}`)
   + (episode.reward === null || episode.reward === undefined ? "" : `, reward ${show(episode.reward)}`));
 
 // One row per turn, the same turn in each column: round by round, in the order of the roles, then of their slots.
@@ -117,14 +117,21 @@ function turnKeys(problem) {
   return [...keys.values()].sort((a, b) => a.round - b.round || order.indexOf(a.role) - order.indexOf(b.role) || a.slot - b.slot);
 }
 
+// What a role decided, in words: an aggregator's "2" is its choice and no slot.
+function outcomeWords(duty, outcome) {
+  const prefix = { selects: "picks", judges: "verdict:", plans: "plan as" }[duty];
+  return (prefix ? prefix + " " : "") + words(outcome);
+}
+
 function drawTurn(turn) {
   if (!turn) return el("div", { class: "turn none" }, el("p", { class: "muted" }, "no such turn"));
   const several = data.roles.find((role) => role.name === turn.role).slots > 1;
+  const duty = data.roles.find((role) => role.name === turn.role).duty;
   const rounds = data.rounds > 1 ? el("span", {}, `round ${turn.round + 1}`) : null;
-  const flags = [turn.outcome === "unparsed" ? el("span", { class: "flag" }, "unparsed") : turn.outcome ? el("span", {}, words(turn.outcome)) : null,
+  const flags = [turn.outcome === "unparsed" ? el("span", { class: "flag" }, "unparsed") : turn.outcome ? el("span", {}, outcomeWords(duty, turn.outcome)) : null,
     turn.finish === "length" ? el("span", { class: "flag" }, "truncated") : null];
   return el("div", { class: "turn", colour: roleColours[turn.role] },
-    el("div", { class: "about" }, el("b", {}, turn.role + (several ? ` ${turn.slot + 1}` : "")), rounds, flags, el("span", { class: "count" }, `${turn.tokens} tokens`)),
+    el("div", { class: "about" }, el("b", {}, turn.role + (several ? `, slot ${turn.slot + 1}` : "")), rounds, flags, el("span", { class: "count" }, `${turn.tokens} tokens`)),
     el("pre", {}, drawText(turn, state)));
 }
 

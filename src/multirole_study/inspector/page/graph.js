@@ -1,7 +1,7 @@
 // The workflow: question, roles with their slots, answer; below, a band per adapter under the roles that it serves.
 
 const NODE = { least: 112, character: 7.4, height: 30, gap: 10, between: 76, end: 66 };
-const DASHES = ["", "6 3", "2 3", "9 3 2 3"];
+const DASHES = ["", "7 3", "12 3 3 3", "4 2"];
 
 function buildGraph() {
   const roles = Object.fromEntries(data.roles.map((role) => [role.name, role]));
@@ -45,9 +45,11 @@ function buildGraph() {
     label((a.right + b.left) / 2, Math.min(centre(from, 0), centre(to, 0)) - 4, words);
   }
   for (const [from, to, words] of back) {
-    const a = place[from], b = place[to], x1 = (a.left + a.right) / 2, x2 = (b.left + b.right) / 2, y = above + inner;
+    const a = place[from], b = place[to], y = above + inner, own = from === to;
+    const x1 = own ? a.left + (a.right - a.left) * 0.7 : (a.left + a.right) / 2, x2 = own ? a.left + (a.right - a.left) * 0.3 : (b.left + b.right) / 2;
     drawing.append(svg("path", { class: "edge", d: `M${x1} ${y + 1}C${x1} ${y + 30} ${x2} ${y + 30} ${x2} ${y + 3}`, "marker-end": "url(#arrow)" }));
-    label((x1 + x2) / 2, y + 42, `${words}; ${data.rounds} round${data.rounds === 1 ? "" : "s"} at most`, 60);
+    const rounds = data.rounds > 1 ? `; ${data.rounds} rounds at most` : "";
+    label((x1 + x2) / 2, y + 42, words + rounds, 60);
   }
   for (const name of ["question", "answer"]) drawing.append(
     svg("rect", { class: "end", x: place[name].left, y: place[name].tops[0], width: NODE.end, height: NODE.height, rx: 15 }),

@@ -1,0 +1,224 @@
+"""The engine "generate" samples any decoder with any adapter: its log-probs are the model's own, recomputed without a cache."""
+
+import random
+
+import pytest
+import torch
+from datasets import Dataset
+from decoders import FAMILIES, decoder
+from engine_checks import POLICY, TOLERANCE, make_requests, max_error, run_all
+from peft import LoraConfig
+from toy_qwen3 import toy_model
+from trainers import slow_but
+
+from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
+from multirole.core.engine import Request
+from multirole.engines.generate_engine import GenerateEngine, computing
+from multirole.engines.transformers_engine import TransformersEngine
+
+VOCAB, EOS = 97, 1
+LENGTHS = (1, 3, 9, 17, 20, 20, 33)  # of prompts, around the families' window of 8
+QUICK = (
+    "qwen2",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "cohere2",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "lfm2",
+    "bamba",
+    "recurrent_gemma",
+)
+ROUGH = {"gpt_neo": 5e-5, "granite": 5e-5, "qwen3_next": 5e-5}
+"""Families that round more: no scaling of attention, a chunked recurrence."""
+WITH_MOE_LOSS = ("mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "jamba")
+WITH_MAMBA = {"falcon_h1": ["q_proj", "gate_proj"], "mamba": ["in_proj", "x_proj"], "mamba2": ["in_proj"]}
+"""Modules for LoRA: PEFT refuses some of "all-linear"."""
+ADAPTERS = {
+    "lora": {},
+    "dora": {"use_dora": True},
+    "rslora": {"use_rslora": True, "lora_alpha": 2},
+    "saved head": {"modules_to_save": ["lm_head"]},
+    "saved norm": {"modules_to_save": ["norm"]},
+    "lora bias": {"lora_bias": True},
+    "embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
+    "ranks": {"rank_pattern": {"q_proj": 2}},
+}
+
+
+@pytest.mark.parametrize("family", slow_but(QUICK, FAMILIES))
+def test_a_cache_changes_nothing(family):
+    model = decoder(family, VOCAB, EOS).eval()
+    engine = GenerateEngine(EOS)
+    engine.publish(model, 0)
+    requests = [Request(list(range(2, 2 + n)), None, seed, 12, 1.0) for seed, n in enumerate(LENGTHS)]
+    for request, done in zip(requests, run_all(engine, requests), strict=True):
+        ids = torch.tensor([request.prompt_ids + done.token_ids])
+        with torch.no_grad():
+            logits = model(ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]  # (T, V)
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=ROUGH.get(family, TOLERANCE), rtol=0)
+
+
+class Gap(MultiRoleCallback):
+    """The largest |trainer's log-prob - engine's| of each iteration's first optimizer step of every adapter."""
+
+    def __init__(self):
+        self.gaps = []
+
+    def on_micro_batch(self, trainer, rows, batch, logps, entropies):
+        difference = (logps - batch["sampling_per_token_logps"]) * batch["completion_mask"]
+        self.gaps.append(difference.abs().max().item())
+
+
+def train(base, tokenizer, folder, lora, policy="ip", **options):
+    """Three iterations, one optimizer step each and adapter; returns the trainer and its `Gap`."""
+    usual = {
+        "generation_batch_size": 8, "num_generations": 4, "max_steps": 3, "max_completion_length": 12, "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant", "updates": "one", "bf16": False, "use_cpu": True, "report_to": "none", "disable_tqdm": True,
+        "save_strategy": "no", "gradient_checkpointing": False,
+    }  # fmt: skip
+    gap, config = Gap(), {"r": 4, "target_modules": "all-linear", "init_lora_weights": False} | lora
+    trainer = MultiRoleGRPOTrainer(
+        base, Voting(2, prompts="tiny_chain"), lambda completions, **_: [float(len(text) % 3) for text in completions],
+        MultiRoleGRPOConfig(str(folder), policy=policy, **usual | options), Dataset.from_dict({"prompt": ["1+1", "2+2+2"]}),
+        processing_class=tokenizer, peft_config=LoraConfig(**config), callbacks=[gap],
+    )  # fmt: skip
+    start = {name: p.detach().clone() for name, p in trainer.peft_model.named_parameters() if p.requires_grad}
+    trainer.train()
+    now = dict(trainer.peft_model.named_parameters())
+    assert max((now[name] - value).abs().max() for name, value in start.items()) > 1e-3
+    return trainer, gap
+
+
+@pytest.mark.parametrize(
+    "family", slow_but(("gemma2", "opt"), [name for name in FAMILIES if name != "recurrent_gemma"])
+)
+def test_the_adapter_that_samples_is_the_one_that_trains(family, tokenizer, tmp_path):
+    base = decoder(family, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    options = {"router_aux_loss_coef": 0.0} if family in WITH_MOE_LOSS else {}
+    lora = {"target_modules": WITH_MAMBA[family]} if family in WITH_MAMBA else {}
+    trainer, gap = train(base, tokenizer, tmp_path, lora, **options)
+    assert isinstance(trainer.engine, GenerateEngine)
+    assert max(gap.gaps) < (2e-4 if family in ROUGH else 3e-5)
+
+
+def test_a_model_that_trls_head_does_not_score_is_refused(tokenizer, tmp_path):
+    """TRL does not know the name of this model's cap (huggingface/trl's `add_fused_lm_head`)."""
+    base = decoder("recurrent_gemma", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    with pytest.raises(ValueError, match="fused head does not compute the log-probs of a RecurrentGemmaForCausalLM"):
+        train(base, tokenizer, tmp_path, {})
+
+
+@pytest.mark.parametrize("kind", slow_but(("dora", "saved head"), ADAPTERS))
+def test_adapters_of_every_kind_are_sampled_and_trained(kind, tokenizer, tmp_path):
+    base = decoder("qwen2", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    _, gap = train(base, tokenizer, tmp_path, ADAPTERS[kind])
+    assert max(gap.gaps) < 3e-5
+
+
+def test_a_qwen3_with_plain_lora_has_the_fast_engine_and_with_dora_the_other(tokenizer, tmp_path):
+    engines = []
+    for lora in ({}, {"use_dora": True}):
+        trainer, gap = train(toy_model(tokenizer, head_dim=16), tokenizer, tmp_path, lora, max_steps=1)
+        engines.append(type(trainer.engine))
+        assert max(gap.gaps) < 3e-5
+    assert engines == [TransformersEngine, GenerateEngine]
+
+
+def test_what_the_fast_engine_does_not_implement_is_refused_before_training(tokenizer, tmp_path):
+    base = decoder("qwen2", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    with pytest.raises(ValueError, match="it is a Qwen2ForCausalLM.*Use engine='generate'"):
+        train(base, tokenizer, tmp_path, {}, engine="transformers")
+
+
+def test_tokens_do_not_depend_on_the_batch_and_equal_the_fast_engines(make_model, tokenizer):
+    model, requests = make_model(POLICY), make_requests(40, len(tokenizer))
+    fast = TransformersEngine(tokenizer.eos_token_id)
+    fast.publish(model, 0)
+    expected = run_all(fast, requests)
+    order = list(range(len(requests)))
+    random.Random(1).shuffle(order)
+    for max_rows in (3, 128):
+        engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id, max_rows=max_rows)
+        engine.publish(model, 0)
+        done = run_all(engine, requests, order)
+        assert [c.token_ids for c in done] == [c.token_ids for c in expected]
+        assert [c.finish_reason for c in done] == [c.finish_reason for c in expected]
+        assert max_error(model, requests, done) <= TOLERANCE
+
+
+def test_the_models_own_sampling_defaults_are_not_used(make_model, tokenizer):
+    """As instruction-tuned models have them in generation_config.json."""
+    model, requests = make_model(POLICY), make_requests(12, len(tokenizer))
+    engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    engine.publish(model, 0)
+    expected = run_all(engine, requests)
+    defaults = model.get_base_model().generation_config
+    defaults.update(repetition_penalty=3.0, top_k=2, do_sample=True, temperature=0.1, no_repeat_ngram_size=1)
+    assert run_all(engine, requests) == expected
+    assert model.get_base_model().generation_config is defaults
+
+
+def test_the_live_model_is_left_as_it_was(make_model, tokenizer):
+    model = make_model(POLICY).train()
+    model.set_adapter("aggregator")
+    model.base_model.model.model.layers[0].self_attn.eval()
+
+    def state():
+        flags = [module.training for module in model.modules()], [p.requires_grad for p in model.parameters()]
+        return *flags, model.active_adapter, [p.detach().clone() for p in model.parameters()]
+
+    before = state()
+    engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    engine.publish(model, 0)
+    run_all(engine, make_requests(9, len(tokenizer)))
+    after = state()
+    assert after[:3] == before[:3]
+    assert all(torch.equal(*pair) for pair in zip(before[3], after[3], strict=True))
+    with pytest.raises(RuntimeError, match="broken"), computing(model, None):
+        raise RuntimeError("broken")
+    assert state()[:3] == before[:3]
+
+
+def test_rows_end_at_their_own_limits_and_ends(make_model, tokenizer):
+    model = make_model(POLICY)
+    requests = [Request([3 + i, 4, 5], "generator", i, cap, 1.0) for i, cap in enumerate((1, 2, 30, 7))]
+    engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    engine.publish(model, 0)
+    said = run_all(engine, requests)
+    ends = (tokenizer.eos_token_id, said[2].token_ids[4])
+    engine = GenerateEngine(*ends, pad_id=tokenizer.pad_token_id)
+    engine.publish(model, 0)
+    for request, before, done in zip(requests, said, run_all(engine, requests), strict=True):
+        assert len(done.token_ids) == len(done.logprobs) <= request.max_tokens
+        assert done.token_ids == before.token_ids[: len(done.token_ids)]
+        assert (done.finish_reason == "stop") == (done.token_ids[-1] in ends)
+        assert not set(ends) & set(done.token_ids[:-1])
+
+
+def test_the_protocol_is_kept(make_model):
+    engine = GenerateEngine(EOS)
+    assert engine.step() == []
+    with pytest.raises(ValueError, match="has not been published"):
+        engine.add(0, Request([1], None, 0, 1, 1.0))
+    engine.publish(make_model(POLICY), 0)
+    with pytest.raises(ValueError, match="adapter 'critic' has not been published.*generator"):
+        engine.add(0, Request([1], "critic", 0, 1, 1.0))
+    with pytest.raises(ValueError, match="got 1 and 9999"):
+        engine.add(0, Request([1], None, 0, 9999, 1.0))
+    engine.add(0, Request([3, 4], None, 0, 5, 1.0))
+    for busy in (lambda: engine.publish(make_model(POLICY), 1), engine.sleep):
+        with pytest.raises(RuntimeError, match="unfinished"):
+            busy()
+    engine.step()
+    engine.sleep()
+    engine.close()
+    engine.close()
+
+
+def test_an_engine_that_is_none_is_refused_before_anything_is_loaded(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"`engine` must be 'auto', one of \['generate', .*got 'sglang'"):
+        train("no/such/model", tokenizer, tmp_path, {}, engine="sglang")

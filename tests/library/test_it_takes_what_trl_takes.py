@@ -1,0 +1,333 @@
+"""Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
+
+from importlib.resources import files
+
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
+
+from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
+from multirole.core import streams
+from multirole.core.stock import GRPOTrainer
+
+MODEL = str(files("multirole_study") / "models" / "tiny-r")
+ROWS = Dataset.from_list([{"prompt": f"{i}+1"} for i in range(6)])
+LORA = LoraConfig(r=4, target_modules="all-linear")
+
+
+def size(completions, **_):
+    return [float(len(str(completion))) for completion in completions]
+
+
+def config(folder, kind=MultiRoleGRPOConfig, **options):
+    usual = {
+        "use_cpu": True, "bf16": False, "generation_batch_size": 8, "num_generations": 4, "max_steps": 2, "max_completion_length": 6,
+        "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none", "disable_tqdm": True, "save_strategy": "no",
+        "gradient_checkpointing": False, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    return kind(str(folder), **usual | options)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make(**options) -> a trainer of one role on the embedded model. Options of the trainer itself are `reward`, `rows` and so on."""
+
+    def build(
+        reward=size, rows=ROWS, model=MODEL, workflow=None, peft_config=LORA, eval_dataset=None, folder=None, args=None, **options
+    ):  # fmt: skip
+        tokenizer = None if isinstance(model, str) else AutoTokenizer.from_pretrained(MODEL)
+        args = args or config(folder or tmp_path / "out", **options)
+        return MultiRoleGRPOTrainer(
+            model, workflow or Single(), reward, args, rows, eval_dataset, tokenizer, peft_config=peft_config
+        )
+
+    return build
+
+
+def weights(trainer):
+    return {n: p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n}
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+# ---- ways in. The model does not exist: what is refused is refused before it would be loaded.
+
+
+class Pair:
+    name, roles = "pair", {"writer": 1, "judge": 1}
+
+    async def run(self, problem, call):
+        draft = await call("writer", [user(problem.question)])
+        return Answer((await call("judge", [user(draft.text)])).text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"workflow": size, "reward_funcs": "args", "args": None}, TypeError, "`size` is in its place. TRL's trainer takes the reward functions second"),
+        ({"workflow": "reward-model"}, TypeError, "a `str` is in its place"),
+        ({"workflow": None}, TypeError, "none was given.*`multirole.Single\\(\\)` plays one role"),
+        ({"reward_funcs": None}, ValueError, "No reward source provided"),
+        ({"reward_funcs": []}, ValueError, "No reward source provided"),
+        ({"reward_funcs": [3]}, TypeError, "`reward_funcs` must be functions, reward models or their names, got 3"),
+        ({"args": "stock"}, TypeError, "got a `GRPOConfig`. It takes every field"),
+        ({"args": {"max_steps": 2}}, TypeError, "got a `dict`"),
+        ({"peft_config": {"r": 4}}, TypeError, "`peft_config` must be a `peft.LoraConfig`, got a `dict`"),
+        ({"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}, ValueError, "got a `PromptTuningConfig`: the rollout"),
+        ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
+        ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),
+        ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
+        ({"rollout_func": size}, ValueError, "`rollout_func` is not supported.*the workflow is the rollout"),
+        ({"quantization_config": object()}, ValueError, "`quantization_config` is not supported.*bfloat16"),
+        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `datasets.Dataset` or.*got list"),
+        ({"train_dataset": None}, TypeError, "got NoneType"),
+        ({"train_dataset": ROWS.select([])}, ValueError, "`train_dataset` is empty"),
+        ({"eval_dataset": {"a": ROWS.rename_column("prompt", "q")}}, ValueError, r"`eval_dataset\['a'\]` needs a \"prompt\" column"),
+        ({"train_dataset": ROWS.to_iterable_dataset(), "args": "epochs"}, ValueError, "is a stream.*`num_train_epochs` cannot be counted. Set `max_steps`"),
+        ({"train_dataset": ROWS.to_iterable_dataset(), "args": "save per epoch"}, ValueError, "`save_strategy='epoch'` cannot be counted"),
+    ],
+)  # fmt: skip
+def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path, changes, error, message):
+    named = {
+        "stock": lambda: config(tmp_path, GRPOConfig, per_device_train_batch_size=8),
+        "epochs": lambda: config(tmp_path, max_steps=-1),
+        "save per epoch": lambda: config(tmp_path, save_strategy="epoch"),
+        "args": lambda: config(tmp_path),
+    }
+    usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
+    given = {
+        name: named[value]() if isinstance(value, str) and value in named else value
+        for name, value in (usual | changes).items()
+    }
+    with pytest.raises(error, match=message):
+        MultiRoleGRPOTrainer("no such model", **given)
+
+
+@pytest.mark.parametrize("name", ["episodes", "prompts", "completions", "trainer_state", "log_metric", "_index"])
+def test_columns_with_a_name_that_is_taken_are_refused(make, name):
+    with pytest.raises(
+        ValueError,
+        match=f"has (a|the) column '{name}', (in which the trainer keeps|but reward functions get something else)",
+    ):
+        make(model="no such model", rows=ROWS.add_column(name, list(range(6))))
+
+
+def test_arguments_of_trl_that_are_none_are_accepted(tmp_path):
+    nothing = dict.fromkeys(("tools", "environment_factory", "rollout_func", "quantization_config"))
+    MultiRoleGRPOTrainer(MODEL, Single(), size, config(tmp_path), ROWS, peft_config=LORA, **nothing)
+
+
+# ---- streams
+
+
+def test_a_stream_trains_as_the_dataset_does(make, tmp_path):
+    """In its order, over two passes."""
+    options = {"shuffle_dataset": False, "max_steps": 6}
+    rows, stream = make(**options), make(rows=ROWS.to_iterable_dataset(), folder=tmp_path / "stream", **options)
+    assert [stream.problems[i].question for i in range(8)] == [f"{i % 6}+1" for i in range(8)]
+    rows.train()
+    stream.train()
+    rewards = [[row["reward"] for row in t.state.log_history if "reward" in row][:3] for t in (rows, stream)]
+    assert rewards[0] == rewards[1]  # of the first pass; later problems have other names, and so other seeds
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_run_on_a_stream_resumes_as_if_unbroken(make, tmp_path, shuffle):
+    options = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2, "shuffle_dataset": shuffle}
+    whole = make(rows=ROWS.to_iterable_dataset(), **options)
+    whole.train()
+    resumed = make(rows=ROWS.to_iterable_dataset(), folder=tmp_path / "resumed", **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert_equal(weights(whole), weights(resumed))
+
+
+def test_a_streams_rows_are_read_as_they_are_needed():
+    read = []
+
+    def generate():
+        for i in range(1000):
+            read.append(i)
+            yield {"prompt": str(i)}
+
+    from datasets import IterableDataset
+
+    rows = streams.StreamedRows(IterableDataset.from_generator(generate), length=2000, n_kept=4, index_column="place")
+    assert [rows[i] for i in (0, 0, 1)] == [{"prompt": p, "place": int(p)} for p in ("0", "0", "1")] and len(read) <= 2
+    assert rows[1500] == {"prompt": "500", "place": 1500}
+    assert rows[3]["prompt"] == "3"  # read again from the front
+
+
+def test_an_evaluation_set_may_be_a_stream(make, monkeypatch):
+    stream = ROWS.select(range(3)).to_iterable_dataset()
+    trainer = make(eval_dataset={"a": stream, "b": ROWS.select(range(2))})
+    metrics = trainer.evaluate()
+    assert {"eval_a_reward", "eval_a_loss", "eval_b_reward"} <= metrics.keys()
+    assert trainer.evaluate(stream)["eval_reward"] == metrics["eval_a_reward"]
+    monkeypatch.setattr(streams, "MOST_EVALUATION_ROWS", 2)
+    with pytest.raises(ValueError, match=r"`eval_dataset` is a stream of more than 2 rows.*`eval_dataset.take\(500\)`"):
+        trainer.evaluate(stream)
+
+
+def test_a_dataset_given_to_evaluate_is_checked(make):
+    trainer = make()
+    with pytest.raises(ValueError, match='`eval_dataset` needs a "prompt" column'):
+        trainer.evaluate(ROWS.rename_column("prompt", "q"))
+    with pytest.raises(ValueError, match="`eval_dataset` is empty"):
+        trainer.evaluate(ROWS.select([]))
+
+
+def test_rows_of_a_stream_may_lack_columns(make):
+    """TRL passes the columns of a batch's first row; a stream of dicts may have others in others."""
+    from datasets import IterableDataset
+
+    seen = []
+
+    def reward(completions, answer=None, **_):
+        seen.append(answer)
+        return [0.0 if a is None else 1.0 for a in answer]
+
+    rows = [{"prompt": "say hello"}, {"prompt": "1+1", "answer": "2"}]
+    trainer = make(reward, IterableDataset.from_generator(lambda: iter(rows)), max_steps=1, shuffle_dataset=False)
+    trainer.train()
+    assert seen == [[None] * 4 + ["2"] * 4]
+
+
+# ---- adapters, checkpoints and the reference of `beta`
+
+
+def peft_model(**options):
+    return get_peft_model(
+        AutoModelForCausalLM.from_pretrained(MODEL), LoraConfig(r=4, target_modules="all-linear", **options)
+    )
+
+
+def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_path):
+    trainer = make(model=peft_model(), peft_config=None, max_steps=3, save_strategy="steps", save_steps=1)
+    before = weights(trainer)
+    trainer.train()
+    assert trainer.adapters == ["default"] and any(not torch.equal(v, before[n]) for n, v in weights(trainer).items())
+    folder = tmp_path / "out" / "checkpoint-1"
+    assert (folder / "adapter_model.safetensors").exists()  # where TRL has it
+    resumed = make(model=peft_model(), peft_config=None, max_steps=3, folder=tmp_path / "resumed")
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert_equal(weights(trainer), weights(resumed))
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(MODEL), tmp_path / "out" / "checkpoint-3")
+    assert all(torch.equal(p, weights(trainer)[n]) for n, p in loaded.named_parameters() if "lora" in n)
+
+
+def test_several_roles_on_one_policy_train_it_too(make):
+    assert set(make(model=peft_model(), peft_config=None, workflow=Pair()).policy.values()) == {"default"}
+    with pytest.raises(ValueError, match=r"needs adapters \['adapter_writer', 'adapter_judge'\].*holds \['default'\]"):
+        make(model=peft_model(), peft_config=None, workflow=Pair(), policy="ip")
+
+
+@pytest.mark.parametrize("save_only_model", [True, False])
+def test_a_checkpoint_of_trl_is_not_taken_for_isolated_adapters(make, tmp_path, save_only_model):
+    args = config(tmp_path / "stock", GRPOConfig, per_device_train_batch_size=8, save_strategy="steps", save_steps=1,
+                  save_only_model=save_only_model, max_steps=1)  # fmt: skip
+    GRPOTrainer(MODEL, size, args, ROWS, peft_config=LORA).train()
+    trainer = make(workflow=Pair(), policy="ip")
+    before = weights(trainer)
+    with pytest.raises(ValueError, match=r"holds the adapters \['default'\] and none for .*PeftModel.from_pretrained"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "stock" / "checkpoint-1"))
+    assert_equal(before, weights(trainer))
+
+
+def test_a_checkpoint_of_another_map_over_the_same_adapters_is_refused(make, tmp_path):
+    one = {"workflow": Pair(), "save_strategy": "steps", "save_steps": 1}
+    make(policy="writer=a,judge=b", max_steps=1, **one).train()
+    folder = str(tmp_path / "out" / "checkpoint-1")
+    with pytest.raises(ValueError, match="was trained with the policy map.*and this run has"):
+        make(policy="writer=b,judge=a", folder=tmp_path / "b", **one).train(resume_from_checkpoint=folder)
+    with pytest.raises(ValueError, match=r"also holds the adapters \['adapter_b'\], which this run does not have"):
+        make(policy="writer=a,judge=a", folder=tmp_path / "c", **one).train(resume_from_checkpoint=folder)
+    make(policy="writer=a,judge=b", folder=tmp_path / "d", **one).train(resume_from_checkpoint=folder)
+
+
+@pytest.mark.parametrize("named", ["last", "path"])
+def test_resume_from_checkpoint_in_the_configuration_resumes(make, tmp_path, named):
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    whole = make(**options)
+    whole.train()
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "checkpoint-2").rglob("*")}
+    last = tmp_path / "out" / "checkpoint-3"
+    last.rename(tmp_path / "elsewhere")
+    again = make(resume_from_checkpoint=True if named == "last" else str(tmp_path / "out" / "checkpoint-2"), **options)
+    again.train()
+    assert_equal(weights(whole), weights(again))
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+
+
+def test_kl_is_measured_from_an_adapter_as_it_was_given(make):
+    torch.manual_seed(0)
+    model = peft_model(init_lora_weights=False)
+    trainer = make(model=model, peft_config=None, beta=0.5, max_steps=3, learning_rate=0.05)
+    given = weights(trainer)
+    trainer.train()
+    kl = [row["kl"] for row in trainer.state.log_history if "kl" in row]
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[2] > 1e-4
+    with trainer._reference():
+        assert_equal(given, weights(trainer))
+    assert any(not torch.equal(v, given[n]) for n, v in weights(trainer).items())
+
+
+def test_kl_of_fresh_adapters_is_measured_from_the_base(make):
+    trainer = make(model=peft_model(), peft_config=None, beta=0.5)
+    assert trainer._given_adapters == []
+
+
+# ---- epochs, evaluations and what they log
+
+
+def test_epochs_are_trls(make):
+    trainer = make(max_steps=-1, num_train_epochs=2, eval_dataset=ROWS.select(range(2)), eval_strategy="epoch", save_strategy="epoch",
+                   generation_batch_size=16)  # fmt: skip
+    trainer.train()  # four problems in an iteration of six rows: TRL makes one iteration per epoch
+    history = trainer.state.log_history
+    assert trainer.state.global_step == 2 and sum("eval_reward" in row for row in history) == 2
+    assert [row["epoch"] for row in history if "reward" in row] == pytest.approx([4 / 6, 8 / 6])
+
+
+def test_an_evaluation_shows_and_saves_its_own_episodes(make, tmp_path, capsys):
+    evaluated = Dataset.from_list([{"prompt": "7+2"}, {"prompt": "8+2"}])
+    trainer = make(log_completions=True, eval_dataset=evaluated, eval_strategy="steps", eval_steps=1, max_steps=1)
+    trainer.train()
+    folder = tmp_path / "out" / "completions"
+    table = pd.read_parquet(folder / "eval_completions_00001.parquet")
+    assert list(table["prompt"]) == ["7+2", "8+2"] and all(table["completion"].str.startswith("[generator 0.0]"))
+    assert list(table["size"]) and list(table["advantage"]) == [0.0, 0.0]
+    assert set(pd.read_parquet(folder / "completions_00001.parquet")["prompt"]) <= set(ROWS["prompt"])
+    assert "7+2" in capsys.readouterr().out
+
+
+def test_an_evaluation_reports_a_loss(make):
+    """The objective at a ratio of 1: minus the advantages' mean, by rows or by tokens."""
+    episodes = []
+
+    def reward(completions, episodes: list, **_):
+        found.extend(episodes)
+        return [float(e.index) for e in episodes]
+
+    found = episodes
+    by_rows = make(reward, eval_dataset=ROWS, num_generations_eval=2).evaluate()
+    assert by_rows["eval_loss"] == pytest.approx(0, abs=1e-12)
+    episodes.clear()
+    by_tokens = make(reward, eval_dataset=ROWS, num_generations_eval=2, loss_type="bnpo").evaluate()
+    lengths = [sum(len(turn.completion_ids) for turn in e.turns) for e in episodes]
+    signs = [(-1) ** (e.index + 1) for e in episodes]  # of two, the second has the advantage 1 / sqrt(2)
+    expected = -sum(n * s for n, s in zip(lengths, signs, strict=True)) / sum(lengths) / 2**0.5
+    assert by_tokens["eval_loss"] == pytest.approx(expected)
+
+
+def test_the_best_checkpoint_may_be_chosen_by_loss(make):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for metric in ("loss", "reward"):
+        trainer = make(eval_dataset=ROWS.select(range(2)), metric_for_best_model=metric, **options)
+        trainer.train()
+        assert trainer.state.best_metric is not None

@@ -1,0 +1,343 @@
+"""A function that talks to OpenAI's API is a workflow: the model's name is the role, and nothing is lost, mixed or invented."""
+
+import asyncio
+import json
+import queue
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import torch
+from openai import OpenAI
+from scripted_engine import ScriptedEngine
+from trainers import build_model
+
+from multirole import Voting, from_openai
+from multirole.core.engine import Sampling
+from multirole.core.rollout import Rollout, WorkflowError
+from multirole.core.types import OVERFLOW, Problem, Turn
+from multirole.endpoint.app import LARGEST_BODY, Endpoint, parse_tool_calls
+from multirole.endpoint.serving import ModelServer
+from multirole.endpoint.session import Session
+from multirole.workflows.prompts import render
+from multirole.workflows.voting import list_candidates, parse_selection
+
+ASK = {"model": "solver", "messages": [{"role": "user", "content": "1+1"}]}
+
+
+async def vote(question, client):
+    async def ask(role, text):
+        reply = await client.chat.completions.create(model=role, messages=[{"role": "user", "content": text}])
+        return reply.choices[0].message.content
+
+    texts = await asyncio.gather(*(ask("generator", question) for _ in range(3)))
+    candidates = render("general", "aggregator", question=question, candidates=list_candidates(texts))
+    return texts[parse_selection(await ask("aggregator", candidates), 3)[0]]
+
+
+def long_answers(completions, **_):
+    return [float(len(str(text)) % 7) for text in completions]
+
+
+@pytest.mark.parametrize("policy", ["sp", "ip"])
+def test_voting_through_the_endpoint_trains_the_weights_of_voting(make_library_trainer, policy):
+    weights = []
+    for workflow in (Voting(prompts="general"), from_openai(vote, {"generator": 3, "aggregator": 1}, "voting")):
+        options = {"max_steps": 4, "max_completion_length": 12, "n_prompts": 8, "policy": policy}
+        trainer = make_library_trainer(workflow, None, long_answers, turn_seeds="prompt", **options)
+        trainer.train()
+        weights.append([p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n])
+    start = [p for n, p in build_model(trainer._tokenizer, trainer.policy).named_parameters() if "lora" in n]
+    assert not all(map(torch.equal, weights[0], start))
+    assert all(map(torch.equal, *weights))
+
+
+def test_a_resumed_run_ends_as_the_unbroken_one(make_library_trainer):
+    weights = []
+    for resumed in (None, "checkpoint-2"):
+        workflow = from_openai(vote, {"generator": 3, "aggregator": 1}, "voting")
+        options = {"max_steps": 4, "max_completion_length": 12, "n_prompts": 8, "save_steps": 2}
+        trainer = make_library_trainer(workflow, None, long_answers, **options)
+        trainer.train(resume_from_checkpoint=resumed and f"{trainer.args.output_dir}/{resumed}")
+        weights.append([p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n])
+    assert all(map(torch.equal, *weights))
+
+
+def play(tokenizer, workflow, n=1, **limits):
+    """Episodes over an engine that answers with the first letters of the prompt's hash, slower for some."""
+
+    def reply(key, request):
+        rng = random.Random(request.seed)
+        return [rng.randrange(5, 20) for _ in range(4)] + [tokenizer.eos_token_id], rng.randrange(1, 4)
+
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    policy = dict.fromkeys(workflow.roles, "a")
+    rollout = Rollout(workflow, engine, tokenizer, policy, bool, 0, **{"max_prompt_tokens": 500} | limits)
+    attempts = [(Problem(str(i), "t", f"{i}+1", None), 0) for i in range(n)]
+    return rollout.run(attempts, 0, Sampling(10, 1.0))
+
+
+def shuffled_workers(seed: int):
+    """Three workers are asked different things, in an order and at times of chance."""
+
+    def solve(question, client):
+        rng, texts = random.Random(seed), {}
+
+        def ask(part):
+            time.sleep(rng.random() / 50)
+            reply = client.chat.completions.create(model="worker", messages=[{"role": "user", "content": part}])
+            texts[part] = reply.choices[0].message.content
+
+        parts = ["7", "8", "9"]
+        rng.shuffle(parts)
+        threads = [threading.Thread(target=ask, args=(part,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return " ".join(texts[part] for part in sorted(texts))
+
+    return from_openai(solve, {"worker": 3}, "workers")
+
+
+def test_what_is_sampled_does_not_depend_on_the_order_of_arrival(tokenizer):
+    seen = []
+    for seed in range(4):
+        (episode,) = play(tokenizer, shuffled_workers(seed))
+        seen.append((episode.answer, [(t.slot, t.round, t.prompt_ids, t.completion_ids) for t in episode.turns]))
+    assert all(one == seen[0] for one in seen)
+    assert [slot for slot, *_ in seen[0][1]] == [0, 1, 2] and len({tuple(t[3]) for t in seen[0][1]}) == 3
+
+
+@pytest.mark.parametrize("use_socket", [False, True])
+def test_a_thousand_calls_of_many_episodes_do_not_mix(tokenizer, use_socket):
+    async def echo(question, client):
+        calls = [
+            client.chat.completions.create(model="solver", messages=[{"role": "user", "content": f"{question}+{i}"}])
+            for i in range(20)
+        ]
+        replies = await asyncio.gather(*calls)
+        return "|".join(reply.choices[0].message.content for reply in replies)
+
+    workflow = from_openai(echo, {"solver": 20}, use_socket=use_socket)
+    for episode in play(tokenizer, workflow, n=50):
+        texts = {tuple(turn.prompt_ids): turn.text for turn in episode.turns}
+        prompts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": f"{episode.problem.question}+{i}"}], add_generation_prompt=True, return_dict=False)
+            for i in range(20)
+        ]  # fmt: skip
+        assert episode.answer.text == "|".join(texts[tuple(prompt)] for prompt in prompts)
+        assert {(turn.slot, turn.round) for turn in episode.turns} == {(i, 0) for i in range(20)}
+
+
+def test_a_prompt_over_the_cap_ends_the_episode_whatever_the_agent_makes_of_it(tokenizer):
+    async def stubborn(question, client):
+        try:
+            await client.chat.completions.create(model="solver", messages=[{"role": "user", "content": "1" * 600}])
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded"
+        return "42"
+
+    (episode,) = play(tokenizer, from_openai(stubborn, ["solver"]), max_prompt_tokens=100)
+    assert episode.answer.reason == OVERFLOW and not episode.turns
+
+
+def test_a_client_that_goes_away_loses_no_turn(tokenizer):
+    async def impatient(question, client):
+        call = client.chat.completions.create(model="solver", messages=[{"role": "user", "content": question}])
+        task = asyncio.ensure_future(call)
+        while not any(session.pending for session in workflow.endpoint._sessions.values()):
+            await asyncio.sleep(0)
+        task.cancel()
+        return "done"
+
+    workflow = from_openai(impatient, ["solver"])
+    (episode,) = play(tokenizer, workflow)
+    assert [len(turn.completion_ids) for turn in episode.turns] == [5]
+
+
+def test_an_agent_that_never_answers_is_ended_and_named(tokenizer):
+    async def sleeps(question, client):
+        await asyncio.sleep(3600)
+
+    with pytest.raises(WorkflowError, match=r"'sleeps' failed on problem '0': TimeoutError: the agent made no call"):
+        play(tokenizer, from_openai(sleeps, ["solver"], patience=0.2))
+
+
+def test_an_answer_that_is_no_text_is_refused(tokenizer):
+    async def forgets(question, client):
+        pass
+
+    with pytest.raises(WorkflowError, match="the agent returned NoneType, and its answer must be a text"):
+        play(tokenizer, from_openai(forgets, ["solver"]))
+
+
+# ---- the protocol, without a rollout
+
+
+class Open:
+    """An endpoint with one open episode whose every reply is `text`."""
+
+    def __init__(self, text: str = "2", **options) -> None:
+        self.endpoint, self.text, self.asked = Endpoint(**options), text, []
+
+    async def call(self, role, messages, slot=0, round=0, max_tokens=None, tools=None):
+        self.asked.append((role, messages, max_tokens, tools))
+        return Turn(role, 0, 0, [1, 2], [3, 4, 5], [0.0] * 3, self.text, "stop")
+
+    def send(self, method: str = "POST", path: str = "/v1/chat/completions", key: str | None = None, **request):
+        async def exchange():
+            given = key or self.endpoint.open(Session(self.call, ["solver", "judge"]))
+            client = httpx.AsyncClient(transport=httpx.ASGITransport(self.endpoint.app), base_url="http://test")
+            return await client.request(method, path, headers={"Authorization": f"Bearer {given}"}, **request)
+
+        return asyncio.run(exchange())
+
+
+def test_a_completion_has_openais_form():
+    answer = Open().send(json=ASK).json()
+    (choice,) = answer["choices"]
+    assert (answer["object"], answer["model"], choice["finish_reason"]) == ("chat.completion", "solver", "stop")
+    assert choice["message"] == {"role": "assistant", "content": "2"}
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+
+
+def test_a_stream_is_one_chunk_and_its_end():
+    lines = Open().send(json=ASK | {"stream": True, "stream_options": {"include_usage": True}}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "2"}
+    assert chunks[1]["choices"][0]["finish_reason"] == "stop" and chunks[2]["usage"]["total_tokens"] == 5
+
+
+def test_models_are_the_roles():
+    models = Open().send("GET", "/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["solver", "judge"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "words"),
+    [
+        ({"model": "gpt-4o"}, 404, "model_not_found", "Models are the workflow's roles"),
+        ({"n": 2}, 400, None, "a turn has one reply"),
+        ({"temperature": 0.2}, 400, None, "samples every turn at its own `temperature`"),
+        ({"response_format": {"type": "json_object"}}, 400, None, "a constrained sampler"),
+        ({"logit_bias": {"5": 1}}, 400, None, "policy that is trained"),
+        ({"top_p": 0.5}, 400, None, "`top_p=0.5` is refused"),
+        ({"audio": {}}, 400, None, "`audio={}` is refused: the endpoint does not support it."),
+        ({"max_tokens": 0}, 400, None, "must be a positive integer"),
+        ({"messages": []}, 400, None, "at least one message"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, 400, None, "must have a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "only text is supported"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "a text or a list of text parts"),
+        ({"tools": "add"}, 400, None, "must be a list of tools"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_as_openai_would(change, status, code, words):
+    answer = Open().send(json=ASK | change)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code) and words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_neutral_values_and_ignored_fields_are_accepted():
+    neutral = {"n": 1, "top_p": 1, "response_format": {"type": "text"}, "stop": None, "user": "me", "logprobs": False}
+    assert Open().send(json=ASK | neutral).status_code == 200
+    assert Open(ignore=["temperature"]).send(json=ASK | {"temperature": 0.2}).status_code == 200
+    with pytest.raises(ValueError, match=r"`ignore` names \['model'\]"):
+        Endpoint(ignore=["model"])
+
+
+def test_parts_developer_messages_and_caps_reach_the_call():
+    opened = Open()
+    parts = [{"type": "text", "text": "1"}, {"type": "text", "text": "+1"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    opened.send(json=ASK | {"messages": messages, "max_tokens": 9, "max_completion_tokens": 7})
+    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
+    assert opened.asked == [("solver", expected, 7, None)]
+
+
+@pytest.mark.parametrize("key", ["", "episode-of-another", "None"])
+def test_another_episodes_key_is_refused(key):
+    opened = Open()
+    answer = opened.send(json=ASK, key=key or "x")
+    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key" and not opened.asked
+
+
+def test_a_call_after_the_end_is_refused(tokenizer):
+    kept = []
+
+    def agent(question, client):
+        kept.append((str(client.base_url), client.api_key))
+        return "42"
+
+    play(tokenizer, from_openai(agent, ["solver"], use_socket=True))
+    client = OpenAI(base_url=kept[0][0], api_key=kept[0][1], max_retries=0)
+    with pytest.raises(openai.AuthenticationError, match="A key is valid while its agent function runs"):
+        client.chat.completions.create(**ASK)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 100_000, 400), (b" " * (LARGEST_BODY + 1), 413)],
+    ids=["cut off", "a list", "no utf-8", "deep", "too large"],
+)
+def test_a_hostile_body_is_refused(body, status):
+    answer = Open().send(content=body)
+    assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("so <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>", ("so", [("add", {"a": 1})])),
+        ("<tool_call>[{\"name\": \"a\"}, {\"name\": \"b\"}]</tool_call>", ("", [("a", {}), ("b", {})])),
+        ("<tool_call>{name: add}</tool_call>", ("<tool_call>{name: add}</tool_call>", [])),
+        ("<tool_call>{\"name\": \"a\", \"arguments\": 3}</tool_call>", None),
+        ("nothing", ("nothing", [])),
+    ],
+)  # fmt: skip
+def test_tool_calls_are_read_from_replies(text, expected):
+    assert parse_tool_calls(text) == (expected or (text, []))
+
+
+def test_tool_calls_are_answered_in_openais_form():
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    opened = Open('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    (choice,) = opened.send(json=ASK | {"tools": [tool]}).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
+    assert opened.asked[0][3] == [tool]
+
+
+def test_tools_need_a_chat_template_that_knows_them(tokenizer):
+    async def uses_tools(question, client):
+        tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+        await client.chat.completions.create(**ASK, tools=[tool])
+
+    with pytest.raises(WorkflowError, match="does not know `tools`"):
+        play(tokenizer, from_openai(uses_tools, ["solver"]))
+
+
+def test_trained_adapters_are_served_by_the_same_api(tokenizer):
+    def reply(key, request):
+        return [7 if request.adapter == "a" else 8, tokenizer.eos_token_id], 2
+
+    policy = {"solver": "a", "judge": "b"}
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    server = ModelServer(engine, tokenizer, policy, Sampling(10, 1.0), 100, ignore=("temperature",))
+    urls: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=server.run, args=("127.0.0.1", 0, urls.put), daemon=True).start()
+    client = OpenAI(base_url=urls.get(timeout=30), api_key="any", max_retries=0)
+    ask = {"messages": ASK["messages"], "temperature": 0.1}
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda role: client.chat.completions.create(model=role, **ask), ["solver", "judge"] * 8))
+    expected = {"solver": tokenizer.decode([7]), "judge": tokenizer.decode([8])}
+    assert all(text.choices[0].message.content == expected[text.model] for text in texts)
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        client.chat.completions.create(model="solver", messages=[{"role": "user", "content": "what? " * 200}])

@@ -1,0 +1,97 @@
+"""A thought that was cut off is no answer and is quoted to nobody; what stands outside thoughts is what a reply says."""
+
+import asyncio
+
+import pytest
+
+from multirole.core.replies import ends_in_broken_box, find_boxes, plain_words, text_outside_thoughts
+from multirole.core.rollout import reply_text
+from multirole.core.types import Problem
+from multirole.workflows import Voting
+
+
+class Characters:
+    """A tokenizer whose ids are characters."""
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(map(chr, ids))
+
+
+def said(text: str, prompt: str | None = None) -> str:
+    prompt_ids = None if prompt is None else list(map(ord, prompt))
+    return reply_text(Characters(), list(map(ord, text)), prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "outside"),
+    [
+        ("  no thought ", "  no thought "),
+        ("<think>a</think> b", "b"),
+        ("<think>a</think>", ""),
+        ("<think>\nPerhaps \\boxed{7}. Wait, so let me", ""),
+        ("<think>The tag </think> ends a thought. 1+1</think>\n\n\\boxed{2}", "\\boxed{2}"),
+        ("a thought that the prompt opened</think>b", "b"),
+        ("\\boxed{7} <think>or \\boxed{8}", "\\boxed{7}"),
+        ("<think>a</think>b<think>c", "b"),
+        ("<think>a</think>b<think>c</think>d", "d"),
+        ("<think><think>a</think>b", "b"),
+        ("<thinking>a \\boxed{7}", ""),
+        ("<thinking>a</thinking>b", "b"),
+        ("<thought>a", ""),
+        ("<seed:think>a", ""),
+        ("[THINK]a", ""),
+        ("[THINK]a[/THINK]b", "b"),
+        ("◁think▷a◁/think▷b", "b"),
+        ("<|begin_of_thought|>a", ""),
+    ],
+)
+def test_text_outside_thoughts(text, outside):
+    """jundot/omlx#2607 and huggingface/trl#5308 ("incomplete reasoning"), and kinds of them."""
+    assert text_outside_thoughts(text) == said(text) == outside
+
+
+def test_a_thought_that_the_prompt_opened():
+    """The templates of DeepSeek-R1 and QwQ end with `<think>`, so a reply that is cut off has no tag at all."""
+    assert said("Perhaps \\boxed{7}. Wait", "assistant\n<think>\n") == ""
+    assert said("a</think>b", "assistant\n<think>\n") == "b"
+    assert said("b", "assistant\n<think>\n\n</think>\n\n") == "b"
+    assert said("b", "What does <think> mean?\nassistant\n") == "b"
+
+
+def test_a_cut_thought_is_quoted_to_nobody():
+    asked = []
+
+    async def call(role, messages, slot=0, round=0):
+        asked.append(messages[-1]["content"])
+        text = said("<think>secret \\boxed{7}") if role == "generator" else "\\boxed{2}"
+        return type("Turn", (), {"text": text, "outcome": None})()
+
+    answer = asyncio.run(Voting(3).run(Problem("0", "math", "1+1", None), call))
+    assert answer.text == "" and "secret" not in "".join(asked)
+
+
+def test_boxes():
+    text = r"\boxed{1} \fbox{\frac{2}{3}} \boxed {\boxed{4}} \boxed[b]{5} \framebox{6} \boxedeq{7} \boxed{8"
+    assert [box.content for box in find_boxes(text)] == ["1", r"\frac{2}{3}", r"\boxed{4}", "5", "6"]
+    assert next(text[box.start : box.end] for box in find_boxes(text)) == r"\boxed{1}"
+    assert ends_in_broken_box(text, find_boxes(text)[-1].end)
+    assert not ends_in_broken_box(r"put it in \boxed.", 0) and ends_in_broken_box(r"\boxed 5", 0)
+
+
+def test_megabytes_of_boxes():
+    n = 200_000
+    assert find_boxes("\\boxed{" * n) == []
+    assert [box.end for box in find_boxes("\\boxed{" * n + "}" * n)] == [8 * n]
+    assert len(find_boxes("\\boxed{1}" * n)) == n
+    assert not ends_in_broken_box("\\boxed" + " " * n, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (r"\text{ Correct. }", "correct"), (r"\mathbf{Yes}!", "yes"), ("**a_b**", "a b"), (r"\textcolor{red}{\text{no}}", "no"),
+        ("-2", "-2"), ("1.5", "1.5"), (r"\frac{1}{2}", r"\frac 1  2"), ("", ""),
+    ],
+)  # fmt: skip
+def test_plain_words(content, words):
+    assert plain_words(content) == words

@@ -1,0 +1,96 @@
+"""The questions of the study at smollm2: verdicts by hand, numbers against pandas on tiny-r's results, and the control's budget."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from multirole_study.paper.grid import Grid, Study
+from multirole_study.paper.questions import DECLARED, MEASURES, answers, numbers, table, verdict
+from multirole_study.paper.results import Results
+from multirole_study.paper.statistics import t_interval
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return Results(ROOT / "results/tiny-r")
+
+
+@pytest.fixture(scope="module")
+def study():
+    declared = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["smollm2"]
+    return Study(Grid("smollm2", **declared), **yaml.safe_load((ROOT / "study_smollm2.yaml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("values", "of_accuracies", "expected"),
+    [
+        ([0.1, 0.11, 0.12], True, "yes"),
+        ([-0.1, -0.11, -0.12], True, "no"),
+        ([-0.2, 0.0, 0.2], True, "undecided"),
+        ([-0.001, 0.0, 0.001], True, "equivalent"),
+        ([-0.001, 0.0, 0.001], False, "undecided"),  # a margin is in points of accuracy
+        ([0.1, 0.1], True, "undecided"),  # two seeds
+    ],
+)
+def test_an_interval_answers_by_the_declared_rules(values, of_accuracies, expected):
+    assert verdict(t_interval(values), of_accuracies) == expected
+
+
+def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
+    """Voting-IP minus the single agent's control, from the packed table of evaluations."""
+    about = next(one for one in DECLARED["questions"] if one["name"] == "gain")
+    declared = Study.read(tiny.grid, tiny.folder)
+    found = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
+    rows = pd.read_parquet(tiny.folder / "eval.parquet", columns=["run", "step", "correct"])
+
+    def end(run):
+        by_step = rows[rows["run"] == run].groupby("step")["correct"].mean()
+        return by_step.sort_index().iloc[-2:].mean()
+
+    control = DECLARED["scales"]["tiny-r"]["control"]
+    for seed in (0, 3):
+        cells = tiny.grid.cell("voting", "ip", "math", seed), declared.cell(control, "single sp math", seed)
+        assert math.isclose(found[seed], end(cells[0].id) - end(cells[1].id), abs_tol=1e-6)
+    assert list(found.index) == tiny.grid.seeds
+
+
+def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
+    rows = list(answers(tiny))
+    assert len(rows) == sum(len(one["lines"]) * len(one["policies"]) for one in DECLARED["questions"])
+    assert {row["verdict"] for row in rows} <= {"yes", "no", "undecided", "equivalent"}
+    text = table([tiny.folder])
+    assert text.count("10 seeds") == len(rows) and "version 1" in text
+
+
+def test_a_gap_is_the_difference_of_the_two_policies(tiny):
+    about = next(one for one in DECLARED["questions"] if one["name"] == "verbose")
+    declared, line = Study.read(tiny.grid, tiny.folder), about["lines"][0]
+    sp, ip, gap = (numbers(tiny, declared, about, line, policy) for policy in ("sp", "ip", "sp − ip"))
+    pd.testing.assert_series_equal(gap, sp - ip)
+
+
+def test_the_control_has_voting_s_optimizer_steps_and_answers(study):
+    voting = study.grid.cell("voting", "sp", "math", 0)
+    control = study.cell("four times the iterations", "single sp math", 0)
+    calls = sum(voting.make_workflow().roles.values())
+    assert control.iterations == voting.iterations * calls  # each of them one step of n_problems x n_episodes rows
+    assert (control.n_problems, control.n_episodes) == (voting.n_problems, voting.n_episodes)
+    assert control.warmup_iterations == calls * voting.warmup_iterations
+
+
+def test_the_declared_study_names_what_the_rules_read(study):
+    scale = DECLARED["scales"]["smollm2"]
+    assert {scale["control"], scale["rate"]} == set(study.variants)
+    for about in DECLARED["questions"]:
+        assert about["measure"] in MEASURES and set(about["policies"]) <= {"ip", "sp", "sp − ip"}
+        for line in about["lines"]:
+            roles = study.grid.cell(line["workflow"], "sp", "math", 0).policy
+            assert line.get("role") in (None, *roles)
+    usual = study.grid.cell("voting", "sp", "math", 0)
+    stressed = study.cell("stress", "voting sp math", 0)
+    assert math.isclose(stressed.learning_rate, 3 * usual.learning_rate) and stressed.lr_schedule == "constant"

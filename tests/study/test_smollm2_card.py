@@ -1,0 +1,35 @@
+"""The card of scale smollm2 on docs/smollm2.md is made from its recorded facts, and the facts say what the tasks must give."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("smollm2_card", ROOT / "tools" / "smollm2_card.py")
+card = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(card)
+FACTS = json.loads(card.FACTS.read_text(encoding="utf-8"))
+
+
+def test_the_page_holds_the_tables_of_the_facts():
+    page = card.PAGE.read_text(encoding="utf-8")
+    assert card.page_with(page, FACTS) == page, "run tools/smollm2_card.py"
+
+
+def test_both_tasks_leave_something_to_choose_and_to_learn():
+    for task in ("math", "code"):
+        for name, (low, high) in card.WANTED.items():
+            assert low <= FACTS["facts"][f"single, {task}"][name]["value"] <= high, (task, name)
+
+
+def test_an_interval_is_over_problems():
+    """Mean of 0, 0.5 and 1; standard deviation 0.5."""
+    found = card.mean_interval(pd.Series([0.0, 0.5, 1.0]))
+    assert found == {
+        "value": 0.5,
+        "low": round(0.5 - 1.96 * 0.5 / 3**0.5, 4),
+        "high": round(0.5 + 1.96 * 0.5 / 3**0.5, 4),
+        "n": 3,
+    }

@@ -1,0 +1,118 @@
+"""The model card of scale smollm2: what the untrained base does on its tasks, from evaluations, written into docs/smollm2.md.
+
+    export OMP_NUM_THREADS=1
+    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p n_validation 128 -p results_dir card
+    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p task code -p results_dir card
+    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow voting -p n_validation 32 -p results_dir card
+    (and eval_opt, and orch_workers)
+    python tools/smollm2_card.py card/smollm2
+
+Facts go to docs/smollm2.json, and the tables of the page are made from that file.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).parents[1]
+PAGE, FACTS = ROOT / "docs" / "smollm2.md", ROOT / "docs" / "smollm2.json"
+BEGIN, END = "<!-- card -->", "<!-- /card -->"
+ROLLOUTS = 3
+WANTED = {"accuracy": (0.10, 0.40), "one of three right - accuracy": (0.15, 1.0)}
+"""What a task must give, so that there is something to choose from and room to learn."""
+
+
+def mean_interval(values: pd.Series) -> dict[str, float]:
+    """Mean over problems with its 95 % normal interval."""
+    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
+    rounded = [round(float(one), 4) for one in (values.mean(), values.mean() - half, values.mean() + half)]
+    return dict(zip(("value", "low", "high"), rounded, strict=True)) | {"n": len(values)}
+
+
+def solver_facts(folder: Path) -> dict[str, dict[str, float]]:
+    """What the single agent does in `ROLLOUTS` episodes per problem."""
+    episodes, turns = (pd.read_parquet(folder / f"{name}.parquet") for name in ("eval", "turns"))
+    by_problem = episodes.groupby("problem")
+    accuracy, any_right = by_problem["correct"].mean(), by_problem["correct"].any().astype(float)
+    facts = {
+        "accuracy": mean_interval(accuracy),
+        "one of three right": mean_interval(any_right),
+        "one of three right - accuracy": mean_interval(any_right - accuracy),
+        "mean reward": mean_interval(by_problem["reward"].mean()),
+        "tokens of a reply": mean_interval(by_problem["completion_tokens"].mean()),
+        "cut off at the cap": mean_interval((turns["finish_reason"] == "length").astype(float)),
+    }
+    is_in_form = ~episodes["reason"].str.endswith("_unboxed") & ~episodes["reason"].isin(["no_answer", "no_code"])
+    return facts | {"in the asked form": mean_interval(is_in_form.groupby(episodes["problem"]).mean())}
+
+
+def workflow_facts(folder: Path) -> dict[str, dict[str, float]]:
+    """Accuracy of a workflow, and how often each role's reply could be read."""
+    episodes, turns = (pd.read_parquet(folder / f"{name}.parquet") for name in ("eval", "turns"))
+    facts = {"accuracy": mean_interval(episodes["correct"].astype(float))}
+    for role, rows in turns[turns["outcome"].notna()].groupby("role"):
+        if role in ("aggregator", "evaluator", "orchestrator"):
+            facts[f"{role}, in the asked form"] = mean_interval(
+                (~rows["outcome"].isin(["unparsed", "lines"])).astype(float)
+            )
+    return facts
+
+
+def measure(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """All facts of a results folder `<results_dir>/smollm2` with the evaluations above."""
+    found = {}
+    for path in sorted(folder.glob("evaluations/base*/*/eval.parquet")):
+        config = json.loads((path.parent / "config.json").read_text())
+        workflow, task = config["cell"]["workflow"], config["cell"]["task"]
+        is_solver = workflow == "single" and config["n_rollouts"] == ROLLOUTS
+        found[f"{workflow}, {task}"] = solver_facts(path.parent) if is_solver else workflow_facts(path.parent)
+    provenance = json.loads((path.parent / "provenance.json").read_text())
+    return {"base": provenance["model"], "facts": found}
+
+
+def written(measured: dict) -> str:
+    """The tables of the page."""
+    facts = measured["facts"]
+    lines = [
+        f"Base: {measured['base']['name']}, SHA-256 of its weights `{next(iter(measured['base']['sha256'].values()))[:12]}`.",
+        "",
+    ]
+    lines += ["| single agent, untrained | wanted | math | code |", "|---|---|---|---|"]
+    for name in facts["single, math"]:
+        low, high = WANTED.get(name, (None, None))
+        wanted = "" if low is None else f"at least {low}" if high == 1.0 else f"{low} to {high}"
+        cells = [_cell(facts[f"single, {task}"][name]) for task in ("math", "code")]
+        lines.append(f"| {name} | {wanted} | {' | '.join(cells)} |")
+    lines += ["", "| workflow, untrained, math | | |", "|---|---|---|"]
+    for workflow, own in facts.items():
+        if not workflow.startswith("single"):
+            lines += [f"| {workflow.removesuffix(', math')} | {name} | {_cell(fact)} |" for name, fact in own.items()]
+    return "\n".join(lines)
+
+
+def _cell(fact: dict[str, float]) -> str:
+    digits = 1 if fact["value"] > 2 else 3
+    value, low, high = (f"{fact[name]:.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}], n = {fact['n']}"
+
+
+def page_with(page: str, measured: dict) -> str:
+    """The page with the card between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{written(measured)}\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> None:
+    """Measure, and write facts and page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="<results_dir>/smollm2")
+    measured = measure(parser.parse_args().folder)
+    FACTS.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
