@@ -325,7 +325,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.engine = engine or load_engine(args.engine, self.peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            render or render_chat, args.max_turns, args.turn_seeds, args.max_failed_episodes,
+            render or render_chat, args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode,
         )  # fmt: skip
 
     def _take_over_options(self) -> None:
@@ -435,6 +435,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         ]
         check_failures(episodes, self.args.max_failed_episodes)
         return episodes
+
+    def _end_episode(self, episode: Episode) -> None:
+        for callback in self.watchers:
+            callback.on_episode_end(self, episode)
 
     def _rest_engine(self) -> None:
         """Give the engine's memory to the trainer until the next rollout."""
