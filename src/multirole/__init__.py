@@ -7,7 +7,7 @@ The names below are imported when they are first used, so that `import multirole
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names once more: type checkers read no strings
     from multirole.core.config import MultiRoleGRPOConfig
