@@ -20,14 +20,15 @@ def conversations(engine: TransformersEngine, adapters: list[str | None], n_turn
     prompts = [(question, adapter) for adapter in adapters for question in questions for _ in range(3)]
     asked, answered = [], []
     for turn in range(n_turns):
-        requests = [
-            Request(ids, adapter, 100 * turn + i, 4 + i % 23, 1.0) for i, (ids, adapter) in enumerate(prompts)
-        ]
+        requests = [Request(ids, adapter, 100 * turn + i, 4 + i % 23, 1.0) for i, (ids, adapter) in enumerate(prompts)]
         done = run_all(engine, requests)
         asked += requests
         answered += done
         prompts = [
-            (request.prompt_ids + reply.token_ids + [rng.randrange(3, 200) for _ in range(rng.randint(1, 20))], request.adapter)
+            (
+                request.prompt_ids + reply.token_ids + [rng.randrange(3, 200) for _ in range(rng.randint(1, 20))],
+                request.adapter,
+            )
             for request, reply in zip(requests, done, strict=True)
         ]
     return asked, answered
@@ -51,10 +52,14 @@ def test_logprobs_are_those_without_reuse(make_model, tokenizer, monkeypatch, ma
         one.publish(model, 0)
     counts = computed_tokens(engine, monkeypatch)
     asked, answered = conversations(engine, [None, "generator", "aggregator"])
-    assert [c.token_ids for c in answered] == [c.token_ids for c in conversations(plain, [None, "generator", "aggregator"])[1]]
+    assert [c.token_ids for c in answered] == [
+        c.token_ids for c in conversations(plain, [None, "generator", "aggregator"])[1]
+    ]
     assert max_error(model, asked, answered) <= TOLERANCE
     distinct = {(request.adapter, tuple(request.prompt_ids)) for request in asked}
-    assert sum(counts) < 0.6 * sum(len(ids) - 1 for _, ids in distinct), "conversations are mostly what was computed before"
+    assert sum(counts) < 0.6 * sum(len(ids) - 1 for _, ids in distinct), (
+        "conversations are mostly what was computed before"
+    )
 
 
 def test_nothing_is_reused_across_versions_and_adapters(make_model, tokenizer, monkeypatch):

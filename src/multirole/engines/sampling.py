@@ -59,7 +59,9 @@ def _sample_by_blocks(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor
     after = cdf.gather(1, block)
     before = torch.where(block > 0, cdf.gather(1, (block - 1).clamp_min(0)), 0.0)
     inner = blocks[torch.arange(n, device=u.device), block[:, 0]].cumsum(-1, dtype=torch.float64)  # (N, BLOCK)
-    target = (target - before) / (after - before) * inner[:, -1:]  # the sum of a block and the sum inside it round differently
+    target = (
+        (target - before) / (after - before) * inner[:, -1:]
+    )  # the sum of a block and the sum inside it round differently
     inside = torch.searchsorted(inner, target, right=True).clamp_max(BLOCK - 1)  # (N, 1)
     tokens = (block * BLOCK + inside).clamp_max(size - 1)[:, 0]  # (N,)
     if greedy.any():

@@ -286,7 +286,9 @@ class TransformersEngine:
         n_new = torch.tensor([prompt.n_new for prompt in prompts], device=device)  # (B,)
         start = torch.tensor([prompt.start for prompt in prompts], device=device)  # (B,)
         first = torch.tensor([prompt.slots[0] for prompt in prompts], device=device)  # (B,)
-        tokens = torch.tensor([token for prompt in prompts for token in prompt.ids[prompt.start :]], device=device)  # (N,)
+        tokens = torch.tensor(
+            [token for prompt in prompts for token in prompt.ids[prompt.start :]], device=device
+        )  # (N,)
         owner = torch.arange(len(prompts), device=device).repeat_interleave(n_new)  # (N,)
         at = torch.arange(len(tokens), device=device) - (n_new.cumsum(0) - n_new)[owner]  # (N,) in 0..T-1
         positions, slots = start[owner] + at, first[owner]  # (N,) each
@@ -340,7 +342,9 @@ class TransformersEngine:
 
         tokens, positions = state[order, 5], state[order, 6]
         hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
-        tokens, logprobs = self._sample(hidden[back] if several else hidden, temperature, uniform(state[:, 3], state[:, 7]))
+        tokens, logprobs = self._sample(
+            hidden[back] if several else hidden, temperature, uniform(state[:, 3], state[:, 7])
+        )
         for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):
             n = pool.n
             slots = torch.arange(n, device=new.device)
