@@ -1,73 +1,63 @@
-"""Tokens per CPU-second of TransformersEngine against HF `generate` (and VLLMEngine with --vllm) on the same rows.
+"""The rollout engine against vLLM and against HF `generate` on the same prompts, in CPU-seconds of one thread per token.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_engine.py [--vllm] [--repeats 5]
+    OMP_NUM_THREADS=1 python benchmarks/bench_engine.py [--scale smollm2] [--model FOLDER] [--pairs 5] [--out results/bench/engine.json]
 
-A random-initialised model of the shipped tiny-r shape (or `--hidden`, `--layers`), two LoRA adapters of rank 8 on all
-linear layers. The engines alternate within one process; `generate` runs the base with one adapter merged in, all rows left-padded
-in one call; the ratio is the median over repeats of (engine / generate). Every row samples at
-temperature 1 until end-of-turn or the cap; generated tokens are counted per row, up to and
-including end-of-turn. Only ratios are meant: absolute speeds depend on the machine and on what else it is doing.
+Two kinds of requests, with samples at temperature 1 of at most 64 tokens:
+
+- `groups`: 16 problems, each sampled 8 times.
+- `turns`: 16 problems, each played 4 times in three turns; the prompt of a turn is the conversation so far. Everyone goes on with
+  the replies that it has sampled itself.
+
+Everyone samples from the base (`base`) and from one LoRA adapter of rank 16 on all linear layers (`adapter`), which `generate` gets
+merged. The scale tiny-r is measured in float32, in which it is trained; any other model in bfloat16. vLLM is the CPU build, compiled,
+with its prefix cache; ours has one from ten million parameters on. What serves the base, and what serves the adapter, run in
+one process each and take turns in it. A ratio is theirs / ours: above 1, ours needs less. Tokens are counted up to and including the end of a reply. With `--out`, the table of docs/speed.md
+is written too.
 """
 
 import argparse
+import json
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ |= {
+    "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
+}  # fmt: skip
 
+import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from measuring import alone, spread, write
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from multirole.core.engine import Engine, Request
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole_study.experiment.base_models import locate
-from multirole_study.experiment.cell import Cell
 
-EOS, PAD, VOCAB = 1, 0, 510
+MAX_TOKENS = 64
+Prompts = list[list[int]]
+Player = Callable[[Prompts, int], list[list[int]]]
+"""(prompts, seed) -> replies."""
 Rows = list[tuple[list[int], int]]
 """(prompt ids, max_tokens) of each row."""
 
 
-def build_model(hidden: int, layers: int) -> PeftModel:
-    """A random Qwen3 with two non-trivial adapters."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=hidden * 8 // 3, num_hidden_layers=layers, head_dim=32,
-        num_attention_heads=hidden // 32, num_key_value_heads=1, max_position_embeddings=1024, tie_word_embeddings=True,
-        eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
-    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
-    model = get_peft_model(model, lora, adapter_name="generator")
-    model.add_adapter("aggregator", lora)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    model.set_adapter("generator")
-    return model.eval()
+# ---- what plays
 
 
-def build_rows(kind: str) -> Rows:
-    """384 rows: `groups` is 16 prompts x 24 copies of 64 tokens; `mixed` has distinct prompts of 16 to 320 tokens."""
-    generator = torch.Generator().manual_seed(1)
-
-    def prompt(length: int) -> list[int]:
-        return torch.randint(2, VOCAB, (length,), generator=generator).tolist()
-
-    if kind == "groups":
-        return [(ids, 128) for ids in [prompt(64) for _ in range(16)] for _ in range(24)]
-    lengths = torch.randint(16, 320, (384,), generator=generator).tolist()
-    caps = torch.randint(16, 128, (384,), generator=generator).tolist()
-    return [(prompt(length), cap) for length, cap in zip(lengths, caps, strict=True)]
-
-
-def run_generate(model: PeftModel, rows: Rows, eos: int = EOS, pad: int = PAD) -> int:
+def run_generate(model: PeftModel, rows: Rows, eos: int, pad: int) -> int:
     """One left-padded `generate` call on all rows; returns the tokens up to each row's own cap or end-of-turn."""
+    caps = [cap for _, cap in rows]
+    return sum(len(reply[:cap]) for reply, cap in zip(generate(model, rows, eos, pad), caps, strict=True))
+
+
+def generate(model: PeftModel, rows: Rows, eos: int, pad: int) -> list[list[int]]:
+    """The replies of one left-padded `generate` call, up to and including the end-of-turn."""
     longest = max(len(ids) for ids, _ in rows)
     tokens = torch.tensor([[pad] * (longest - len(ids)) + ids for ids, _ in rows])  # (N, T)
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in rows])  # (N, T)
@@ -77,74 +67,201 @@ def run_generate(model: PeftModel, rows: Rows, eos: int = EOS, pad: int = PAD) -
     )  # fmt: skip
     with torch.inference_mode():
         out = model.generate(input_ids=tokens, attention_mask=mask, generation_config=settings)[:, longest:]
-    used = torch.where((out == eos).any(1), (out == eos).int().argmax(1) + 1, out.shape[1])
-    return int(torch.minimum(used, torch.tensor([cap for _, cap in rows])).sum())
+    return [ids[: ids.index(eos) + 1] if eos in ids else ids for ids in out.tolist()]
 
 
 def run_engine(engine: Engine, rows: Rows, adapters: list[str | None]) -> int:
     """All rows at once, adapters taking turns by row; returns the tokens of the completions."""
-    for key, (ids, cap) in enumerate(rows):
-        engine.add(key, Request(ids, adapters[key % len(adapters)], seed=key, max_tokens=cap, temperature=1.0))
-    n_done, n_tokens = 0, 0
-    while n_done < len(rows):
-        for _, completion in engine.step():
-            n_done += 1
-            n_tokens += len(completion.token_ids)
+    requests = [
+        Request(ids, adapters[key % len(adapters)], seed=key, max_tokens=cap, temperature=1.0)
+        for key, (ids, cap) in enumerate(rows)
+    ]
+    return sum(map(len, play(engine, requests)))
+
+
+def play(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    """The replies, all requests added at once."""
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    replies: dict[int, list[int]] = {}
+    while len(replies) < len(requests):
+        replies.update((key, completion.token_ids) for key, completion in engine.step())
+    return [replies[key] for key in range(len(requests))]
+
+
+def our_player(engine: Engine, adapter: str | None) -> Player:
+    def replies(prompts: Prompts, seed: int) -> list[list[int]]:
+        return play(
+            engine, [Request(ids, adapter, seed * 10_000 + i, MAX_TOKENS, 1.0) for i, ids in enumerate(prompts)]
+        )
+
+    return replies
+
+
+def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype) -> Player:
+    """`vllm.LLM.generate`, built for what it serves: without LoRA layers for the base."""
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    lora = {"enable_lora": True, "max_lora_rank": 16, "max_loras": 1} if adapter else {}
+    llm = LLM(
+        folder, dtype=str(dtype).removeprefix("torch."), max_model_len=1024, max_num_seqs=128, enable_prefix_caching=True,
+        disable_log_stats=True, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 28, logprobs_mode="processed_logprobs", **lora,
+    )  # fmt: skip
+    request = LoRARequest("adapter", 1, adapter) if adapter else None
+    settings = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0, detokenize=False)
+
+    def replies(prompts: Prompts, seed: int) -> list[list[int]]:
+        done = llm.generate(
+            [{"prompt_token_ids": ids} for ids in prompts], settings, use_tqdm=False, lora_request=request
+        )
+        return [list(one.outputs[0].token_ids) for one in done]
+
+    return replies
+
+
+def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str]) -> dict[str, Player]:
+    """Who -> player of the base or of the adapter. What merging costs `generate` is not counted."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora, adapter_name="adapter")
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.002 * torch.randn_like(parameter)
+    engine = TransformersEngine(eos)
+    engine.publish(model, 1)
+    saved = Path(tempfile.mkdtemp())
+    model.save_pretrained(saved)
+    is_base = served == "base"
+    found = {"ours": our_player(engine, None if is_base else "adapter")}
+    if "vllm" in rivals:
+        found["vllm"] = vllm_player(folder, None if is_base else str(saved / "adapter"), dtype)
+    if "generate" in rivals:
+        plain = (model.unload() if is_base else model.merge_and_unload()).eval()
+        found["generate"] = lambda prompts, seed: generate(plain, [(ids, MAX_TOKENS) for ids in prompts], eos, pad)
+    return found
+
+
+# ---- what is played
+
+
+def sums(tokenizer: PreTrainedTokenizerBase, n: int) -> Prompts:
+    """Chat prompts of `n` sums of three numbers below 100."""
+    rng = random.Random(0)
+    asked = [" + ".join(str(rng.randint(1, 99)) for _ in range(3)) for _ in range(n)]
+    intro = "Solve the problem. Think briefly, then write the final answer in \\boxed{}.\n\n"
+    return [chat(tokenizer, [f"{intro}What is {terms}?"]) for terms in asked]
+
+
+def chat(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+
+
+def play_groups(player: Player, prompts: Prompts, more: list[int], seed: int) -> int:
+    """Tokens of 8 replies to each prompt."""
+    return sum(map(len, player([ids for ids in prompts for _ in range(8)], seed)))
+
+
+def play_turns(player: Player, prompts: Prompts, more: list[int], seed: int) -> int:
+    """Tokens of three replies in each of 4 conversations per prompt; `more` is between a reply and the next."""
+    conversations, n_tokens = [ids for ids in prompts for _ in range(4)], 0
+    for turn in range(3):
+        replies = player(conversations, 3 * seed + turn)
+        n_tokens += sum(map(len, replies))
+        conversations = [ids + reply + more for ids, reply in zip(conversations, replies, strict=True)]
     return n_tokens
 
 
-def start_vllm(model: PeftModel) -> Engine:
-    """VLLMEngine on the same base (through a temporary folder) and the same adapters."""
-    from multirole.engines.vllm_engine import VLLMEngine
-
-    with tempfile.TemporaryDirectory() as folder:
-        model.unload().save_pretrained(folder)
-        AutoTokenizer.from_pretrained(locate(Cell("single", "sp"))).save_pretrained(folder)
-        return VLLMEngine(folder, list(model.peft_config), 8, 512, max_num_seqs=384)
+REQUESTS = {"groups": play_groups, "turns": play_turns}
 
 
-def speed(run: Callable[[], int]) -> float:
-    """Tokens per second of process time."""
-    start = time.process_time()
-    return run() / (time.process_time() - start)
+# ---- pairs
+
+
+def measure(players: dict[str, Player], folder: str, n_pairs: int) -> dict[str, dict[str, list[float]]]:
+    """Kind of requests -> who -> tokens per CPU-second of each repeat; everyone in turn, once before it counts."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = sums(tokenizer, 16)
+    more = chat(tokenizer, ["Check your answer, and write it again."])
+    speeds: dict[str, dict[str, list[float]]] = {kind: {who: [] for who in players} for kind in REQUESTS}
+    for repeat in range(n_pairs + 1):
+        for kind, ask in REQUESTS.items():
+            for who, player in players.items():
+                started = time.process_time()
+                n_tokens = ask(player, prompts, more, 1 + repeat)
+                if repeat:
+                    speeds[kind][who].append(n_tokens / (time.process_time() - started))
+    return speeds
+
+
+def summary(speeds: dict[str, dict[str, list[float]]]) -> dict[str, dict]:
+    """Rival and work -> spread of ratios, with the median speeds."""
+    found = {}
+    for work, by_who in speeds.items():
+        for who in by_who.keys() - {"ours"}:
+            ratios = [ours / theirs for ours, theirs in zip(by_who["ours"], by_who[who], strict=True)]
+            medians = {"ours": statistics.median(by_who["ours"]), "theirs": statistics.median(by_who[who])}
+            found[f"{who}, {work}"] = spread(ratios) | {"pairs": len(ratios), "tokens per CPU-second": medians}
+    return dict(sorted(found.items()))
+
+
+def table(result: dict[str, dict]) -> str:
+    """The rows of docs/speed.md."""
+    lines = [
+        "| model | against | requests, served | median | from | to | pairs |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for model, found in result.items():
+        for name, value in found.items():
+            who, work = name.split(", ", 1)
+            numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
+            lines.append(f"| {model} | {who} | {work} | {numbers} | {value['pairs']} |")
+    return "\n".join(lines)  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=96)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--vllm", action="store_true", help="also measure VLLMEngine")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", default="tiny-r")
+    parser.add_argument("--model", type=Path, help="a folder with the base, by default that of the scale")
+    parser.add_argument("--served", nargs="*", default=["base", "adapter"], choices=["base", "adapter"])
+    parser.add_argument("--rivals", nargs="*", default=["vllm", "generate"], choices=["vllm", "generate"])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    model = build_model(args.hidden, args.layers)
-    merged = build_model(args.hidden, args.layers).merge_and_unload()
-    engine = TransformersEngine(EOS)
-    engine.publish(model, 1)
-    vllm = start_vllm(build_model(args.hidden, args.layers)) if args.vllm else None
-    if vllm:
-        vllm.publish(model, 1)
-    for kind in ("groups", "mixed"):
-        rows = build_rows(kind)
-        runs: dict[str, Callable[[], int]] = {
-            "generate (merged weights)": lambda rows=rows: run_generate(merged, rows),
-            "torch, 1 adapter": lambda rows=rows: run_engine(engine, rows, ["generator"]),
-            "torch, 2 adapters": lambda rows=rows: run_engine(engine, rows, ["generator", "aggregator"]),
-        }
-        if vllm:
-            runs["vllm, 2 adapters"] = lambda rows=rows: run_engine(vllm, rows, ["generator", "aggregator"])
-        speeds = {name: [] for name in runs}
-        for _ in range(args.repeats):
-            for name, run in runs.items():
-                speeds[name].append(speed(run))
-        base = speeds["generate (merged weights)"]
-        for name, values in speeds.items():
-            ratios = [value / reference for value, reference in zip(values, base, strict=True)]
-            print(
-                f"{kind:7s} {name:26s} {statistics.median(values):8.0f} tok/cpu-s   "
-                f"x{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}, n={len(ratios)})",
-                flush=True,
-            )
+    folder = args.model
+    if folder is None:
+        from multirole_study.experiment.base_models import locate
+        from multirole_study.experiment.cell import Cell
+
+        folder = locate(Cell("single", "sp", "math", args.scale))
+    dtype = torch.float32 if args.scale == "tiny-r" else torch.bfloat16
+    if args.measure:
+        torch.set_num_threads(1)
+        print(json.dumps(measure(players(str(folder), dtype, *args.served, args.rivals), str(folder), args.pairs)))
+        return
+    result = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    model = result.setdefault(f"{args.scale}, {str(dtype).removeprefix('torch.')}", {})
+    for served in args.served:
+        options = [
+            "--measure",
+            "--scale",
+            args.scale,
+            "--model",
+            str(folder),
+            "--served",
+            served,
+            "--pairs",
+            str(args.pairs),
+        ]
+        speeds = alone(str(Path(__file__).resolve()), *options, "--rivals", *args.rivals)
+        model.update(summary({f"{kind}, {served}": by_who for kind, by_who in speeds.items()}))
+    print(table(result))
+    write("bench_engine", args.out, result, table(result))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def adapted(base: nn.Module, lora) -> nn.Module:
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
 def test_logprobs_are_near_those_of_float32(make_model, tokenizer, family, targets):
-    """Mean within 0.01 and largest within 0.1 nats of a float32 pass with the same weights; float32 itself is within 1e-5."""
+    """Mean within 0.02 and largest within 0.15 nats of a float32 pass with the same weights; float32 itself is within 1e-5."""
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
     base = llama(tokenizer, 3) if family == "llama" else make_model(POLICY).unload()
     model = adapted(base, lora)
@@ -79,7 +79,7 @@ def test_logprobs_are_near_those_of_float32(make_model, tokenizer, family, targe
             for request, reply in zip(requests, done, strict=True)
         ]
     )
-    assert 1e-5 < differences.mean() < 0.01 and differences.max() < 0.1, (differences.mean(), differences.max())
+    assert 1e-5 < differences.mean() < 0.02 and differences.max() < 0.15, (differences.mean(), differences.max())
 
 
 @needs_bfloat16

@@ -64,7 +64,8 @@ class Pool:
         self.longest = int(cached.max()) + 1
         self.mask = self._mask(cached + 1, self.longest)
         first = torch.arange(self.n * self.n_kv, device=cached.device) * self.kv.shape[4]
-        self.write_at = first + cached.repeat_interleave(self.n_kv)  # (n * n_kv,)
+        keys_at = first + cached.repeat_interleave(self.n_kv)  # (n * n_kv,)
+        self.write_at = torch.cat([keys_at, keys_at + self.kv.shape[2:5].numel()])  # (2 * n * n_kv,)
         if self.is_shared and not self.is_placed:
             self._place()
 
@@ -96,13 +97,12 @@ class Pool:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v (n, n_kv, d) at each row's position, then attend with q (n, heads, d) -> (n, heads * d)."""
-        keys, values = self.kv[layer].flatten(1, 2)  # (rows * n_kv, S, d) each
-        keys.flatten(0, 1).index_copy_(0, self.write_at, k.reshape(-1, k.shape[-1]).to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, self.write_at, v.reshape(-1, v.shape[-1]))
-        if keys.dtype == torch.bfloat16:
+        new = torch.stack((k.to(self.kv.dtype), v)).view(-1, k.shape[-1])  # (2 * n * n_kv, d)
+        self.kv[layer].view(-1, k.shape[-1]).index_copy_(0, self.write_at, new)
+        if self.kv.dtype == torch.bfloat16:
             return self._attend_in_bfloat16(layer, q.bfloat16())
         rows = self.n * self.n_kv
-        keys, values = keys[:rows, : self.longest], values[:rows, : self.longest]  # (n * n_kv, L, d)
+        keys, values = self.kv[layer].flatten(1, 2)[:, :rows, : self.longest]  # (n * n_kv, L, d) each
         q = q.reshape(rows, -1, q.shape[-1])  # (n * n_kv, g, d) with g = heads / n_kv
         n_q = q.shape[1]
         if n_q == 3:

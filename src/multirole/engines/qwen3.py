@@ -114,9 +114,9 @@ def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, ep
         attended = attend(layer, qk[:, : n_qk - n_kv], qk[:, n_qk - n_kv :], qkv[:, n_qk:])
         if attended is None:
             break
-        x = x + _project(attended, spans, layer, 1)  # (N, H)
+        x += _project(attended, spans, layer, 1)  # (N, H)
         gate, up = _project(normed(x, before_mlp), spans, layer, 2).chunk(2, 1)  # (N, I) each
-        x = x + _project(F.silu(gate).mul_(up), spans, layer, 3)  # (N, H)
+        x += _project(F.silu(gate).mul_(up), spans, layer, 3)  # (N, H)
     return normed(x, weights.norm)
 
 
