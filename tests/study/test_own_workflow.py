@@ -1,7 +1,5 @@
 """The example's own workflow and own task train as a cell, named by their file; `bad_inputs.OWN` has what is refused before."""
 
-import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from multirole_study import Task
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.preflight import dry_run
 from multirole_study.experiment.run import run_cell
-from multirole_study.experiment.user_files import own_object
 
 DEBATE = Path(__file__).parents[2] / "examples" / "debate.py"
 
