@@ -1,15 +1,17 @@
 """Compare a program's output with the expected output, as plain data. Tests are in the form of `published`.
 
-stdout. Both sides are split at line feeds, each line is stripped, and blank lines are dropped (as in APPS and TACO); the
-number of lines must be equal. A line is correct if it is the same text, or if its words are the same and its numbers are
-equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas separate words, so that a printed list is
-compared number by number. If a line has a word that is not a number, the spaces between its words must be equal too. LiveCodeBench compares the same way, but it has no tolerance (LiveCodeBench/LiveCodeBench#129, #133), it compares
-numbers only on lines of nothing else, and it takes 0101 for 101; numbers with superfluous leading zeros are text here,
-because outputs such as bit strings are.
+stdout. Both sides are split at line feeds, each line is stripped, and blank lines are dropped (as in APPS and TACO);
+the number of lines must be equal. A line is correct if it is the same text, or if its words are the same and its
+numbers are equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas separate words, so that a
+printed list is compared number by number. If a line has a word that is not a number, the spaces between its words must
+be equal too. LiveCodeBench compares the same way, but it has no tolerance (LiveCodeBench/LiveCodeBench#129, #133), it
+compares numbers only on lines of nothing else, and it takes 0101 for 101; numbers with superfluous leading zeros are
+text here, because outputs such as bit strings are.
 
-Tolerance. Whole numbers must be equal. If the expected number has a decimal point or an exponent, a
-difference of 1e-6 (relative or absolute) is allowed, as judges do (NVIDIA-NeMo/Gym#2956; numpy's `allclose`, with which APPS
-and TACO compare, allows ten times as much); if it has five decimals, as LeetCode's do, the tolerance is half a unit of the fifth.
+Tolerance. Whole numbers must be equal. If the expected number has a decimal point or an exponent, a difference of 1e-6
+(relative or absolute) is allowed, as judges do (NVIDIA-NeMo/Gym#2956; numpy's `allclose`, with which APPS and TACO
+compare, allows ten times as much); if it has five decimals, as LeetCode's do, the tolerance is half a unit of the
+fifth.
 
 Returned values. Tuples are lists; integers and floats by value, with the same tolerance where the expected
 value is a float; true and false are not 1 and 0 (the field, comparing with `==`, takes them); a key of a dict is a

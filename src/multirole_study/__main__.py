@@ -81,9 +81,10 @@ def evaluate(argv: list[str]) -> int:
 
 
 def plan(argv: list[str]) -> int:
-    """Report whether a cell fits memory and disk; the exit code is 1 if it does not."""
+    """Report whether a cell fits memory and disk, and estimate its time; the exit code is 1 if it does not fit."""
     from multirole_study import plan as planner
     from multirole_study.experiment.cell import Cell
+    from multirole_study.paper.grid import Grid
 
     parser = _parser(plan)
     parser.add_argument("--devices", type=int, help="number of processes, one per GPU")
@@ -92,9 +93,14 @@ def plan(argv: list[str]) -> int:
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
     with user_errors():
         cell, launch = Cell.from_parameters(parameters)
-        launch = planner.settled(cell, launch.replace(n_processes=options.devices or launch.n_processes), size)
+        planner.check_device(cell, size)
+        planned = launch.replace(n_processes=options.devices or launch.n_processes)
+        launch = planner.settled(cell, planned, size)
         memory_plan = planner.plan(cell, launch, size)
-    sys.stdout.write(f"{planner.report(memory_plan, launch)}\n")
+        lines = [planner.report(memory_plan, launch)]
+        if memory_plan.kind == "GPU" and planner.has_estimate(cell):
+            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0 if memory_plan.fits else 1
 
 
@@ -117,7 +123,8 @@ def doctor(argv: list[str]) -> int:
                 f"`n_processes` is {launch.n_processes}, but the doctor checks the processes that a launcher started, here {n}. "
                 f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole_study doctor ..."
             )
-        return smoke_run.run(cell, planner.settled(cell, launch.replace(n_processes=n)))
+        settled = planner.settled(cell, launch.replace(n_processes=n))
+        return smoke_run.run(cell, settled, planner.plan(cell, settled).per_process)
 
 
 def serve(argv: list[str]) -> int:

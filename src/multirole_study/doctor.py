@@ -16,8 +16,8 @@ import math
 import resource
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.tasks.gym import Gym
 
 ITERATIONS = 2
+PHASES = ("rollout", "update")
 NOISE, STEP = 0.15, 0.05
 """What an adapter adds to a module's output at first, as a part of that; and the learning rate times the root of the model's width.
 Both move log-probs by far more than rounding to bfloat16 does, and leave the model able to write."""
@@ -102,12 +103,32 @@ def randomise(trainer: MultiRoleGRPOTrainer) -> None:
             weight.copy_(std * torch.randn(weight.shape, generator=generator))
 
 
+class PhasePeak:
+    """The most memory of this process from its making on: on a GPU all that is in use, torch's cache included, else in RAM.
+
+    The GPU's is what is in use at the start, and by how much torch's reserved memory has grown at most since; where RAM's peak
+    cannot be reset (`/proc/self/clear_refs`), it is that of the whole process.
+    """
+
+    def __init__(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            self.beside_torch = memory_in_use() - torch.cuda.memory_reserved()
+            return
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the resident peak, see proc(5)
+
+    def bytes(self) -> int:
+        """Bytes at most until now."""
+        if torch.cuda.is_available():
+            return max(self.beside_torch + torch.cuda.max_memory_reserved(), memory_in_use())
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def memory_in_use() -> int:
-    """Bytes in use on the GPU, torch's cache included, or else the most that this process has held in RAM."""
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        return total - free
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Bytes in use on the GPU, torch's cache included."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 class Trial(MultiRoleCallback):
@@ -122,7 +143,9 @@ class Trial(MultiRoleCallback):
         """Of each iteration: row -> mean |log-prob of the trainer - of the engine|, of each adapter's first step."""
         self.trained: list[int] = []
         """Rows that the first iteration trained, in its micro-batches."""
-        self.lost = self.others = self.peak = 0
+        self.lost = self.others = 0
+        self.peaks = dict.fromkeys(PHASES, 0)
+        """Bytes at most of each phase, over the iterations."""
         self.moved: list[tuple[int, int, int]] = []
         """Of each step of the first iteration: tensors of its own adapter, those that moved, and those of others that moved."""
         self.reached = torch.zeros(0)
@@ -130,6 +153,7 @@ class Trial(MultiRoleCallback):
     def run(self) -> None:
         """Train, lose what was saved, load it, and put back the weights of the start."""
         randomise(self.trainer)
+        self.phase = PhasePeak()
         self.trainer.train()
         now = digests(self.trainer, is_base=True)
         self.changed = sum(now[name] != value for name, value in self.base.items())
@@ -143,13 +167,19 @@ class Trial(MultiRoleCallback):
         for tensor, values in zip(trained_tensors(self.trainer), self.start, strict=True):
             tensor.copy_(values)
 
+    def end_phase(self, phase: str) -> None:
+        """Take the peak of a phase; the next one begins."""
+        self.peaks[phase] = max(self.peaks[phase], self.phase.bytes())
+        self.phase = PhasePeak()
+
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
-        self.peak = max(self.peak, memory_in_use())
+        self.end_phase("rollout")
         if not self.iterations:  # FSDP2 has sharded the model only now
             self.base = digests(trainer, is_base=True)
             self.start = [tensor.cpu().clone() for tensor in trained_tensors(trainer)]
 
     def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+        self.phase = PhasePeak()  # the engine is asleep now
         for row in rows:
             row.advantage = (-1.0) ** row.episode.index
         return rows
@@ -201,7 +231,7 @@ class Trial(MultiRoleCallback):
             self.moved.append((len(adapter_tensors), len(adapter_tensors & moved), len(moved - adapter_tensors)))
 
     def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
-        self.peak = max(self.peak, memory_in_use())
+        self.end_phase("update")
         self.handle.remove()
 
     def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
@@ -357,14 +387,14 @@ def measurements(trial: Trial) -> dict[str, float]:
         "update_seconds": update,
         "sampled_tokens_per_second": sampled / rollout,
         "hours_of_training": trial.cell.iterations * (rollout + update) / 3600,
-        "peak_gib": max(gather_objects(trial.peak)) / GIB,
+        **{f"{phase}_peak_gib": max(gather_objects(trial.peaks[phase])) / GIB for phase in PHASES},
     }
 
 
-def run(cell: Cell, launch: Launch) -> int:
+def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) -> int:
     """Print the preflight, the findings and the measurements, from the first of several processes; 1 where a check fails.
 
-    ValueError or OSError where the cell cannot run.
+    `planned` are the bytes that the plan expects in each phase, shown beside the measured ones. ValueError or OSError where the cell cannot run.
     """
     is_main, widths = processes().is_main_process, (None, None, 60, 60)
     if is_main:
@@ -381,10 +411,13 @@ def run(cell: Cell, launch: Launch) -> int:
         rows = [(name, "pass" if holds else "FAIL", *rest) for name, (holds, *rest) in findings.items()]
         table = tabulate(rows, headers=("check", "result", "measured", "expected"), maxcolwidths=widths)
         where = "GPU memory in use" if torch.cuda.is_available() else "resident memory of a process"
+        peaks = [f"{phase} {measured[f'{phase}_peak_gib']:.2f} GiB" for phase in PHASES]
+        if planned:
+            peaks = [f"{peak} (planned {planned[phase] / GIB:.2f})" for peak, phase in zip(peaks, PHASES, strict=True)]
         say(
             f"\n{table}\n\nThe last iteration took {measured['rollout_seconds']:.1f} s of rollout, at "
             f"{measured['sampled_tokens_per_second']:.0f} sampled tokens/s, and {measured['update_seconds']:.1f} s of update.\n"
             f"At that rate {cell.iterations} iterations take {measured['hours_of_training']:.2f} hours. Validation is not "
-            f"counted, and replies change in length while they are trained.\nPeak {where}: {measured['peak_gib']:.2f} GiB."
+            f"counted, and replies change in length while they are trained.\nPeak {where}: {', '.join(peaks)}."
         )
     return 0 if all(finding.holds for finding in findings.values()) else 1

@@ -1,6 +1,8 @@
-"""Count what a cell needs of memory and disk before anything is downloaded or loaded.
+"""Count what a cell needs of memory, disk and time before anything is downloaded or loaded.
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
+
+On a GPU it also estimates the time (`hours`), which no run has checked.
 
 Memory is the sum of the tensors that each piece of code keeps alive at its peak; of the transformers engine's KV cache an upper
 bound is told and nothing is refused for it. Not covered: what an allocator keeps beside live tensors, float32 on a GPU (its
@@ -9,6 +11,7 @@ limit on memory that is below the machine's.
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +20,13 @@ import psutil
 from tabulate import tabulate
 
 from multirole.core.policy import adapter_names
+from multirole.workflows import WORKFLOWS
+from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import GIB, blocking_problems, engine_of, has_cuda, preflight_checks
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
-from multirole_study.experiment.presets import Shape, is_tiny
+from multirole_study.experiment.presets import PAPER_SCALES, Shape, is_small, is_tiny
 from multirole_study.experiment.run_folder import KEPT, folder_of
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -77,9 +82,14 @@ class Plan:
     cache: float | None
 
     @property
+    def per_process(self) -> dict[str, int]:
+        """Bytes of one process in each phase, at most."""
+        return {phase: sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
+
+    @property
     def peaks(self) -> dict[str, int]:
         """Bytes of one device in each phase, at most."""
-        return {phase: self.n_sharing * sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
+        return {phase: self.n_sharing * n_bytes for phase, n_bytes in self.per_process.items()}
 
     @property
     def certain(self) -> list[Part]:
@@ -134,7 +144,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
-        Part("process", PROCESS, PROCESS, "fixed" if on_gpu else "lower n_processes"),
+        Part("process", PROCESS, PROCESS, "fixed" if on_gpu or n == 1 else "lower n_processes"),
         Part(f"frozen base, {cell.dtype}", base, base, split),
         Part("adapters, float32", adapter_bytes, adapter_bytes, rank),
         Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
@@ -253,6 +263,50 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     return kept if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size else launch
 
 
+# ---- time
+
+
+def has_estimate(cell: Cell) -> bool:
+    """Whether the time of a cell can be estimated: one of the paper's scales with its base model, on a GPU with vLLM."""
+    return cell.scale in PAPER_SCALES and cell.model is None and cell.engine in ("auto", "vllm")
+
+
+def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
+    """The seconds of a cell's parts on GPUs of so much memory, under the batches that the plan chooses; not measured."""
+    launch = settled(cell, launch, gpu_bytes)
+    tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
+    fitting = max(1, min(launch.vllm_max_num_seqs or MOST_ROWS, int(tokens / hours.mean_context(cell))))
+    gpu = hours.gpu_of(gpu_bytes)
+    return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale), fitting)
+
+
+def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
+    """A line of seconds for the cell and for each other workflow in its place, and the sum of `grid` on a GPU per cell."""
+    gpu, policy = hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
+    others = [cell.sibling(name, policy) for name in WORKFLOWS if name != cell.workflow_name]
+    rows = []
+    for one in (cell, *others):
+        made = estimate(one, launch, gpu_bytes)
+        seconds = made.rollout, made.update, made.iteration, made.validation
+        rows.append((one.workflow_name, *seconds, made.hours, made.gpu_hours, disk_need(one) / GIB))
+    headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
+    table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
+    head = (
+        f"Time, estimate, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
+        f"{gpu.flops / 1e12:.0f} TFLOP/s), with replies of {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+    )
+    whole = (
+        f"The grid of {len(grid)} cells at this scale, one seed, a GPU each: {grid_gpu_hours(grid, gpu_bytes):.0f} GPU-hours "
+        f"(estimate, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
+    )
+    return f"{head}\n{table}\n{whole}"
+
+
+def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int) -> float:
+    """The training of all cells, each on one GPU, with their validations and without evaluations; not measured."""
+    return sum(estimate(cell, ONE_PROCESS, gpu_bytes).gpu_hours for cell in cells)
+
+
 # ---- disk and this machine
 
 
@@ -272,6 +326,15 @@ def this_device() -> tuple[str, int]:
 
         return "GPU", torch.cuda.get_device_properties(0).total_memory
     return "CPU", psutil.virtual_memory().total
+
+
+def check_device(cell: Cell, gpu_bytes: int | None) -> None:
+    """Refuse to plan a cell that needs a GPU for a machine without one (ValueError)."""
+    if gpu_bytes is None and not is_small(cell.scale) and cell.model is None and not has_cuda():
+        raise ValueError(
+            f"scale={cell.scale!r} needs a GPU, and this machine has none. Write --memory-gib with the memory of one GPU in GiB, "
+            "such as --memory-gib 80."
+        )
 
 
 def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:

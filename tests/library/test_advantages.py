@@ -3,10 +3,11 @@
 import statistics
 
 import pytest
+import torch
 from scripted_engine import ScriptedEngine
 from trainers import episodes_of, rows_of
 
-from multirole.core.advantages import group_advantages
+from multirole.core.advantages import group_advantages, groups_of_equal_rewards
 from multirole.core.types import Reward
 from multirole.core.validation import INDEX
 from multirole.workflows import EvalOpt, Single, Voting
@@ -26,6 +27,35 @@ def test_groups_of_unequal_size_and_of_one(scale):
 
 def test_equal_rewards_teach_nothing():
     assert group_advantages([1, 1, 0.5], ["b", "b", "c"]) == pytest.approx([0, 0, 0.5])
+
+
+@pytest.mark.parametrize("reward", [-0.1, 1 / 3, 0.7, 1e-5, 12345.678])
+def test_equal_rewards_have_no_advantage_at_all(reward):
+    assert group_advantages([reward] * 8 + [reward, 0.0], [0] * 8 + [1, 1])[:8] == [0.0] * 8
+
+
+NAN = float("nan")
+TWO = [[0.1, 0.2], [0.2, 0.1], [0.3, 0.0], [NAN, 0.3]]  # rows of one group: sums are equal but for rounding
+
+
+@pytest.mark.parametrize(
+    ("rewards", "aggregation", "is_equal"),
+    [
+        ([[-0.1]] * 4, "sum_then_normalize", True),
+        ([[1 / 3]] * 3 + [[0.5]], "sum_then_normalize", False),
+        ([[0.7], [NAN], [0.7], [NAN]], "sum_then_normalize", True),  # two were left out
+        ([[NAN]] * 4, "sum_then_normalize", True),
+        (TWO, "sum_then_normalize", True),
+        (TWO, "normalize_then_sum", False),
+        ([[0.1, 5.0], [0.1, NAN], [NAN, 5.0], [0.1, 5.0]], "normalize_then_sum", True),
+        ([[0.1, 5.0], [0.1, NAN], [NAN, 5.0], [0.1, 5.0]], "sum_then_normalize", False),
+        ([[1e6], [1e6], [1e6], [1e6 + 1]], "sum_then_normalize", False),
+    ],
+)
+def test_groups_of_equal_rewards(rewards, aggregation, is_equal):
+    other = [[0.0] * len(rewards[0])] * 3 + [[1.0] * len(rewards[0])]
+    found = groups_of_equal_rewards(torch.tensor(rewards + other), torch.ones(len(rewards[0])), 4, aggregation)
+    assert found.tolist() == [is_equal] * 4 + [False] * 4
 
 
 def uneven(roles: dict[str, int], n_episodes: int = 5) -> list:

@@ -6,7 +6,7 @@ from engine_checks import POLICY, TOLERANCE, change_adapters, make_requests, max
 from transformers import GemmaConfig, GemmaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.core.engine import Request
-from multirole.engines.qwen3 import Span, forward, merge_adapters, rope_table
+from multirole.engines.qwen3 import Span, forward, make_weights, rope_table
 from multirole.engines.transformers_engine import TransformersEngine
 
 
@@ -59,7 +59,7 @@ def test_forward_is_transformers_forward(heads, n_kv, tied):
         else:
             parameter.data *= 4
     ids = torch.randint(101, (200,))
-    weights = merge_adapters(model)[None]
+    weights = make_weights(model, torch.float32)[None]
 
     def attend(layer, q, k, v):
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # (1, heads or n_kv, T, d)

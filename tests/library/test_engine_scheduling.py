@@ -8,7 +8,8 @@ import torch
 from engine_checks import POLICY, make_requests, run_all
 
 from multirole.core.engine import Request
-from multirole.engines.transformers_engine import TransformersEngine, sample, uniform
+from multirole.engines.sampling import sample, uniform
+from multirole.engines.transformers_engine import TransformersEngine
 
 
 @pytest.fixture

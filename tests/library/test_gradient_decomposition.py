@@ -133,8 +133,8 @@ def test_a_role_without_advantage_has_no_share(make_trainer):
 def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
     """Rows whose engine agrees with the trainer to the last digit."""
     rows = trainer.prepare_rows(make_episodes(cell, n_problems=n_problems))
-    for row in rows:
-        row.turn.logprobs = row.old_logps.tolist()
+    for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
+        row.turn.logprobs = logps.tolist()
     return rows
 
 

@@ -92,17 +92,17 @@ def test_partial_mini_batch_is_under_weighted_only_in_the_released_code(make_lib
 
 def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_library_trainer):
     """pi_old by the trainer: the same gradient as sampled ones that the engine reported without error."""
-    trainer, _ = make(make_library_trainer, old_logprobs="recomputed")
+    trainer, _ = make(make_library_trainer, old_logprobs="recomputed", vllm_importance_sampling_correction=False)
     rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     recomputed = gradient(trainer, "shared", rows)
     sampled = []
-    for row in rows:
-        turn = dataclasses.replace(row.turn, logprobs=row.old_logps.tolist())
+    for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
+        turn = dataclasses.replace(row.turn, logprobs=logps.tolist())
         sampled.append(Row(row.episode, turn, row.adapter, row.advantage))
     torch.testing.assert_close(gradient(trainer, "shared", sampled), recomputed, atol=TOLERANCE, rtol=0)
     assert recomputed.norm() > 1e-3
-    ignored = [Row(row.episode, row.turn, row.adapter, row.advantage) for row in rows]
-    assert (gradient(trainer, "shared", ignored) - recomputed).norm() > 1e-3
+    trainer.args.old_logprobs = "sampled"
+    assert (gradient(trainer, "shared", rows) - recomputed).norm() > 1e-3
 
 
 def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
@@ -111,8 +111,8 @@ def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
     owned = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
     trainer.optimizer_step(trainer.model, "generator", owned["generator"], 48, 1e-2)  # now the adapters differ
     rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
-    for row in rows:
-        row.turn.logprobs = row.old_logps.tolist()
+    for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
+        row.turn.logprobs = logps.tolist()
     diagnostics = diagnostics_of(trainer)
     diagnostics.on_update_begin(trainer, [], {})
     for name in trainer.adapters:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from trainers import diagnostics_of, make_episodes, rows_of
 
-from multirole.core.gradients import mergeable
+from multirole.core.gradients import plain_lora
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
 from multirole_study.experiment.cell import Cell
@@ -120,7 +120,7 @@ def test_other_adapters_take_the_plain_path(make_trainer, change):
     """What cannot be merged in float32 is trained part by part."""
     trainer = make_trainer(Cell("voting", "sp"))
     model, params = trainer.peft_model, [p for p in trainer.peft_model.parameters() if p.requires_grad]
-    assert mergeable(model, "shared", params)
+    assert plain_lora(model, "shared", params, (torch.float32,))
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     if change == "dropout":
         layer.lora_dropout["shared"] = torch.nn.Dropout(0.1)
@@ -128,4 +128,4 @@ def test_other_adapters_take_the_plain_path(make_trainer, change):
         layer.lora_variant["shared"] = object()
     else:
         layer.base_layer.to(torch.bfloat16)
-    assert not mergeable(model, "shared", params)
+    assert not plain_lora(model, "shared", params, (torch.float32,))

@@ -48,6 +48,21 @@ def test_short_episodes_do_not_wait_for_long_ones(tokenizer):
     assert engine.steps == 51  # lockstep stages would take 50 + 1 too, but start every last stage at 50
 
 
+def test_an_episode_is_announced_when_it_ends_and_not_with_the_last_one(tokenizer):
+    slow = tokenizer.apply_chat_template([user("q3")], add_generation_prompt=True, return_dict=False)
+    engine = ScriptedEngine(
+        lambda key, request: ([tokenizer.eos_token_id], 50 if request.prompt_ids == slow else 1), tokenizer.eos_token_id
+    )
+    ended = []
+    episodes = play(
+        engine,
+        tokenizer,
+        on_episode_end=lambda episode: ended.append((episode.problem.id, episode.answer, engine.steps)),
+    )
+    assert [step for _, _, step in ended] == [2, 2, 2, 51] and ended[-1][0] == "3"
+    assert {name: answer for name, answer, _ in ended} == {one.problem.id: one.answer for one in episodes}
+
+
 def test_every_call_of_a_stage_is_queued_before_the_engine_moves(tokenizer):
     queued = []
 

@@ -23,7 +23,7 @@ from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.presets import MODELS
 from multirole_study.plan import vllm_batch
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
     """docs/gpu.md names this path; a pin that changes it must change the page."""
     pytest.importorskip("vllm")
     done = subprocess.run(
-        [sys.executable, str(HERE / "vllm_on_fake_cuda.py"), str(locate(Cell("single", "sp")))],
+        [sys.executable, str(SUPPORT / "vllm_on_fake_cuda.py"), str(locate(Cell("single", "sp")))],
         env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -48,6 +48,21 @@ def test_float32_is_refused_on_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="half precision only"):
         llm_options(1, 8, 256, torch.float32)
+
+
+def test_flat_logprobs_are_those_of_a_dict_per_token():
+    logprobs = pytest.importorskip("vllm.logprobs")
+    flat, dicts = logprobs.create_sample_logprobs(flat_logprobs=True), logprobs.create_sample_logprobs(False)
+    sampled, values = [9, 4, 9], [-0.1, -2.5, -0.3000000119]
+    for token, value in zip(sampled, values, strict=True):
+        for container in (flat, dicts):
+            logprobs.append_logprobs_for_next_position(container, [token], [value], [None], 1, num_logprobs=0)
+    best = SimpleNamespace(token_ids=sampled, logprobs=flat, finish_reason="stop")
+    done = vllm_engine._completion(SimpleNamespace(outputs=[best]))
+    assert done.logprobs == [chosen[token].logprob for chosen, token in zip(dicts, sampled, strict=True)] == values
+    best.token_ids = [9, 4]
+    with pytest.raises(RuntimeError, match="log-probs of 3 tokens.*2 sampled"):
+        vllm_engine._completion(SimpleNamespace(outputs=[best]))
 
 
 class FakeLLM:
@@ -75,7 +90,7 @@ class FakeLLM:
 
     def step(self) -> list:
         self.note("step")
-        logprobs = [{7: SimpleNamespace(logprob=-1.0)}]
+        logprobs = SimpleNamespace(token_ids=[7], logprobs=[-1.0])
         best = SimpleNamespace(token_ids=[7], logprobs=logprobs, finish_reason="stop")
         return [SimpleNamespace(request_id="0", finished=True, outputs=[best])]
 

@@ -1,5 +1,7 @@
 """The doctor passes sound cells, sees every planted fault by the right check, and measures what it ran."""
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -279,11 +281,13 @@ def test_every_check_sees_a_fault():
 def test_the_command_prints_findings_and_measurements_and_fails(monkeypatch, capsys):
     everything_is_correct(monkeypatch)
     cell = Cell("voting", "ip", **SMALL)
-    assert doctor.run(cell, Launch()) == 1
+    planned = {"rollout": 2 * doctor.GIB, "update": 3 * doctor.GIB}
+    assert doctor.run(cell, Launch(), planned) == 1
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines() if "FAIL" in line] == ["grading"]
     assert sum(" pass " in line for line in said.splitlines()) == len(doctor.CHECKS) - 1
     assert f"At that rate {cell.iterations} iterations take" in said and "disk" in said
+    assert re.search(r"rollout \d\.\d\d GiB \(planned 2\.00\), update \d\.\d\d GiB \(planned 3\.00\)\.", said)
 
 
 def test_an_iteration_is_measured(tmp_path):
@@ -291,4 +295,26 @@ def test_an_iteration_is_measured(tmp_path):
     measured = doctor.examine(cell, Launch(), str(tmp_path))[1]
     seconds = measured["rollout_seconds"] + measured["update_seconds"]
     assert measured["hours_of_training"] == pytest.approx(cell.iterations * seconds / 3600) and seconds > 0
-    assert 0.2 < measured["peak_gib"] < 16
+    assert 0.2 < measured["rollout_peak_gib"] < 16 and 0.2 < measured["update_peak_gib"] < 16
+
+
+def test_a_phase_has_a_peak_of_its_own():
+    """Of two phases, the one that held 256 MiB more has the higher peak, also when it came first."""
+    first = doctor.PhasePeak()
+    held = torch.ones(2**26)  # 256 MiB
+    with_it = first.bytes()
+    del held
+    second = doctor.PhasePeak()
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("this kernel does not let a process reset its peak")
+    assert second.bytes() < with_it - 2**27
+
+
+def test_the_peak_of_a_gpu_phase_adds_what_is_beside_torch(monkeypatch):
+    """30 GiB in use of which torch reserves 5; it then reserves 9 at most, so the phase peaks at 34 GiB."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * doctor.GIB, 80 * doctor.GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 * doctor.GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 9 * doctor.GIB)
+    assert doctor.PhasePeak().bytes() == 34 * doctor.GIB

@@ -55,13 +55,13 @@ def test_the_problems_are_the_same_everywhere_and_others_with_another_seed():
     [
         ("gym:product", "Did you mean 'products'"),
         ("gym:products?min_digit=2", "'min_digit=2'.*Did you mean 'min_digits'"),
-        ("gym:products?min_digits", "is no option"),
-        ("gym:products?size=9", "is no option"),
+        ("gym:products?min_digits", "is not an option"),
+        ("gym:products?size=9", "is not an option"),
         ("gym:products?min_digits=x", "must have the type of its default, 1"),
         ("gym:products?min_digits=True", "must have the type of its default, 1"),
         ("gym:products?min_digits=3&max_digits=2", "max_digits must be >= min_digits"),
         ("gym:products?seed=100", "from 0 to 99"),
-        ("gym:composite", "do not fit"),
+        ("gym:composite", "invalid options"),
     ],
 )
 def test_unknown_kinds_options_and_values_are_refused(spec, message):

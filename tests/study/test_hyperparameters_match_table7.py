@@ -76,7 +76,8 @@ def test_what_the_trainer_is_given_is_table_7(workflow, task, scale, tmp_path):
         assert args.optim in ("adamw_torch", "adamw_torch_fused") and not any(args.role_beta.values())
         assert (args.max_prompt_tokens, args.max_completion_length) == (prompt, response) == LENGTHS[workflow, task]
         assert (cell.max_response_tokens, cell.temperature) == (response, 0.7)
-        assert cell.to_dict()["n_train"] is cell.to_dict()["n_validation"] is None  # all rows
+        assert (cell.n_train, cell.n_validation) == (None, 256)  # all training rows
+        assert Cell(workflow, policy, task, scale, data=__file__).n_validation is None  # all of a file's
         n = len(ROLES[workflow]) if policy == "ip" else 1  # one adapter per role type, or one across all roles
         assert len(adapter_names(cell.policy)) == n and list(cell.policy) == ROLES[workflow] == list(args.policy)
         played = cell.make_workflow()  # 3 candidates; 3 proposals; 3 rounds on math and 2 on code

@@ -185,7 +185,9 @@ def test_a_number_is_an_answer_and_a_line_separator_no_end_of_a_row(tmp_path):
 def test_a_broken_row_is_left_out_and_counted_until_there_are_too_many(tmp_path, change, reason):
     description = Math(write(tmp_path / "100.jsonl", many(100, **change))).describe()
     assert description["skipped"] == {reason: 1} and description["train"] + description["validation"] == 99
-    with pytest.raises(DataError, match=rf"'{reason}': 1}} \(row 7: {reason}\)\. At most 1% of the rows may be broken"):
+    with pytest.raises(
+        DataError, match=rf"'{reason}': 1}} were dropped \(row 7: {reason}\)\. At most 1% of the rows may be broken"
+    ):
         Math(write(tmp_path / "99.jsonl", many(99, **change))).problems("train")
 
 

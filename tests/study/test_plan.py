@@ -18,6 +18,7 @@ from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study.__main__ import plan as command
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.settings import UserError
 from multirole_study.plan import (
     GIB,
     adapters,
@@ -38,7 +39,7 @@ FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed
 def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes():
     """Of a micro-batch on a GPU: the base, the adapters, the gradients and the activations, and these alone."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("memory_on_fake_cuda.py")), json.dumps(FAKE)],
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "memory_on_fake_cuda.py"), json.dumps(FAKE)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -180,5 +181,28 @@ def test_the_command_line(capsys):
     assert "frozen base, bfloat16" in out and "GiB of disk" in out and " fits" in out
     assert command([*cell, "--memory-gib", "8"]) == 1
     assert "does not fit" in capsys.readouterr().out
+    assert "estimate, not measured" in out and "GPU-hours" in out
     with pytest.raises(SystemExit, match="2"):
         command(["--unknown"])
+
+
+def test_without_a_gpu_the_memory_of_one_is_asked_for(monkeypatch):
+    monkeypatch.setattr(planner, "has_cuda", lambda: False)
+    with pytest.raises(UserError, match="scale='1.7b' needs a GPU.*--memory-gib 80"):
+        command(["-p", "scale", "1.7b"])
+
+
+def test_one_process_is_not_told_to_use_fewer(monkeypatch):
+    monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 2**28))
+    monkeypatch.setattr(planner, "has_cuda", lambda: False)
+    cell = Cell("voting", "ip")
+    assert "lower n_processes" not in plan(cell, Launch()).verdict()
+    assert "lower n_processes" in plan(cell, Launch(n_processes=2)).verdict()
+
+
+def test_the_report_on_a_cpu_speaks_of_ram_and_of_no_hours(monkeypatch, capsys):
+    monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 24 * GIB))
+    monkeypatch.setattr(planner, "has_cuda", lambda: False)
+    assert command(["-p", "scale", "tiny-r"]) == 0
+    out = capsys.readouterr().out
+    assert "this machine has 24.00 GiB of RAM" in out and "GPU" not in out

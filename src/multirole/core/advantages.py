@@ -3,13 +3,18 @@
 The authors' released code compares rows instead of episodes: `MultiRoleGRPOConfig.advantage_group`.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 import torch
+from torch import Tensor
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.rows import Row
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""Relative to their size, the difference of rewards that are equal: TRL keeps them in float32."""
 
 
 def group_advantages(
@@ -24,10 +29,33 @@ def group_advantages(
         members[group].append(i)
     advantages = torch.tensor(rewards, dtype=torch.float64)  # (N,)
     for indices in members.values():
-        if len(indices) > 1:
-            reward_G = advantages[indices]  # (G,)
+        reward_G = advantages[indices]  # (G,)
+        if len(indices) > 1 and is_equal(reward_G[:, None]):
+            advantages[indices] = 0.0
+        elif len(indices) > 1:
             advantages[indices] = (reward_G - reward_G.mean()) / (reward_G.std() + eps if scale else 1.0)
     return advantages.tolist()
+
+
+def is_equal(values: Tensor) -> bool:
+    """Whether no column of (G, F) has two numbers that differ by more than rounding; NaN differs from none."""
+    high, low = values.nan_to_num(nan=-math.inf).amax(0), values.nan_to_num(nan=math.inf).amin(0)  # (F,)
+    return bool((high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())).logical_or(high < low).all())
+
+
+def groups_of_equal_rewards(rewards: Tensor, weights: Tensor, num_generations: int, aggregation: str) -> Tensor:
+    """Which episodes (N,) are of groups whose rewards (N, F), by function, teach nothing, so that their advantage is 0.
+
+    With "sum_then_normalize" the weighted sums have to be equal, with "normalize_then_sum" each function's rewards. An episode that
+    no function scores is left out of its group (TRL 1.16's `_generate_and_score_completions`, which leaves rounding noise of up
+    to 1e-3 in such groups: it divides by their standard deviation of 0 plus 1e-4).
+    """
+    values = rewards.double().cpu()
+    if aggregation == "sum_then_normalize":
+        is_left_out = values.isnan().all(1, keepdim=True)
+        values = (values * weights.double().cpu()).nansum(1, keepdim=True).masked_fill(is_left_out, math.nan)  # (N, 1)
+    groups = values.view(-1, num_generations, values.size(1))
+    return torch.tensor([is_equal(group) for group in groups]).repeat_interleave(num_generations).to(rewards.device)
 
 
 def set_advantages(rows: Sequence[Row], args: MultiRoleGRPOConfig) -> None:

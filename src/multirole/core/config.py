@@ -11,7 +11,6 @@ from trl import GRPOConfig
 
 SAMPLER = "the loss compares log-probs of the whole distribution with those that were sampled"
 BATCHING = "the rollout engine batches continuously by itself"
-RATIO = "`old_logprobs` decides on the ratio's denominator"
 REFUSED = {
     "top_p": (1.0, SAMPLER),
     "top_k": ((0, -1), SAMPLER),
@@ -26,10 +25,6 @@ REFUSED = {
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
     "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
     "vllm_model_impl": (("vllm", "auto"), "adapters are served by vLLM's own models"),
-    "vllm_importance_sampling_correction": (True, RATIO),
-    "vllm_importance_sampling_mode": ("sequence_mask", RATIO),
-    "vllm_importance_sampling_clip_min": (None, RATIO),
-    "vllm_importance_sampling_clip_max": (3.0, RATIO),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
     "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),

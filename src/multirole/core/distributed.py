@@ -8,7 +8,7 @@ passes, and one without rows repeats a row with weight 0.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -68,17 +68,20 @@ def all_reduce(tensors: list[Tensor]) -> None:
 
 
 def shard(
-    rows: list[Row], max_tokens: int, rank: int, loads: list[float], is_sharded: bool, cost: float = 1.0
-) -> list[tuple[list[Row], float]]:
+    rows: list[Row], max_tokens: int, rank: int, loads: list[float], is_sharded: bool, cost: float = 1.0,
+    cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches, size: Callable[[list[Row]], int] = padded,
+) -> list[tuple[list[Row], float]]:  # fmt: skip
     """One process's micro-batches and their weights: 1, or 0 for a row that is repeated to keep FSDP2's processes in step.
+
+    `cut` makes micro-batches of at most so many tokens, which `size` counts.
 
     `loads` holds the work of every process so far; a micro-batch goes to the one with the least, and adds `cost` times its
     tokens. Under FSDP2 every pass ends for all at once, and its micro-batches are of a size.
     """
     n = len(loads)
     if n == 1:
-        return [(batch, 1.0) for batch in micro_batches(rows, max_tokens)]
-    batches = even_micro_batches(rows, max_tokens, n)
+        return [(batch, 1.0) for batch in cut(rows, max_tokens)]
+    batches = even_micro_batches(rows, max_tokens, n, cut, size)
     if is_sharded:
         missing = -len(batches) % n
         dealt = [(batch, 1.0) for batch in batches] + [(batches[-1][-1:], 0.0)] * missing
@@ -86,7 +89,7 @@ def shard(
     own = []
     for batch in batches:
         least = loads.index(min(loads))
-        loads[least] += cost * padded(batch)
+        loads[least] += cost * size(batch)
         if least == rank:
             own.append((batch, 1.0))
     return own

@@ -4,6 +4,7 @@ A *part* is what the rows of one (role, slot) contribute to an optimizer step. T
 so that their sum is the applied gradient bit for bit.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tenso
 class PartSums:
     """Where backward passes through merged layers leave the parts: a matrix (K, n), one part per row.
 
-    `segments` holds, for the present micro-batch, (part, its rows) with each part's rows side by side.
+    `segments` holds, for the present micro-batch, (part, its tokens) with each part's tokens side by side.
     """
 
     def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
@@ -68,9 +69,10 @@ class PartSums:
         }
         self.segments: list[tuple[int, slice]] = []
 
-    def set_rows(self, parts: list[int]) -> None:
-        """Name the part of each row of the next micro-batch, in ascending order."""
-        self.segments = [(k, slice(parts.index(k), parts.index(k) + parts.count(k))) for k in dict.fromkeys(parts)]
+    def set_tokens(self, runs: list[tuple[int, int]]) -> None:
+        """Name the parts of the next micro-batch's tokens: (part, number of tokens) one after another."""
+        ends = itertools.accumulate(count for _, count in runs)
+        self.segments = [(part, slice(end - count, end)) for (part, count), end in zip(runs, ends, strict=True)]
 
 
 class MergedLinear(torch.autograd.Function):
@@ -93,8 +95,7 @@ class MergedLinear(torch.autograd.Function):
         inner, grad_inner = F.linear(x, a), grad @ b  # (N, L, r) each
         for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
             left, right = left.flatten(0, 1).T, right.flatten(0, 1)  # (out, N * L), (N * L, in)
-            for part, rows in ctx.segments:
-                tokens = slice(rows.start * x.size(1), rows.stop * x.size(1))
+            for part, tokens in ctx.segments:
                 total[part].addmm_(left[:, tokens], right[tokens], alpha=ctx.scaling)
         return *[None] * 6, grad @ weight if ctx.needs_input_grad[6] else None
 
@@ -114,15 +115,18 @@ def keeps_rows(model: PeftModel) -> bool:
     return all(shape == ids.shape for shape in shapes)
 
 
-def mergeable(model: PeftModel, adapter: str, parameters: list[nn.Parameter]) -> list[LoraLinear]:
-    """The adapter's layers, if it is plain LoRA on float32 linear layers and `parameters` are its A and B; else none."""
+def plain_lora(
+    model: PeftModel, adapter: str, parameters: list[nn.Parameter], dtypes: tuple[torch.dtype, ...]
+) -> list[LoraLinear]:
+    """The adapter's layers, if it is plain float32 LoRA on linear layers of `dtypes` and `parameters` are its A and B; else none."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and adapter in module.scaling]
     plain = [
         layer
         for layer in layers
         if type(layer) is LoraLinear
         and type(layer.base_layer) is nn.Linear
-        and layer.base_layer.weight.dtype == layer.lora_A[adapter].weight.dtype == torch.float32
+        and layer.base_layer.weight.dtype in dtypes
+        and layer.lora_A[adapter].weight.dtype == torch.float32
         and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
         and (isinstance(layer.lora_dropout[adapter], nn.Identity) or layer.lora_dropout[adapter].p == 0)
     ]

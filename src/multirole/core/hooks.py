@@ -46,6 +46,12 @@ class Iteration:
 class MultiRoleCallback(TrainerCallback):
     """Base class of callbacks that take part in an iteration. Every event does nothing unless overridden."""
 
+    def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
+        """An episode that this process plays has its answer and no reward yet, while others may go on; evaluations too.
+
+        It is called in the rollout's thread, which drives the engine: return at once.
+        """
+
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         """Episodes have been played and scored; each has its reward and its advantage."""
 

@@ -9,24 +9,42 @@ from contextlib import contextmanager
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
+from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
+from multirole.core.prefix_tree import Packing
 from multirole.core.rows import left_aligned
+
+TILE = 512, 2048
+"""Tokens and words of a tile of logits on a CPU, where a vocabulary is larger than `LARGE`: it stays in the processor's cache."""
+LARGE = 8192
 
 
 @contextmanager
-def compact_head() -> Iterator[None]:
-    """Within it, TRL's fused head scores completion tokens alone on a CPU, too, as it does where it can use Triton."""
-    former, utils._use_triton = utils._use_triton, lambda device: True
+def compact_head(is_tiled: bool = False) -> Iterator[None]:
+    """Within it, TRL's fused head scores completion tokens alone on a CPU, too, as it does where it can use Triton.
+
+    With `is_tiled`, until `backward` has ended, it works in tiles of `TILE`.
+    """
+    former = utils._use_triton, utils._CHUNKED_LOGPROB_CHUNK_SIZE, chunked_logprob.TOKEN_CHUNK_SIZE
+    utils._use_triton = lambda device: True
+    if is_tiled:
+        chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = TILE
     try:
         yield
     finally:
-        utils._use_triton = former
+        utils._use_triton, utils._CHUNKED_LOGPROB_CHUNK_SIZE, chunked_logprob.TOKEN_CHUNK_SIZE = former
+
+
+def has_large_head(model: nn.Module) -> bool:
+    """Whether logits are computed in tiles of `TILE`: on a CPU, with more than `LARGE` words."""
+    weight = model.get_output_embeddings().weight
+    return weight.device.type == "cpu" and weight.size(0) > LARGE
 
 
 def score(
-    model: PeftModel, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probs and entropies (N, C) of the last C = `n_completion` of ids and mask (N, P + C), padded as TRL pads them.
 
@@ -37,6 +55,18 @@ def score(
         outputs = model(input_ids=ids, labels=labels, fused_lm_head=True)
     logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
     entropies = outputs.entropy.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
+    return logps, entropies
+
+
+def score_packed(model: nn.Module, packing: Packing) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (R, C) of the completions of R packed rows; for `tree_attention.packed_attention`."""
+    with compact_head():
+        outputs = model(
+            input_ids=packing.ids, position_ids=packing.positions, shift_labels=packing.labels, fused_lm_head=True,
+            prefix_tree=packing,
+        )  # fmt: skip
+    values = torch.stack([outputs.log_probs[0], outputs.entropy[0]])[:, packing.scores]  # (2, R, C)
+    logps, entropies = values.masked_fill(~packing.is_token, 0.0)
     return logps, entropies
 
 

@@ -134,6 +134,9 @@ class Rollout:
     max_turns: int = 256  # more calls in one episode raise `WorkflowError`
     turn_seeds: str = "position"  # of a turn: (role, slot, round), or (role, "prompt", occurrence)
     max_failed_episodes: int = 0  # more failing episodes of one `run` raise `WorkflowError`
+    on_episode_end: Callable[[Episode], object] = lambda episode: (
+        None
+    )  # called in the rollout's thread, with its answer
 
     def __post_init__(self) -> None:
         self.patience = PATIENCE
@@ -244,6 +247,8 @@ class Rollout:
             logger.warning("Left out episode %d of problem %r. %s", episode.index, episode.problem.id, error)
             await _all_done(asked)  # the engine must have no request left when the rollout ends
             episode.turns.clear()
+        else:
+            self.on_episode_end(episode)
         self._progress = self._clock
 
     def _last_failure(self, error: WorkflowError) -> WorkflowError:

@@ -7,6 +7,7 @@ included. So the rows' completion masks partition the trained tokens by role.
 import itertools
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -114,20 +115,26 @@ def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
     return batches
 
 
-def even_micro_batches(rows: list[Row], max_tokens: int, n: int) -> list[list[Row]]:
-    """Micro-batches of near-equal padded size for `n` processes, no more than a multiple of `n`; the largest first."""
-    most = -(-len(micro_batches(rows, max_tokens)) // n) * n
+def even_micro_batches(
+    rows: list[Row], max_tokens: int, n: int,
+    cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches, size: Callable[[list[Row]], int] = padded,
+) -> list[list[Row]]:  # fmt: skip
+    """Micro-batches of near-equal size for `n` processes, no more than a multiple of `n`; the largest first."""
+    most = -(-len(cut(rows, max_tokens)) // n) * n
     fits = range(1, max_tokens)
-    smallest = 1 + bisect_left(fits, True, key=lambda size: len(micro_batches(rows, size)) <= most)
-    return sorted(micro_batches(rows, smallest), key=padded, reverse=True)
+    smallest = 1 + bisect_left(fits, True, key=lambda tokens: len(cut(rows, tokens)) <= most)
+    return sorted(cut(rows, smallest), key=size, reverse=True)
 
 
 def _pad(sequences: list[list], value: float = 0.0, side: str = "right") -> Tensor:
     return pad_sequence([torch.tensor(s) for s in sequences], True, value, side)  # (N, width)
 
 
-def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, Tensor]:
-    """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded."""
+def collate(rows: list[Row], pad_id: int, device: torch.device, old_logprobs: str = "sampled") -> dict[str, Tensor]:
+    """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded.
+
+    With `old_logprobs="recomputed"` and rows that have none, TRL's loss takes the rows' present log-probs.
+    """
     prompts, completions = [r.turn.prompt_ids for r in rows], [r.turn.completion_ids for r in rows]
     sampled = _pad([r.turn.logprobs for r in rows])  # (N, C)
     batch = {
@@ -136,9 +143,10 @@ def collate(rows: list[Row], pad_id: int, device: torch.device) -> dict[str, Ten
         "completion_ids": _pad(completions, pad_id),
         "completion_mask": _pad([[1] * len(ids) for ids in completions]),
         "sampling_per_token_logps": sampled,
-        "old_per_token_logps": sampled,
         "advantages": torch.tensor([r.advantage for r in rows], dtype=torch.float32),  # (N,)
     }
+    if old_logprobs == "sampled":
+        batch["old_per_token_logps"] = sampled
     for name in ("old", "ref"):
         known = [logps for r in rows if (logps := getattr(r, f"{name}_logps")) is not None]
         if len(known) == len(rows):

@@ -18,8 +18,8 @@ import shutil
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -29,14 +29,16 @@ import torch
 from datasets import IterableDataset
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from multirole.core.advantages import set_advantages
+from multirole.core.advantages import groups_of_equal_rewards, set_advantages
 from multirole.core.arguments import check_arguments, named_adapters
+from multirole.core.bfloat16 import HALF, half_layers, needs_no_autocast
 from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.checkpoints import PolicyMap, check_checkpoint
 from multirole.core.completions_table import evaluation_logs, kept_apart
@@ -63,11 +65,14 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
     text_metrics,
 )
-from multirole.core.gradients import PartSums, clip, gradient_of, keeps_rows, mergeable, merged, part_of, set_gradient
+from multirole.core.gradients import PartSums, clip, gradient_of, keeps_rows, merged, part_of, plain_lora, set_gradient
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.logprobs import check_head, score
+from multirole.core.importance import Correction, WeightSums
+from multirole.core.logprobs import check_head, compact_head, has_large_head, score, score_packed
 from multirole.core.noise import disable_noise
 from multirole.core.policy import adapter_names, parse_policy
+from multirole.core.prefix_tree import Packing, block_lengths, block_runs, pack, packing_pays, tree_batches
+from multirole.core.recomputation import fits, without_recomputation
 from multirole.core.reference import given_adapters, swapped
 from multirole.core.rollout import (
     Attempt,
@@ -79,10 +84,21 @@ from multirole.core.rollout import (
     turn_seed,
     warn_of_silent_roles,
 )
-from multirole.core.rows import Row, collate, loss_mass, optimizer_steps, problem_order, trained_tokens
+from multirole.core.rows import (
+    Row,
+    Steps,
+    collate,
+    loss_mass,
+    micro_batches,
+    optimizer_steps,
+    padded,
+    problem_order,
+    trained_tokens,
+)
 from multirole.core.stock import GRPOTrainer
 from multirole.core.streams import StreamedRows
 from multirole.core.threads import use_fitting_threads
+from multirole.core.tree_attention import can_share_prefixes, packed_attention
 from multirole.core.types import OVERFLOW, Episode, Reward, Turn, Workflow
 from multirole.core.validation import (
     INDEX,
@@ -107,6 +123,11 @@ ZERO_REWARD = (
     "find the answer (print what it gets in `completions`), replies are cut off at `max_completion_length` (see the roles' "
     "`truncated_rate`), or the problems are too hard for the model."
 )
+
+
+def no_key(row: Row) -> int:
+    """The key of a tree that rows of all parts share."""
+    return 0
 
 
 class MultiRoleGRPOTrainer(GRPOTrainer):
@@ -265,8 +286,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             )
         if self.is_sharded:
             keep_float32(self.accelerator)
-        self.merges = not self.is_sharded and self.accelerator.mixed_precision == "no" and keeps_rows(self.peft_model)
+        self.is_half = self.accelerator.mixed_precision == "bf16"
+        is_known = self.is_half or self.accelerator.mixed_precision == "no"
+        self.merges = not self.is_sharded and is_known and keeps_rows(self.peft_model)
         base = self.peft_model.get_base_model()
+        self.packs = can_share_prefixes(base)
+        self.correction = None  # with old_logprobs="sampled" the ratio of the loss starts from the sampler
+        if args.vllm_importance_sampling_correction and args.old_logprobs == "recomputed":
+            self.correction = Correction(
+                args.vllm_importance_sampling_mode,
+                args.vllm_importance_sampling_clip_min,
+                args.vllm_importance_sampling_clip_max,
+            )
+        self._weight_sums, self._packing, self._batch = WeightSums(), None, {}
+        if self.is_half:  # PEFT would cast the inputs of adapters to float32, and autocast back
+            for module in base.modules():
+                if isinstance(module, LoraLayer):
+                    module.cast_input_dtype_enabled = False
         is_float32 = base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
         if not self.is_sharded:
             with self.accelerator.autocast():
@@ -289,7 +325,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.engine = engine or load_engine(args.engine, self.peft_model, is_float32).from_trainer(self)
         self.rollout = Rollout(
             workflow, self.engine, self._tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens,
-            render or render_chat, args.max_turns, args.turn_seeds, args.max_failed_episodes,
+            render or render_chat, args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode,
         )  # fmt: skip
 
     def _take_over_options(self) -> None:
@@ -400,6 +436,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_failures(episodes, self.args.max_failed_episodes)
         return episodes
 
+    def _end_episode(self, episode: Episode) -> None:
+        for callback in self.watchers:
+            callback.on_episode_end(self, episode)
+
     def _rest_engine(self) -> None:
         """Give the engine's memory to the trainer until the next rollout."""
         self.engine.sleep()
@@ -438,7 +478,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             shown = self._logs["completion"]
             for i, episode in enumerate(self._episodes, start=len(shown) - len(self._episodes)):
                 shown[i] = transcript(episode)
-        own = [(row["episodes"].reward, a) for row, a in zip(inputs, scored["advantages"].tolist(), strict=True)]
+        is_equal = groups_of_equal_rewards(
+            self._rewards_by_function, self.reward_weights, self.num_generations, self.multi_objective_aggregation
+        )
+        start = self.accelerator.process_index * len(inputs)
+        advantages = scored["advantages"].masked_fill(
+            is_equal[start : start + len(inputs)], 0.0
+        )  # TRL's are rounding noise there
+        own = [(row["episodes"].reward, a) for row, a in zip(inputs, advantages.tolist(), strict=True)]
         for episode, (reward, advantage) in zip(
             self._episodes, itertools.chain.from_iterable(gather_objects(own)), strict=True
         ):
@@ -471,6 +518,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 gather_objects([episode.failure is not None for episode in episodes])
             )
             rewards[torch.tensor(list(failed), device=rewards.device)] = math.nan
+        self._rewards_by_function = rewards
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         own = rewards[start : start + len(inputs)]
         values = (own * self.reward_weights.to(own.device)).nansum(1).tolist()
@@ -522,9 +570,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             rows = watcher.on_rows(self, rows)
         seed = turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0)
         rows = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()]
-        if args.old_logprobs == "recomputed":
-            for row, logps in zip(rows, self.logprobs_of(rows), strict=True):
-                row.old_logps = logps
         if anchored := [row for row in rows if self.betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
                 row.ref_logps = logps
@@ -532,8 +577,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Every optimizer step of every adapter, and their mean loss, detached."""
-        owned = {name: [row for row in rows if row.adapter == name] for name in self.adapters}
-        steps = {name: optimizer_steps(own, self.args) for name, own in owned.items()}
+        steps = self.plan_steps(rows)
+        if self.args.old_logprobs == "recomputed":
+            self.score_later_steps(steps)
         taken, losses = [], []
         for watcher in self.watchers:
             watcher.on_update_begin(self, rows, steps)
@@ -547,6 +593,18 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for watcher in self.watchers:
             watcher.on_update_end(self, rows)
         return taken, torch.stack(losses).mean() if losses else torch.zeros((), device=self.accelerator.device)
+
+    def plan_steps(self, rows: list[Row]) -> Steps:
+        """The optimizer steps of every adapter on an iteration's rows."""
+        rows_by_adapter = {name: [row for row in rows if row.adapter == name] for name in self.adapters}
+        return {name: optimizer_steps(rows, self.args) for name, rows in rows_by_adapter.items()}
+
+    def score_later_steps(self, steps: Steps) -> None:
+        """Set `old_logps` of rows that are trained after a step has moved their adapter. For others the loss takes the present ones."""
+        n_first = 1 if self.args.num_iterations == 1 else 0  # steps on rows that are not trained again
+        later = [row for taken in steps.values() for mini_batch, _ in taken[n_first:] for row in mini_batch]
+        for row, logps in zip(later, self.logprobs_of(later), strict=True):
+            row.old_logps = logps
 
     def _log_loss_metrics(self) -> None:
         """Make one number of each metric that TRL's loss has logged by micro-batch."""
@@ -585,30 +643,45 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         self._entropy = self.step_entropy(adapter, rows)
         params, layers = self.activate(adapter)
-        parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))}
+        wants_parts = any(type(w).on_gradient_parts is not MultiRoleCallback.on_gradient_parts for w in self.watchers)
+        parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))} if wants_parts else {("", 0): 0}
         losses: list[tuple[list[Row], Tensor]] = []
         gradients = torch.zeros(
             len(parts), sum(local(p).numel() for p in params), device=self.accelerator.device
         )  # (K, n)
         whole = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         sums = PartSums(params, gradients) if self.merges and layers else None
+
+        def part_index(row: Row) -> int:
+            return parts[part_of(row)] if wants_parts else 0
+
         groups: dict[tuple, list[Row]] = defaultdict(list)
         for row in [row for row in rows if not row.is_masked]:
             beta = self.betas[row.turn.role]
-            groups[bool(row.advantage or beta or self._entropy.coef), beta, None if sums else part_of(row)].append(row)
+            has_gradient = bool(row.advantage or beta or self._entropy.coef)
+            groups[has_gradient, beta, None if sums else part_index(row)].append(row)
         loads = [0.0] * self.accelerator.num_processes
-        with merged(layers, adapter, sums) if sums else nullcontext():
-            for (has_gradient, beta, part), owned in groups.items():
+        with self.layers_with(layers, adapter, sums) if sums else nullcontext():
+            for (has_gradient, beta, part), group in groups.items():
                 for parameter in params:
                     parameter.grad = None
-                for micro, weight in self.shard(owned, loads, 3.0 if has_gradient else 1.0):
-                    micro.sort(key=lambda row: parts[part_of(row)])
+                is_packed = self.packs and packing_pays(group, self.n_parameters, part_index)
+                for micro, weight in self.shard(
+                    group, loads, 3.0 if has_gradient else 1.0, part_index if is_packed else None
+                ):
+                    packing = pack(micro, part_index, self.accelerator.device) if is_packed else None
+                    if packing is None:
+                        micro.sort(key=part_index)
                     if sums:
-                        sums.set_rows([parts[part_of(row)] for row in micro])
+                        width = max(row.length for row in micro)
+                        width += -width % (self.pad_to_multiple_of or 1)
+                        sums.set_tokens(
+                            block_runs(micro, packing.blocks if packing else [width] * len(micro), part_index)
+                        )
                     weight *= loss_mass(micro, self.args.loss_type) / whole
-                    losses.append((micro, self._backward(model, micro, weight, beta, has_gradient)))
+                    losses.append((micro, self._backward(model, micro, weight, beta, has_gradient, packing)))
                 if not sums and has_gradient:
-                    gradients[parts[part]] += gradient_of(params)
+                    gradients[part] += gradient_of(params)
         loss = sum((one for _, one in losses), torch.zeros((), device=gradients.device))
         all_reduce([loss] if self.is_sharded else [loss, gradients])  # FSDP2 has reduced the gradients already
         if not torch.isfinite(loss):
@@ -656,14 +729,37 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             model.set_requires_grad(self.adapters, False)  # `set_adapter` leaves the others' `modules_to_save` on
             model.set_adapter(adapter)
             params = [p for p in model.parameters() if p.requires_grad]
-            self._active = {adapter: (params, mergeable(model, adapter, params))}
+            dtypes = (torch.float32, HALF) if self.is_half else (torch.float32,)
+            self._active = {adapter: (params, plain_lora(model, adapter, params, dtypes))}
             model.set_requires_grad(self.adapters, True)
         return self._active[adapter]
 
-    def shard(self, rows: list[Row], loads: list[float], cost: float = 1.0) -> list[tuple[list[Row], float]]:
-        """The micro-batches of `rows` that this process computes, with their weights; `loads` of `distributed.shard`."""
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the model, without those of a quantised one's packing."""
+        return self.peft_model.get_base_model().num_parameters()
+
+    def layers_with(
+        self, layers: list[LoraLinear], adapter: str | None, sums: PartSums | None
+    ) -> AbstractContextManager[None]:
+        """The context in which the adapter's layers give its gradient by part, into `sums`."""
+        if self.is_half:
+            return half_layers(layers, adapter, sums, self.peft_model.get_base_model())
+        return merged(layers, adapter, sums)
+
+    def shard(
+        self, rows: list[Row], loads: list[float], cost: float = 1.0, tree_key: Callable[[Row], int] | None = None
+    ) -> list[tuple[list[Row], float]]:
+        """The micro-batches of `rows` that this process computes, with their weights; `loads` of `distributed.shard`.
+
+        With `tree_key` they are for `prefix_tree.pack`, by this key.
+        """
+        cut, size = micro_batches, padded
+        if tree_key is not None:
+            cut = functools.partial(tree_batches, key=tree_key)
+            size = lambda micro: sum(block_lengths(micro, tree_key))
         rank = self.accelerator.process_index
-        return shard(rows, self.args.micro_batch_tokens, rank, loads, self.is_sharded, cost)
+        return shard(rows, self.args.micro_batch_tokens, rank, loads, self.is_sharded, cost, cut, size)
 
     def _refuse(self, losses: list[tuple[list[Row], Tensor]]) -> None:
         """Raise for the first micro-batch of any process whose loss is not finite; for all processes to call."""
@@ -676,27 +772,47 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             f"round) {rows}. Lower `learning_rate`, or resume from an earlier checkpoint."
         )
 
-    def _backward(self, model: nn.Module, micro: list[Row], weight: float, beta: float, has_gradient: bool) -> Tensor:
+    def _backward(
+        self, model: nn.Module, micro: list[Row], weight: float, beta: float, has_gradient: bool, packing: Packing | None
+    ) -> Tensor:  # fmt: skip
         """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
-        batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
+        batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device, self.args.old_logprobs)
         batch["num_items_in_batch"] = batch["completion_mask"].sum() * self.accelerator.num_processes
         logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)
-        self._micro_batch = micro
+        n_tokens = sum(packing.blocks) if packing else padded(micro)
+        self._micro_batch, self._batch, self._packing = micro, batch, packing
         self.beta = beta  # which TRL's loss reads; elsewhere it is 0, or TRL would look for a reference model
-        with self.compute_loss_context_manager(), local_metrics(self.accelerator), torch.set_grad_enabled(has_gradient):
-            loss = self.compute_loss(model, batch) * weight
-            if self.has_entropy_bonus and weight:
-                loss = loss - self._entropy.bonus(micro, self._entropies, batch["completion_mask"])
-        self.beta = 0.0
+        self.use_vllm = self.correction is not None  # so that TRL's loss takes importance weights
+        with self.pass_over(n_tokens, packing), torch.set_grad_enabled(has_gradient):
+            with self.compute_loss_context_manager(), local_metrics(self.accelerator):
+                loss = self.compute_loss(model, batch) * weight
+                if self.has_entropy_bonus and weight:
+                    loss = loss - self._entropy.bonus(micro, self._entropies, batch["completion_mask"])
+            self.beta, self.use_vllm = 0.0, False
+            if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
+                self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
+        self._packing, self._batch = None, {}
         tokens = sum(len(row.turn.completion_ids) for row in micro) if weight else 0
         self._loss_metrics += [(name, tokens, value) for name, (value,) in self._metrics["train"].items()]
         self._metrics["train"] = logged
-        if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
-            self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
         if weight:
+            if self.correction:
+                self._weight_sums.add(micro, *self._weights, batch["completion_mask"])
             for watcher in self.watchers:
                 watcher.on_micro_batch(self, micro, batch, *self._logps)
         return loss.detach()
+
+    @contextmanager
+    def pass_over(self, n_tokens: int, packing: Packing | None) -> Iterator[None]:
+        """The context of a forward pass over so many tokens, and of its backward pass."""
+        base = self.peft_model.get_base_model()
+        with ExitStack() as stack:
+            if packing is not None:
+                stack.enter_context(packed_attention(base))
+            is_off = not self.is_sharded and fits(base, n_tokens, self.is_half)
+            stack.enter_context(without_recomputation(base, is_off))
+            stack.enter_context(compact_head(has_large_head(base)))
+            yield
 
     # ---- log-probs
 
@@ -714,21 +830,25 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     @torch.no_grad()
     def _scores_of(self, rows: list[Row], which: int, base: bool = False) -> list[Tensor]:
         """The log-probs (`which` 0) or the entropies (1) of each row's completion (C,)."""
-        computed, place = {}, {id(row): i for i, row in enumerate(rows)}
+        computed, place, device = {}, {id(row): i for i, row in enumerate(rows)}, self.accelerator.device
         with self._reference() if base else nullcontext():
             for adapter in dict.fromkeys(row.adapter for row in rows):
-                self.activate(adapter)
-                own, loads = [row for row in rows if row.adapter == adapter], [0.0] * self.accelerator.num_processes
-                for micro, _ in self.shard(own, loads):
-                    batch = collate(micro, self._tokenizer.pad_token_id, self.accelerator.device)
-                    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
-                    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
-                    with self.accelerator.autocast():
-                        scores = score(
-                            self.peft_model, ids, mask, batch["completion_ids"].size(1), self.pad_to_multiple_of
-                        )[which]  # (N, C)  # fmt: skip
-                    for row, values in zip(micro, scores, strict=True):
-                        computed[place[id(row)]] = values[: len(row.turn.completion_ids)].cpu()
+                _, layers = self.activate(adapter)
+                group, loads = [row for row in rows if row.adapter == adapter], [0.0] * self.accelerator.num_processes
+                is_packed = self.packs and packing_pays(group, self.n_parameters, no_key)
+                is_half = self.is_half and self.merges and layers
+                name = None if base and not self._given_adapters else adapter
+                with self.layers_with(layers, name, None) if is_half else nullcontext():
+                    for micro, _ in self.shard(group, loads, tree_key=no_key if is_packed else None):
+                        self._packing = pack(micro, no_key, device) if is_packed else None
+                        batch = collate(micro, self._tokenizer.pad_token_id, device)
+                        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
+                        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
+                        with self.pass_over(0, self._packing):
+                            scores = self._score(ids, mask, batch["completion_ids"].size(1))[which]  # (N, C)
+                        for row, values in zip(micro, scores, strict=True):
+                            computed[place[id(row)]] = values[: len(row.turn.completion_ids)].cpu()
+        self._packing = None
         self.peft_model.set_requires_grad(self.adapters, True)
         gathered = {i: values for part in gather_objects(computed) for i, values in part.items()}
         return [gathered[i] for i in range(len(rows))]
@@ -740,13 +860,29 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: object
     ) -> tuple[Tensor, Tensor, None]:
-        """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge."""
-        with self.accelerator.autocast():  # unwrapped: data parallelism is ours (`distributed`)
-            logps, entropies = score(
-                self.peft_model, input_ids, attention_mask, logits_to_keep, self.pad_to_multiple_of
-            )
+        """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge, or packed.
+
+        Adds importance weights to the batch: they need the log-probs, which are a first step's own.
+        """
+        logps, entropies = self._score(input_ids, attention_mask, logits_to_keep)
         self._logps, self._entropies = (logps.detach(), entropies.detach()), entropies
+        old = self._batch.setdefault("old_per_token_logps", self._logps[0])
+        if self.use_vllm and self.correction:
+            sampled = self._batch["sampling_per_token_logps"]
+            weights, unclipped = self.correction.weigh(old, sampled, self._batch["completion_mask"])
+            self._batch["importance_sampling_ratio"] = weights
+            self._weights = weights, unclipped, old, sampled
         return logps, entropies, None
+
+    def _score(self, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies (N, C), of the packed rows if there are any. Data parallelism is ours (`distributed`): unwrapped."""
+        base = self.peft_model.get_base_model()
+        is_replaced = self.is_half and needs_no_autocast(base) and "forward" in vars(base.model.rotary_emb)
+        with nullcontext() if is_replaced else self.accelerator.autocast():
+            model = base if is_replaced else self.peft_model  # whose forward has an autocast of its own
+            if self._packing is not None:
+                return score_packed(model, self._packing)
+            return score(model, input_ids, attention_mask, n_completion, self.pad_to_multiple_of)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self._last_grad_norm
@@ -758,6 +894,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         metrics = self._metrics["train"]
         by_role = {role: [row for row in iteration.rows if row.turn.role == role] for role in self.policy}
         iteration.roles |= {role: text_metrics(rows) for role, rows in by_role.items() if rows}
+        for role, values in self._weight_sums.collect(gather_objects).items():
+            iteration.roles[role] |= values
         if iteration.number == 1 and self.accelerator.is_main_process:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration")

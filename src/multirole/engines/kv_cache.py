@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 N_COLUMNS = 10
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""What `scaled_dot_product_attention` calls on a CPU; it also returns the logarithms of the sums of exponentials."""
 
 
 class Pool:
@@ -67,20 +69,26 @@ class Pool:
             self._place()
 
     def _mask(self, lengths: Tensor, longest: int) -> Tensor:
-        """0 where a position is below its row's length, else -inf: (rows * n_kv, 1, longest)."""
+        """0 where a position is below its row's length, else -inf: (rows * n_kv, 1, longest); in bfloat16 (rows, 1, 1, longest)."""
         hidden = torch.arange(longest, device=lengths.device) >= lengths[:, None]  # (rows, longest)
         mask = torch.zeros(hidden.shape, device=lengths.device).masked_fill_(hidden, -torch.inf)
+        if self.kv.dtype == torch.bfloat16:
+            return mask[:, None, None]
         return mask.repeat_interleave(self.n_kv, 0)[:, None]
 
     def _place(self) -> None:
-        """Give each row a lane `home * width + rank` among the rows of its prompt; width is the largest group's size."""
+        """Give each row a lane `rank` of its prompt and kv head; there are as many lanes as the largest group has rows."""
         home = self.home[: self.n]
         sizes = home.bincount(minlength=self.n_prompts)
         self.width = int(sizes.max())
         order = home.argsort(stable=True)
         rank = torch.empty_like(home)
         rank[order] = torch.arange(self.n, device=home.device) - (sizes.cumsum(0) - sizes)[home[order]]
-        self.lane = home * self.width + rank  # (n,)
+        kv = torch.arange(self.n_kv, device=home.device)
+        lanes = (home * self.n_kv + kv[:, None]) * self.width + rank  # (n_kv, n)
+        self.lanes = lanes.t().flatten()  # (n * n_kv,): the lane of each row and kv head
+        self.rows = torch.zeros(self.n_prompts * self.n_kv * self.width, dtype=torch.int64, device=home.device)
+        self.rows[self.lanes] = torch.arange(len(self.lanes), device=home.device)
         lengths = self.prompt_length[: self.n_prompts]
         self.longest_prompt = int(lengths.max())
         self.prompt_mask = self._mask(lengths, self.longest_prompt)
@@ -89,8 +97,10 @@ class Pool:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v (n, n_kv, d) at each row's position, then attend with q (n, heads, d) -> (n, heads * d)."""
         keys, values = self.kv[layer].flatten(1, 2)  # (rows * n_kv, S, d) each
-        keys.flatten(0, 1).index_copy_(0, self.write_at, k.reshape(-1, k.shape[-1]))
+        keys.flatten(0, 1).index_copy_(0, self.write_at, k.reshape(-1, k.shape[-1]).to(keys.dtype))
         values.flatten(0, 1).index_copy_(0, self.write_at, v.reshape(-1, v.shape[-1]))
+        if keys.dtype == torch.bfloat16:
+            return self._attend_in_bfloat16(layer, q.bfloat16())
         rows = self.n * self.n_kv
         keys, values = keys[:rows, : self.longest], values[:rows, : self.longest]  # (n * n_kv, L, d)
         q = q.reshape(rows, -1, q.shape[-1])  # (n * n_kv, g, d) with g = heads / n_kv
@@ -111,18 +121,40 @@ class Pool:
             out = torch.baddbmm(self._unspread(torch.bmm(self._spread(weights_p), values_p)), weights, values)
         return out[:, :n_q].reshape(self.n, -1)  # (n, heads * d)
 
+    def _attend_in_bfloat16(self, layer: int, q: Tensor) -> Tensor:
+        """Attend with q (n, heads, d) -> (n, heads * d), with scores and softmax in float32.
+
+        A row's results over its shared prompt and over its own tokens are weighted by their sums of exponentials.
+        """
+        keys, values = self.kv[layer, :, : self.n, :, : self.longest]  # (n, n_kv, L, d) each
+        out, lse = FLASH(q[:, :, None], keys, values, attn_mask=self.mask, scale=1.0)  # (n, heads, 1, d), (n, heads, 1)
+        if not self.is_shared:
+            return out.flatten(1)
+        by_kv = (self.n * self.n_kv, -1, q.shape[-1])
+        lanes = self._spread(q.reshape(by_kv)).unflatten(0, (-1, self.n_kv))  # (prompts, n_kv, width * g, d)
+        keys, values = self.prompt_kv[
+            layer, :, : self.n_prompts, :, : self.longest_prompt
+        ]  # (prompts, n_kv, P, d) each
+        out_p, lse_p = FLASH(lanes, keys, values, attn_mask=self.prompt_mask, scale=1.0)
+        out_p, lse_p = self._unspread(out_p.flatten(0, 1)), self._unspread(lse_p.flatten(0, 1)[..., None])
+        share = (lse_p - lse.reshape(*lse_p.shape)).sigmoid().to(out.dtype)  # (n * n_kv, g, 1)
+        return out.reshape(by_kv).lerp(out_p, share).view(self.n, -1)
+
     def _spread(self, x: Tensor) -> Tensor:
         """(n * n_kv, g, c) -> (prompts * n_kv, width * g, c): rows to the lanes of their prompt; empty lanes hold anything."""
-        x = x.unflatten(0, (self.n, self.n_kv))  # (n, n_kv, g, c)
-        lanes = x.new_empty(self.n_prompts * self.width, *x.shape[1:])  # (prompts * width, n_kv, g, c)
-        lanes[self.lane] = x
-        lanes = lanes.unflatten(0, (self.n_prompts, self.width)).transpose(1, 2)  # (prompts, n_kv, width, g, c)
-        return lanes.reshape(self.n_prompts * self.n_kv, -1, x.shape[-1])
+        return x.index_select(0, self.rows).view(self.n_prompts * self.n_kv, -1, x.shape[-1])
 
     def _unspread(self, x: Tensor) -> Tensor:
         """The inverse of `_spread`."""
-        lanes = x.view(self.n_prompts, self.n_kv, self.width, -1, x.shape[-1]).transpose(1, 2)
-        return lanes.flatten(0, 1)[self.lane].flatten(0, 1)  # (n * n_kv, g, c)
+        return x.reshape(len(self.rows), -1, x.shape[-1]).index_select(0, self.lanes)  # (n * n_kv, g, c)
+
+    def kv_of_row(self, slot: int, start: int, stop: int) -> Tensor:
+        """Keys and values (layers, 2, n_kv, stop - start, d) of a row's cached tokens, those of its prompt first."""
+        shared = int(self.start[slot])  # tokens in the shared prompt
+        parts = [self.kv[:, :, slot, :, max(start - shared, 0) : max(stop - shared, 0)]]
+        if start < shared:
+            parts.insert(0, self.prompt_kv[:, :, int(self.home[slot]), :, start : min(stop, shared)])
+        return torch.cat(parts, 3)
 
     def drop(self, finished: list[int]) -> None:
         """Remove rows, and prompts that no row uses, by moving the last survivors into their slots."""

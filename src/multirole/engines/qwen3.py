@@ -1,12 +1,18 @@
-"""The forward pass of Qwen3 and of Llama as a function of plain tensors, and the merging of adapters into such tensors.
+"""The forward pass of Qwen3 and of Llama as a function of plain tensors, and the making of such tensors from a model.
 
-Llama is Qwen3 without q and k norms. Norm weights are folded: the layer norms into the projection that follows, the q and k
-norms (and the 1 / sqrt(d) of attention) into the RoPE table. Logits agree with `transformers` to float32 rounding: 2e-6 on
-random weights, up to 1.5e-5 on trained ones with logits near 20, where `transformers` itself is as far from float64 (1.0e-5).
+Llama is Qwen3 without q and k norms, whose weights (and the 1 / sqrt(d) of attention) are folded into the RoPE table.
+
+- In float32, adapters are merged, and the weights of the layer norms are folded into the projections that follow. Logits agree
+  with `transformers` to float32 rounding: 2e-6 on random weights, up to 1.5e-5 on trained ones with logits near 20, where
+  `transformers` itself is as far from float64 (1.0e-5).
+- In bfloat16, the base is stored once for all adapters, as it is, and each adapter adds its low-rank part to a product before
+  that is rounded: merged, most of an adapter's first updates would be lost in the rounding of the base. The residual stream,
+  norms, rotations and logits are in float32.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +24,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from multirole.core.distributed import full
-from multirole.engines import SERVED
+from multirole.engines import SERVED, bfloat16
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
@@ -29,12 +35,32 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
-class Weights:
-    """One adapter's model. Per layer: qkv, o, gate_up, down, each (in, out), which multiplies few rows faster than (out, in)."""
+class LowRank:
+    """An adapter's part of a product: (x @ a) @ b, scaled."""
 
-    embed: Tensor
-    head: Tensor
+    a: Tensor  # (in, R)
+    b: Tensor  # (R, out)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One adapter's model, in the dtype of `embed`. Per layer: qkv, o, gate_up and down.
+
+    The matrices of `layers` are (in, out) in float32, which multiplies few rows faster than (out, in), and packed for oneDNN in
+    bfloat16; `head` is in float32. `norms` are those before qkv and gate_up, and `norm` the last; None are folded.
+    """
+
+    embed: Tensor  # (V, H)
+    head: Tensor  # (V, H)
     layers: list[tuple[Tensor, ...]]
+    norms: list[tuple[Tensor | None, Tensor | None]]
+    norm: Tensor | None = None
+    adapter: list[tuple[LowRank | None, ...]] | None = None
+
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Float32 logits (N, V), written to `out`, of `forward`'s (N, H)."""
+        with bfloat16.rounded_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
+            return torch.mm(hidden.float(), self.head.t(), out=out)
 
 
 @dataclass(frozen=True)
@@ -65,33 +91,59 @@ class Rope:
 def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, eps: float, attend: Attend) -> Tensor:
     """Hidden states (N, H) before the head for `tokens` (N,) at `positions` (N,); all else is per token but `attend`.
 
-    `spans` cover the N rows in order. When `attend` returns None the pass ends and the result has no meaning.
+    `spans` cover the N rows in order, in one dtype. When `attend` returns None the pass ends and the result has no meaning.
     """
-    x = spans[0].weights.embed[tokens]  # (N, H)
+    weights = spans[0].weights
+
+    def normed(x: Tensor, weight: Tensor | None) -> Tensor:
+        return F.rms_norm(x, x.shape[1:], weight, eps).to(weights.embed.dtype)  # (N, H)
+
+    x = weights.embed[tokens].float()  # (N, H)
     cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]  # (N, 1, d) each
     n_layers, n_qk, head_dim = rope.weights.shape
     for layer in range(n_layers):
-        qkv = _project(F.rms_norm(x, x.shape[1:], eps=eps), spans, layer, 0).unflatten(1, (-1, head_dim))
+        if rope.is_normed or layer == 0:  # else the factors of all layers are equal
+            cos_factor, sin_factor = cos * rope.weights[layer], sin * rope.rolled[layer]  # (N, heads + n_kv, d) each
+        before_attention, before_mlp = weights.norms[layer]
+        qkv = _project(normed(x, before_attention), spans, layer, 0).unflatten(1, (-1, head_dim))
         n_kv = qkv.shape[1] - n_qk
-        qk = qkv[:, :n_qk]  # (N, heads + n_kv, d)
+        qk = qkv[:, :n_qk].float()  # (N, heads + n_kv, d)
         if rope.is_normed:
             qk = F.rms_norm(qk, (head_dim,), eps=eps)
-        qk = torch.addcmul(qk * (cos * rope.weights[layer]), qk.roll(head_dim // 2, -1), sin * rope.rolled[layer])
+        qk = torch.addcmul(qk * cos_factor, qk.roll(head_dim // 2, -1), sin_factor)
         attended = attend(layer, qk[:, : n_qk - n_kv], qk[:, n_qk - n_kv :], qkv[:, n_qk:])
         if attended is None:
             break
         x = x + _project(attended, spans, layer, 1)  # (N, H)
-        gate, up = _project(F.rms_norm(x, x.shape[1:], eps=eps), spans, layer, 2).chunk(2, 1)  # (N, I) each
+        gate, up = _project(normed(x, before_mlp), spans, layer, 2).chunk(2, 1)  # (N, I) each
         x = x + _project(F.silu(gate).mul_(up), spans, layer, 3)  # (N, H)
-    return F.rms_norm(x, x.shape[1:], eps=eps)
+    return normed(x, weights.norm)
 
 
 def _project(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor:
     """x (N, in) times each span's matrix -> (N, out)."""
+    if x.dtype == torch.bfloat16:
+        added = _low_rank(x, spans, layer, which)
+        return bfloat16.product(x, spans[0].weights.layers[layer][which], added)
     if len(spans) == 1:
         return x @ spans[0].weights.layers[layer][which]
     parts = x.split([span.stop - span.start for span in spans])
     return torch.cat([part @ span.weights.layers[layer][which] for part, span in zip(parts, spans, strict=True)])
+
+
+def _low_rank(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor | None:
+    """What the spans' adapters add to the base's product (N, out); None where none of them does."""
+    parts = [span.weights.adapter and span.weights.adapter[layer][which] for span in spans]
+    n_out = next((part.b.shape[1] for part in parts if part), None)
+    if n_out is None:
+        return None
+    if len(parts) == 1:
+        return x @ parts[0].a @ parts[0].b
+    added = x.new_zeros(len(x), n_out)
+    for span, part in zip(spans, parts, strict=True):
+        if part:
+            torch.mm(x[span.start : span.stop] @ part.a, part.b, out=added[span.start : span.stop])
+    return added
 
 
 def rope_table(model: PeftModel | Served, length: int) -> Rope:
@@ -116,21 +168,27 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
     return Rope(cos[0], sin[0], norms, norms.roll(half, -1), is_normed)
 
 
-def merge_adapters(model: PeftModel | Served) -> dict[str | None, Weights]:
-    """Float32 copies of the base (None) and of every adapter merged into it; `model` is only read."""
+def make_weights(model: PeftModel | Served, dtype: torch.dtype) -> dict[str | None, Weights]:
+    """Copies of the base (None) and of every adapter in float32 or in bfloat16; `model` is only read."""
     inner = _inner(model)
     check_supported(model)
+    adapters = list(model.peft_config) if isinstance(model, PeftModel) else []
+    return _packed_weights(inner, adapters) if dtype == torch.bfloat16 else _merged_weights(inner, adapters)
+
+
+def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
+    """In float32, with adapters merged and norms folded."""
     embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = full(inner.lm_head.weight.detach()).float() * full(inner.model.norm.weight.detach()).float()  # (V, H)
-    names: list[str | None] = [None, *(model.peft_config if isinstance(model, PeftModel) else ())]
-    return {name: Weights(embed, head, [_layer(layer, name) for layer in inner.model.layers]) for name in names}
+    layers: Any = inner.model.layers
+    folded: list[tuple[None, None]] = [(None, None)] * len(layers)
+    names: list[str | None] = [None, *adapters]
+    return {name: Weights(embed, head, [_merged_layer(layer, name) for layer in layers], folded) for name in names}
 
 
-def _layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
+def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
     """One decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
-    attention, mlp = layer.self_attn, layer.mlp
-    q, k, v, o = (_merged(p, adapter) for p in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
-    gate, up, down = (_merged(p, adapter) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    (q, k, v), (o,), (gate, up), (down,) = ([_merged(p, adapter) for p in group] for group in _fused(layer))
     before, after = full(layer.input_layernorm.weight).float(), full(layer.post_attention_layernorm.weight).float()
     fused = (torch.cat([q, k, v]) * before, o, torch.cat([gate, up]) * after, down)  # (out, in) each
     return tuple(weight.t().contiguous() for weight in fused)
@@ -138,13 +196,76 @@ def _layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
 
 def _merged(module: Any, adapter: str | None) -> Tensor:
     """A float32 copy of W + scaling * B @ A, or of W where `adapter` has no part in this module."""
-    if not isinstance(module, LoraLayer):
-        return full(module.weight.detach()).float().clone()
-    weight = full(module.get_base_layer().weight.detach()).float()
-    if adapter not in module.lora_A:
+    weight = _base_weight(module).float()
+    if not isinstance(module, LoraLayer) or adapter not in module.lora_A:
         return weight.clone()
     a, b = (full(part[adapter].weight.detach()).float() for part in (module.lora_A, module.lora_B))
     return weight + module.scaling[adapter] * (b @ a)
+
+
+def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
+    """In bfloat16: one packed base, and the adapters beside it."""
+    embed = full(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
+    base = Weights(
+        embed,
+        full(inner.lm_head.weight.detach()).float().clone(),
+        [tuple(bfloat16.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
+        [
+            (_copied(layer.input_layernorm.weight), _copied(layer.post_attention_layernorm.weight))
+            for layer in inner.model.layers
+        ],
+        _copied(inner.model.norm.weight),
+    )  # fmt: skip
+    return {None: base} | {
+        name: replace(
+            base,
+            adapter=[tuple(_low_rank_part(group, name) for group in _fused(layer)) for layer in inner.model.layers],
+        )
+        for name in adapters
+    }
+
+
+def _low_rank_part(group: tuple[Any, ...], adapter: str) -> LowRank | None:
+    """The adapter's matrices of modules whose products are one: the a's side by side, the scaled b's in blocks."""
+    ranks = [len(module.lora_A[adapter].weight) if _has_adapter(module, adapter) else 0 for module in group]
+    widths = [module.out_features for module in group]
+    if not any(ranks):
+        return None
+    weight = _base_weight(group[0])
+    a, b = weight.new_zeros(weight.shape[1], sum(ranks)).float(), weight.new_zeros(sum(ranks), sum(widths)).float()
+    row = column = 0
+    for module, rank, width in zip(group, ranks, widths, strict=True):
+        if rank:
+            a[:, row : row + rank] = full(module.lora_A[adapter].weight.detach()).t()
+            b[row : row + rank, column : column + width] = (
+                module.scaling[adapter] * full(module.lora_B[adapter].weight.detach()).float().t()
+            )
+        row, column = row + rank, column + width
+    return LowRank(a.bfloat16(), b.bfloat16())
+
+
+def _has_adapter(module: Any, adapter: str) -> bool:
+    return isinstance(module, LoraLayer) and adapter in module.lora_A
+
+
+def _base_weight(module: Any) -> Tensor:
+    """A linear layer's weight (out, in) without adapters."""
+    return full((module.get_base_layer() if isinstance(module, LoraLayer) else module).weight.detach())
+
+
+def _copied(weight: Tensor) -> Tensor:
+    return full(weight.detach()).float().clone()
+
+
+def _fused(layer: Any) -> tuple[tuple[Any, ...], ...]:
+    """The modules of a decoder layer whose products are computed as one."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    )
 
 
 def _inner(model: PeftModel | Served) -> Any:

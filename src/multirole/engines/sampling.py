@@ -1,7 +1,13 @@
-"""Sampling with a seed per request: a token depends on its request's seed, its place in the reply and the logits alone."""
+"""Sampling by counters: a row's tokens depend on its seed and its logits alone, not on the batch or on the order of calls."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+BLOCK = 256
+"""Tokens of a block in `_sample_by_blocks`."""
+MANY_TOKENS = 4096
+"""From this vocabulary on, the sums over blocks are searched first."""
 
 
 def signed(seed: int) -> int:
@@ -24,16 +30,46 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse-CDF tokens (N,) and their log-probs (N,) from logits (N, V); rows at temperature 0 are greedy.
+    """Inverse-CDF tokens (N,) and their log-probs (N,) from float32 logits (N, V), which may be overwritten.
 
-    `temperature` is (N,). The log-probs of greedy rows are those of the temperature-1
+    `temperature` is (N,); rows at temperature 0 are greedy, and their log-probs are those of the temperature-1
     distribution.
     """
     greedy = temperature == 0
-    logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    temperature = torch.where(greedy, 1.0, temperature)[:, None]
+    if logits.shape[1] < MANY_TOKENS:
+        return _sample_at_once(logits / temperature, greedy, u)
+    return _sample_by_blocks(logits.div_(temperature), greedy, u)
+
+
+def _sample_at_once(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Search u in the cumulative sum over the vocabulary."""
     logprobs = logits.log_softmax(-1)  # (N, V)
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)  # (N, V)
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp_max(logits.shape[1] - 1)  # (N,)
     if greedy.any():
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]  # (N,), (N,)
+
+
+def _sample_by_blocks(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Search u in the cumulative sum over blocks of the vocabulary, then in the block that was hit. Overwrites `logits`."""
+    n, size = logits.shape
+    weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()  # (N, V)
+    if size % BLOCK:
+        weights = F.pad(weights, (0, -size % BLOCK))
+    blocks = weights.view(n, -1, BLOCK)  # (N, blocks, BLOCK)
+    cdf = blocks.sum(-1).cumsum(-1, dtype=torch.float64)  # (N, blocks)
+    target = u[:, None] * cdf[:, -1:]  # (N, 1)
+    block = torch.searchsorted(cdf, target, right=True).clamp_max(cdf.shape[1] - 1)  # (N, 1)
+    after = cdf.gather(1, block)
+    before = torch.where(block > 0, cdf.gather(1, (block - 1).clamp_min(0)), 0.0)
+    inner = blocks[torch.arange(n, device=u.device), block[:, 0]].cumsum(-1, dtype=torch.float64)  # (N, BLOCK)
+    target = (
+        (target - before) / (after - before) * inner[:, -1:]
+    )  # the sum of a block and the sum inside it round differently
+    inside = torch.searchsorted(inner, target, right=True).clamp_max(BLOCK - 1)  # (N, 1)
+    tokens = (block * BLOCK + inside).clamp_max(size - 1)[:, 0]  # (N,)
+    if greedy.any():
+        tokens = torch.where(greedy, weights.argmax(-1), tokens)
+    return tokens, (weights.gather(1, tokens[:, None]).log() - cdf[:, -1:].log())[:, 0].float()

@@ -9,7 +9,11 @@ bit (1e-7), which changes a token only when its uniform falls that close to a bo
 are bit-identical. Not covered: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
 """
 
+import math
 from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+from functools import partial
+from os.path import commonprefix
 
 import torch
 import torch.nn.functional as F
@@ -19,23 +23,46 @@ from torch import Tensor
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
+from multirole.engines.bfloat16 import has_bfloat16
 from multirole.engines.kv_cache import Pool
-from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forward, merge_adapters, rope_table
+from multirole.engines.prefix_cache import BLOCK, PrefixCache
+from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table
 from multirole.engines.sampling import sample, signed, uniform
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
 SHORTEST_POOL = 64
 """Prompts of up to 64 tokens share a pool, then up to 128, 256 and so on."""
+LOGITS, CACHED_LOGITS = 1 << 23, 1 << 19
+"""Logits that are computed at once (32 MiB), and sampled from at once (2 MiB, which a core's cache holds)."""
 ADMIT_EVERY = 4
 """Steps between admissions while rows run: prompts prefilled together cost little more than one."""
 SHARED_ROWS, SHARED_TOKENS = 4, 16
 """A prompt goes to a shared pool when it arrives in at least this many rows and has at least this many tokens."""
 
+PREFIX_BYTES, PREFIX_PARAMETERS = 1 << 30, 10_000_000
+"""The prefix cache takes 1 GiB, for models of ten million parameters: smaller ones compute a prompt as fast as it is found."""
+COMMON_TOKENS = 256
+"""Tokens that must be saved by computing the common beginning of several prompts in a pass of its own."""
+
 Item = tuple[int, int, Request]
 """(caller's key, group id, request); requests of equal adapter and prompt have equal group ids."""
 PoolKind = tuple[int, int]
 """(class of prompt length, class of group size; 0 for pools that share nothing)."""
+
+
+@dataclass(frozen=True)
+class PromptSpan:
+    """A prompt of a prefill, without its last token. The KV of its first `start` tokens is in its `slots` already."""
+
+    ids: list[int]
+    start: int
+    slots: list[int]
+
+    @property
+    def n_new(self) -> int:
+        """Tokens to compute."""
+        return len(self.ids) - self.start
 
 
 class TransformersEngine:
@@ -46,8 +73,14 @@ class TransformersEngine:
     ends with any of `eos_ids`.
     """
 
-    def __init__(self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024) -> None:
+    def __init__(
+        self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024, prefix_bytes: int | None = None
+    ) -> None:
         self.eos_ids, self.max_rows, self.max_length = torch.tensor(eos_ids), max_rows, max_length
+        self.prefix_bytes = prefix_bytes
+        self.prefixes: PrefixCache | None = None
+        self.logits = torch.empty(0, 0)
+        self.running: dict[int, Request] = {}
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[PoolKind, Pool] = {}
@@ -63,9 +96,9 @@ class TransformersEngine:
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:
-        """Take `model`'s present weights. Nothing is cached between requests, so nothing can be stale."""
+        """Take `model`'s present weights, and forget all keys and values of others."""
         check_idle(f"publish(version={version})", len(self.waiting) + self.n_running)
-        self.weights = merge_adapters(model)
+        self.weights = make_weights(model, self._dtype_for(model))
         self.names = list(self.weights)
         c = model.config
         embed = self.weights[None].embed
@@ -74,6 +107,16 @@ class TransformersEngine:
         self.eps = c.rms_norm_eps
         self.rope = rope_table(model, self.max_length)
         self.pools.clear()
+        self.logits = embed.new_empty(0, 0, dtype=torch.float32)
+        n_bytes = self.prefix_bytes
+        if n_bytes is None:
+            n_bytes = PREFIX_BYTES if model.num_parameters() >= PREFIX_PARAMETERS else 0
+        self.prefixes = PrefixCache(self.empty_kv, n_bytes) if n_bytes else None
+
+    def _dtype_for(self, model: PeftModel | Served) -> torch.dtype:
+        """bfloat16 for a model in it, on a processor that has it, else float32."""
+        has = model.dtype == torch.bfloat16 and model.device.type == "cpu" and has_bfloat16()
+        return torch.bfloat16 if has else torch.float32
 
     @property
     def n_running(self) -> int:
@@ -83,6 +126,7 @@ class TransformersEngine:
         """Queue one request under the caller's own `key`."""
         check_request(request, self.weights, self.max_length)
         prompt = (request.adapter, tuple(request.prompt_ids))
+        self.running[key] = request
         self.waiting.append((key, self.groups.setdefault(prompt, len(self.groups)), request))
 
     @torch.inference_mode()
@@ -109,7 +153,9 @@ class TransformersEngine:
     def close(self) -> None:
         """Free weights and caches; idempotent."""
         self.waiting.clear()
+        self.running.clear()
         self.pools.clear()
+        self.prefixes = None
         self.weights.clear()
 
     def _admit(self) -> None:
@@ -123,12 +169,19 @@ class TransformersEngine:
         batches: dict[tuple[PoolKind, int], list[Item]] = defaultdict(list)
         for item in items:
             _, group, request = item
-            kind = home.get(group) or _pool_kind(len(request.prompt_ids), sizes[group])
+            kind = home.get(group) or self._pool_kind(len(request.prompt_ids), sizes[group])
             batches[kind, self.names.index(request.adapter)].append(item)
         for (kind, adapter), batch in batches.items():
             if kind not in self.pools:
                 self.pools[kind] = Pool(self.empty_kv, is_shared=kind[1] > 0)
             self._admit_batch(self.pools[kind], adapter, batch)
+
+    def _pool_kind(self, prompt_length: int, n_rows: int) -> PoolKind:
+        """The pool for `n_rows` rows of one prompt; classes are powers of two."""
+        is_shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
+        # a row of a shared pool waits for longer prompts only where these are read, once for the group
+        shortest = SHORTEST_POOL * (4 if is_shared and self.empty_kv.dtype == torch.bfloat16 else 1)
+        return ((prompt_length - 1) // shortest).bit_length(), n_rows.bit_length() if is_shared else 0
 
     def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
         """Place `items` in the pool's next slots; prompts that no running row holds are computed, once each.
@@ -161,6 +214,10 @@ class TransformersEngine:
                 pool.kv[:, :, targets[group], :, :length] = pool.kv[:, :, slot : slot + 1, :, :length]
         if pool.is_shared:
             targets = {group: [homes[group]] for group in prompts}
+        if self.prefixes is not None:
+            kv = pool.prompt_kv if pool.is_shared else pool.kv
+            self._prefill_rest(kv, adapter, [(ids, targets[group]) for group, ids in prompts.items() if ids])
+            return
         todo = sorted((len(ids), group) for group, ids in prompts.items() if ids)
         while todo:
             longest = todo[-1][0]
@@ -182,6 +239,7 @@ class TransformersEngine:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
             q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))  # (B, heads or n_kv, T, d)
+            q, k = q.to(kv.dtype), k.to(kv.dtype)
             kv[layer, 0, slots, :, :longest] = k[source]
             kv[layer, 1, slots, :, :longest] = v[source]
             if layer == len(kv) - 1:
@@ -191,6 +249,74 @@ class TransformersEngine:
 
         spans = [Span(self.weights[self.names[adapter]], 0, tokens.numel())]
         forward(tokens.flatten(), positions, spans, self.rope, self.eps, attend)
+
+    def _prefill_rest(self, kv: Tensor, adapter: int, prompts: list[tuple[list[int], list[int]]]) -> None:
+        """Copy what the prefix cache holds of the prompts to their slots of `kv`, and compute the rest.
+
+        A beginning that all prompts share and the cache lacks is computed first, where that saves enough tokens.
+        """
+        assert self.prefixes is not None
+        common = commonprefix([ids for ids, _ in prompts])
+        known = len(self.prefixes.find(adapter, common)) * BLOCK
+        if (len(prompts) - 1) * (len(common) - known) >= COMMON_TOKENS:
+            slot = prompts[0][1][:1]
+            self._prefill_spans(kv, adapter, [self._span(kv, adapter, common, slot)])
+            self.prefixes.write(adapter, common, lambda start, stop: kv[:, :, slot[0], :, start:stop])
+        spans = sorted((self._span(kv, adapter, *prompt) for prompt in prompts), key=lambda span: span.n_new)
+        spans = [span for span in spans if span.n_new]
+        while spans:
+            n = max(1, PREFILL_TOKENS // spans[-1].n_new)
+            self._prefill_spans(kv, adapter, spans[-n:])
+            del spans[-n:]
+
+    def _span(self, kv: Tensor, adapter: int, ids: list[int], slots: list[int]) -> "PromptSpan":
+        """A prompt whose known beginning is in its slots."""
+        blocks = self.prefixes.find(adapter, ids)
+        start = len(blocks) * BLOCK
+        if blocks:
+            kv[:, :, slots, :, :start] = self.prefixes.read(blocks)[:, :, None]
+        return PromptSpan(ids, start, slots)
+
+    def _prefill_spans(self, kv: Tensor, adapter: int, prompts: list["PromptSpan"]) -> None:
+        """Compute the KV of the prompts' new tokens in their first slots, then copy it to the others.
+
+        All but attention is computed without padding, for the N new tokens of B prompts, one prompt after the other; attention
+        for (B, T) new and (B, S) cached tokens.
+        """
+        device = kv.device
+        n_new = torch.tensor([prompt.n_new for prompt in prompts], device=device)  # (B,)
+        start = torch.tensor([prompt.start for prompt in prompts], device=device)  # (B,)
+        first = torch.tensor([prompt.slots[0] for prompt in prompts], device=device)  # (B,)
+        tokens = torch.tensor(
+            [token for prompt in prompts for token in prompt.ids[prompt.start :]], device=device
+        )  # (N,)
+        owner = torch.arange(len(prompts), device=device).repeat_interleave(n_new)  # (N,)
+        at = torch.arange(len(tokens), device=device) - (n_new.cumsum(0) - n_new)[owner]  # (N,) in 0..T-1
+        positions, slots = start[owner] + at, first[owner]  # (N,) each
+        longest, total = int(n_new.max()), max(len(prompt.ids) for prompt in prompts)  # T, S
+        seen = start[:, None] + torch.arange(longest, device=device)  # (B, T): the last position that a token sees
+        hidden = torch.arange(total, device=device) > seen[..., None]  # (B, T, S)
+        mask = torch.zeros(hidden.shape, dtype=kv.dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+            kv[layer, 0, slots, :, positions] = k.to(kv.dtype)
+            kv[layer, 1, slots, :, positions] = v
+            if layer == len(kv) - 1:
+                return None
+            padded = q.new_zeros(len(prompts), longest, *q.shape[1:], dtype=kv.dtype)  # (B, T, heads, d)
+            padded[owner, at] = q.to(kv.dtype)
+            keys, values = kv[layer, :, first, :, :total]  # (B, n_kv, S, d) each
+            out = F.scaled_dot_product_attention(
+                padded.transpose(1, 2), keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
+            )  # (B, heads, T, d)
+            return out.transpose(1, 2)[owner, at].flatten(1)  # (N, heads * d)
+
+        span = Span(self.weights[self.names[adapter]], 0, len(tokens))
+        forward(tokens, positions, [span], self.rope, self.eps, attend)
+        for prompt in prompts:
+            source, others = prompt.slots[0], prompt.slots[1:]
+            if others:
+                kv[:, :, others, :, : len(prompt.ids)] = kv[:, :, source : source + 1, :, : len(prompt.ids)]
 
     def _decode(self, pools: list[Pool]) -> None:
         """One token for every row of every pool. Inside, rows are sorted by adapter; attention works in slot order."""
@@ -217,8 +343,9 @@ class TransformersEngine:
 
         tokens, positions = state[order, 5], state[order, 6]
         hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
-        logits = F.linear(hidden[back] if several else hidden, self.weights[None].head)  # (N, V)
-        tokens, logprobs = sample(logits, temperature, uniform(state[:, 3], state[:, 7]))
+        tokens, logprobs = self._sample(
+            hidden[back] if several else hidden, temperature, uniform(state[:, 3], state[:, 7])
+        )
         for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):
             n = pool.n
             slots = torch.arange(n, device=new.device)
@@ -227,6 +354,24 @@ class TransformersEngine:
             pool.token[:n] = new
             pool.position[:n] += 1
             pool.count[:n] += 1
+
+    def _sample(self, hidden: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (N,) and their log-probs (N,) from hidden states (N, H).
+
+        Logits are computed in equal chunks of rows, always in the same memory, and sampled from in smaller ones.
+        """
+        weights = self.weights[None]
+        n_tokens = len(weights.embed)
+        at_once, cached = max(1, LOGITS // n_tokens), max(1, CACHED_LOGITS // n_tokens)
+        n_rows = math.ceil(len(hidden) / math.ceil(len(hidden) / at_once))
+        if len(self.logits) < n_rows:
+            self.logits = hidden.new_empty(n_rows, n_tokens, dtype=torch.float32)
+        sampled = []
+        for part, *of_rows in zip(*(x.split(n_rows) for x in (hidden, temperature, u)), strict=True):
+            logits = weights.logits(part, self.logits[: len(part)])
+            sampled += [sample(*chunk) for chunk in zip(*(x.split(cached) for x in (logits, *of_rows)), strict=True)]
+        tokens, logprobs = zip(*sampled, strict=True)
+        return torch.cat(tokens), torch.cat(logprobs)
 
     def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
         """Take finished rows out of the pool."""
@@ -237,13 +382,11 @@ class TransformersEngine:
             key, count = int(pool.key[slot]), int(pool.count[slot])
             reason = "stop" if stopped[slot] else "length"
             ids, logprobs = pool.ids[slot, :count].tolist(), pool.logprobs[slot, :count].tolist()
+            request = self.running.pop(key)
+            if self.prefixes is not None:
+                adapter = self.names.index(request.adapter)
+                self.prefixes.write(adapter, request.prompt_ids + ids[:-1], partial(pool.kv_of_row, slot))
             done.append((key, Completion(ids, logprobs, reason)))
         if finished:
             pool.drop(finished)
         return done
-
-
-def _pool_kind(prompt_length: int, n_rows: int) -> PoolKind:
-    """The pool for `n_rows` rows of one prompt; classes are powers of two."""
-    shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
-    return ((prompt_length - 1) // SHORTEST_POOL).bit_length(), n_rows.bit_length() if shared else 0

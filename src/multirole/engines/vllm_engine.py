@@ -181,6 +181,7 @@ class VLLMEngine:
             max_tokens=request.max_tokens,
             seed=request.seed % 2**63,  # vLLM takes -1 for "no seed"
             logprobs=0,  # of the sampled token only
+            flat_logprobs=True,  # lists in place of a dict per token, which slow down the garbage collector
             stop_token_ids=self.stop_ids,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -260,5 +261,10 @@ def _completion(out: "RequestOutput") -> Completion:
     """Our record of a finished vLLM request."""
     best = out.outputs[0]
     ids = list(best.token_ids)
-    logprobs = [chosen[token].logprob for chosen, token in zip(best.logprobs, ids, strict=True)]
-    return Completion(ids, logprobs, best.finish_reason)
+    flat = best.logprobs  # vllm.logprobs.FlatLogprobs, with one entry for each sampled token
+    if flat.token_ids != ids:
+        raise RuntimeError(
+            f"vLLM returned log-probs of {len(flat.token_ids)} tokens that are not the {len(ids)} sampled ones. Use the vLLM of "
+            "the lock files, or engine='transformers'."
+        )
+    return Completion(ids, list(flat.logprobs), best.finish_reason)

@@ -88,7 +88,7 @@ class Cell(Settings):
         "use only the first n training problems", None, tiny=4096, smollm2=1024, ge=1, le=10**7
     )
     n_validation: int | None = option(
-        "use only the first n validation problems", None, tiny=256, smollm2=64, ge=1, le=10**7
+        "use only the first n validation problems", 256, tiny=256, smollm2=64, ge=1, le=10**7
     )
     max_prompt_tokens: int = option(
         "largest prompt of a turn, in tokens",
@@ -212,7 +212,7 @@ class Cell(Settings):
         explicit = {name: value for name, value in settings.items() if value is not None}
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
-            **preset_values(workflow, task, scale, preset) | explicit,
+            **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
         )  # fmt: skip
         self._workflow, self._task, self._gym = objects_by_name.get("workflow"), objects_by_name.get("task"), gym
         self._digests = {f"{name}_sha256": entry[1] for name, entry in user_objects.items() if entry is not None}
@@ -321,7 +321,7 @@ class Cell(Settings):
 
         That is: settings that differ from the preset, digests of user-supplied code, and a policy map.
         """
-        current, preset = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset)
+        current, preset = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset, self.data)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
         options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}
         changed = {name: current[name] for name, value in self if value != preset.get(name, value)}
@@ -390,8 +390,8 @@ def cell_parameters() -> list[Parameter]:
     return parameters(Cell, Launch)
 
 
-def preset_values(workflow: object, task: Any, scale: object, preset: object) -> dict[str, Any]:
-    """Return the default of every setting for a workflow, task, scale and preset."""
+def preset_values(workflow: object, task: Any, scale: object, preset: object, data: object = None) -> dict[str, Any]:
+    """Return the default of every setting for a workflow, task, scale, preset and `data`."""
     values: dict[str, Any] = {}
     for name, field in Cell.model_fields.items():
         if name not in COORDINATES:
@@ -404,7 +404,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object) ->
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
     values["rounds"] = ROUNDS[kind]
     values["max_prompt_tokens"], values["max_response_tokens"] = scale_lengths(scale, like, kind)
-    if is_user_task or (scale, task) == (SMOLLM2, "code"):
+    if is_user_task or data is not None or (scale, task) == (SMOLLM2, "code"):
         values |= {"n_train": None, "n_validation": None}  # all rows
     elif is_gym(task) and values["n_train"] is None:  # these tasks are endless
         values |= {"n_train": GYM_TRAIN, "n_validation": GYM_VALIDATION}

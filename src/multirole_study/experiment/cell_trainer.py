@@ -35,6 +35,7 @@ from multirole.diagnostics.role_skill import SkillWatch
 from multirole.diagnostics.turn_grading import judge
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.grades_ahead import GradesAhead, grades_ahead
 from multirole_study.experiment.hardware import engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.preflight import check_loaded, load_problems
@@ -202,9 +203,10 @@ def make_trainer(
     workflow, task = cell.make_workflow(), cell.make_task()
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
-    reward = TaskReward(task, [*train, *validation])
+    ahead = [GradesAhead(task, [*train, *validation])] if grades_ahead(cell) else []
+    reward = TaskReward(*(ahead or [task]), [*train, *validation])
     diagnostics = RoleDiagnostics()
-    study_callbacks: list[TrainerCallback] = [Divergence(), TextSignatures(), diagnostics]
+    study_callbacks: list[TrainerCallback] = [*ahead, Divergence(), TextSignatures(), diagnostics]
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         study_callbacks.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
     if cell.process_reward:

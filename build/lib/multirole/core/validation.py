@@ -1,0 +1,258 @@
+"""What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
+
+import inspect
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
+
+from multirole.core.arguments import accepts
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.streams import StreamedRows, first_row, read_whole
+from multirole.core.types import (
+    LARGEST_REWARD,
+    REWARD_ARGUMENTS,
+    TRL_REWARD_ARGUMENTS,
+    Episode,
+    Problem,
+    check_columns,
+    conversation_of,
+)
+
+logger = logging.getLogger(__name__)
+
+REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
+INDEX = "_index"
+"""Column that carries a row's place in the dataset through TRL's data loader."""
+
+
+def with_adapters(
+    model: str | PreTrainedModel | PeftModel,
+    peft_config: PeftConfig | None,
+    adapters: list[str],
+    args: MultiRoleGRPOConfig,
+) -> PeftModel:
+    """The model with one trainable adapter per name."""
+    set_seed(args.seed)  # adapters are initialised at random
+    if isinstance(model, str):  # as TRL's GRPOTrainer does
+        options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") or "device_map" not in options:
+            options["device_map"] = None  # TRL's "auto" would spread the model over all GPUs, and an adapter with it
+        model = create_model_from_path(model, **options)
+    if isinstance(model, PeftModel):
+        if peft_config is not None:
+            raise ValueError("`model` is a PeftModel already, so `peft_config` cannot apply. Pass only one of the two.")
+        if missing := [name for name in adapters if name not in model.peft_config]:
+            raise ValueError(
+                f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
+                "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
+            )
+    elif peft_config is None:
+        raise ValueError(
+            "Roles are trained as adapters of one base model, and no `peft_config` was given. "
+            "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
+        )
+    else:
+        model = add_adapters(model, peft_config, adapters)
+    model.set_requires_grad(adapters, True)  # of all: TRL casts the trainable weights of a quantised model
+    return model
+
+
+def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that was given by name, of the same revision."""
+    return AutoProcessor.from_pretrained(
+        model, revision=(args.model_init_kwargs or {}).get("revision"), truncation_side="left", padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )  # fmt: skip
+
+
+def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
+    """The base with one fresh adapter per name, initialised in their order."""
+    first, *others = adapters
+    start = getattr(peft_config, "init_lora_weights", True)
+    if others and isinstance(start, str) and start.startswith(REBASING):
+        raise ValueError(
+            f"`init_lora_weights={start!r}` changes the base model, so that {len(adapters)} adapters cannot share it. Use True, or "
+            "policy='sp'."
+        )
+    model = get_peft_model(base, peft_config, adapter_name=first)
+    for name in others:
+        model.add_adapter(name, peft_config)
+    return model
+
+
+def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> None:
+    """Refuse a dataset whose rows are not prompts, or do not fit a reward function (ValueError or TypeError)."""
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        raise TypeError(
+            f"`{name}` must be a `datasets.Dataset` or a `datasets.IterableDataset`, got {type(dataset).__name__}. "
+            f"`Dataset.from_list` makes one of a list of rows."
+        )
+    if isinstance(dataset, Dataset) and len(dataset) == 0:
+        raise ValueError(f"`{name}` is empty.")
+    columns = list(dataset.column_names or first_row(name, dataset))  # a stream may not know them
+    if "prompt" not in columns:
+        raise ValueError(f'`{name}` needs a "prompt" column; it has {columns}.')
+    if images := {"image", "images"} & set(columns):
+        raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
+    if INDEX in columns:
+        raise ValueError(f"`{name}` has a column {INDEX!r}, in which the trainer keeps the places of rows. Rename it.")
+    check_columns(f"`{name}`", columns)
+    if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
+        check_prompts(name, dataset)
+    for function in reward_funcs:
+        check_signature(function, name, columns)
+
+
+def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any]) -> Any:
+    """An evaluation set, or a dict of several, whose streams have been read; ValueError or TypeError as `check_dataset`."""
+    several = dataset if isinstance(dataset, dict) else {"": dataset}
+    checked = {}
+    for key, one in several.items():
+        name = f"eval_dataset[{key!r}]" if isinstance(dataset, dict) else "eval_dataset"
+        check_dataset(name, one, reward_funcs)
+        checked[key] = read_whole(name, one) if isinstance(one, IterableDataset) else one
+    return checked if isinstance(dataset, dict) else checked[""]
+
+
+def to_problems(dataset: Dataset) -> list[Problem]:
+    """One problem per row. "id" and "task" are its name and its prompt templates, if there are such columns."""
+    if "id" in dataset.column_names and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
+        twice = next(name for name, count in Counter(ids).items() if count > 1)
+        raise ValueError(
+            f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
+            "unique, or leave the column out."
+        )
+    return [to_problem(row, i) for i, row in enumerate(dataset)]
+
+
+def to_problem(row: dict[str, Any], index: int) -> Problem:
+    """A row of a dataset as a problem, named by its "id" or else by its index."""
+    others = {name: value for name, value in row.items() if name not in ("prompt", INDEX)}
+    try:
+        *history, question = conversation_of(row["prompt"])
+    except ValueError as error:
+        raise ValueError(f"Row {index}: {error}") from error
+    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], others, history)
+
+
+class StreamedProblems:
+    """The problems of `StreamedRows`, by the same places."""
+
+    def __init__(self, rows: StreamedRows) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: int) -> Problem:
+        return to_problem(self.rows[index], index)
+
+
+def check_prompts(name: str, dataset: "Dataset") -> None:
+    """Refuse a prompt that is neither text nor a conversation of texts that ends with a user message (ValueError)."""
+    for row, prompt in enumerate(dataset["prompt"]):
+        if not isinstance(prompt, str):
+            try:
+                conversation_of(prompt)
+            except ValueError as error:
+                raise ValueError(f"Row {row} of `{name}`: {error}") from error
+
+
+def check_reward(source: str, problem: Problem, reward: float) -> None:
+    """Refuse a reward that is no number, or larger than `LARGEST_REWARD` (ValueError)."""
+    try:
+        is_fine = bool(abs(reward) <= LARGEST_REWARD)
+    except (TypeError, ValueError, RuntimeError):  # a text, a list, a tensor of several numbers
+        is_fine = False
+    if not is_fine:
+        raise ValueError(
+            f"{source} gave problem {problem.id!r} the reward {reward!r}. A reward must be a number between {-LARGEST_REWARD:g} and "
+            f"{LARGEST_REWARD:g}."
+        )
+
+
+def check_signature(function: Any, name: str, columns: list[str]) -> None:
+    """Refuse a reward function that cannot take what TRL passes for a dataset with these columns (ValueError)."""
+    if isinstance(function, (str, nn.Module)):
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    columns = [column for column in columns if column not in ("prompt", "completion", "completion_ids")]
+    passed = REWARD_ARGUMENTS if accepts(function, "episodes") else TRL_REWARD_ARGUMENTS
+    try:
+        signature.bind(**dict.fromkeys([*passed, *columns]))
+    except TypeError as error:
+        raise ValueError(
+            f"The reward function {get_callable_name(function)!r} does not fit `{name}`: {error}. It gets {', '.join(passed)} and the "
+            f"columns {columns}, all by keyword. Name those that it reads, and end its parameters with `**kwargs`."
+        ) from error
+
+
+def is_nan(reward: Any) -> bool:
+    """Whether a reward is the number NaN."""
+    return isinstance(reward, (float, int)) and math.isnan(reward)
+
+
+def as_list(rewards: Any) -> list[float | None]:
+    """What a reward function returned, as a list; TypeError where it is a single thing."""
+    if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
+        raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
+    return list(rewards)
+
+
+def checked_reward(function: Any) -> Any:
+    """The reward function with its failures reported by its name: an exception, or a reward that `check_reward` refuses.
+
+    None and NaN stay allowed (TRL leaves that episode out); the first NaN is warned of. `episodes` are passed to functions that
+    take them. Reward models and their names pass unchanged.
+    """
+    if isinstance(function, (str, nn.Module)):
+        return function
+    name, takes_episodes = get_callable_name(function), accepts(function, "episodes")
+    nan_problems: list[str] = []
+
+    @contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the user's own code
+            raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
+
+    def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
+        for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
+            if is_nan(reward) and not nan_problems:
+                nan_problems.append(episode.problem.id)
+                logger.warning("The reward function %r gave problem %r the reward NaN. As None, it leaves the episode out of its "
+                               "group. Further ones are not reported.", name, episode.problem.id)  # fmt: skip
+            elif reward is not None and not is_nan(reward):
+                check_reward(f"The reward function {name!r}", episode.problem, reward)
+        return rewards
+
+    def keywords(episodes: list[Episode]) -> dict[str, list[Episode]]:
+        return {"episodes": episodes} if takes_episodes else {}
+
+    @wraps(function)
+    def call(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
+        with named():
+            rewards = as_list(function(*args, **keywords(episodes), **kwargs))
+        return check(rewards, episodes)
+
+    @wraps(function)
+    async def call_async(*args: Any, episodes: list[Episode], **kwargs: Any) -> list[float | None]:
+        with named():
+            rewards = as_list(await function(*args, **keywords(episodes), **kwargs))
+        return check(rewards, episodes)
+
+    wrapper: Callable[..., Any] = call_async if is_async_callable(function) else call
+    wrapper.__name__ = name
+    return wrapper

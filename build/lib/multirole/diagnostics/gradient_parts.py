@@ -1,0 +1,80 @@
+"""An adapter's gradient taken apart by role and slot.
+
+The paper infers *role capture* from tokens and slots (the role with most of the gradient decides where a shared adapter moves). Here
+each role's part is measured in the gradients that are applied. Nearly all of a mini-batch gradient's squared norm is sampling noise, so
+the shares say whose gradient is noisier, and not which role moves the adapter. Its *gradient amplification* (same-role slots push one adapter in one direction) cannot be: slots are
+exchangeable, so that their cosine is the signal-to-noise ratio of one slot's estimate. All numbers are derived from the inner products
+of the parts, added up over the optimizer steps of an iteration.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+
+from peft import PeftModel
+from torch import Tensor
+
+from multirole.core.distributed import all_reduce
+from multirole.core.gradients import Part
+
+
+def weights_of(model: PeftModel, adapter: str) -> list[Tensor]:
+    """The tensors of one adapter."""
+    return [p for name, p in model.named_parameters() if f".{adapter}." in name]
+
+
+class GradientParts:
+    """Inner products of the parts of one adapter's gradient, summed over the optimizer steps of an iteration."""
+
+    def __init__(self) -> None:
+        self.products: dict[tuple[Part, Part], float] = defaultdict(float)
+        self.parts: list[Part] = []
+
+    def add_step(self, parts: list[Part], gradients: Tensor, is_sharded: bool = False) -> dict[str, float]:
+        """One optimizer step: `gradients` (K, n), a part in each row. Returns role -> norm of its part in this step."""
+        products = gradients @ gradients.T  # (K, K)
+        if is_sharded:
+            all_reduce([products])
+        squares: dict[str, float] = defaultdict(float)
+        for a, row in zip(parts, products.tolist(), strict=True):
+            for b, value in zip(parts, row, strict=True):
+                self.products[a, b] += value
+                if a[0] == b[0]:
+                    squares[a[0]] += value
+        self.parts += [part for part in parts if part not in self.parts]
+        return {role: math.sqrt(max(0.0, square)) for role, square in squares.items()}
+
+    def of_role(self, role: str) -> dict[str, float]:
+        """What one role contributes.
+
+        `grad_share`: its part's inner product with the whole gradient, over the whole's square; shares sum to 1, and
+        nearly all of the square is sampling noise. `coherence`: mean cosine between the gradients of its slots, NaN
+        for one slot.
+        """
+        mine = self._by_role()[role]
+        whole = self._between(self.parts, self.parts)
+        pairs = [self._cosine([a], [b]) for a, b in itertools.combinations(mine, 2)]
+        return {
+            "grad_share": self._between(mine, self.parts) / whole if whole > 0 else math.nan,
+            "coherence": sum(pairs) / len(pairs) if pairs else math.nan,
+        }
+
+    def cosines(self) -> list[tuple[str, str, float]]:
+        """The cosine between the gradients of each two roles."""
+        roles = self._by_role()
+        return [(a, b, self._cosine(roles[a], roles[b])) for a, b in itertools.combinations(roles, 2)]
+
+    def _by_role(self) -> dict[str, list[Part]]:
+        roles: dict[str, list[Part]] = {}
+        for part in self.parts:
+            roles.setdefault(part[0], []).append(part)
+        return roles
+
+    def _between(self, some: list[Part], others: list[Part]) -> float:
+        """The inner product of two sums of parts."""
+        return sum(self.products[a, b] for a in some for b in others)
+
+    def _cosine(self, some: list[Part], others: list[Part]) -> float:
+        """NaN where one of them is zero."""
+        norms = self._between(some, some) * self._between(others, others)
+        return self._between(some, others) / math.sqrt(norms) if norms > 0 else math.nan

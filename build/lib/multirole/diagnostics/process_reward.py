@@ -1,0 +1,50 @@
+"""A reward of each turn's own beside the episode's, for roles that the outcome alone does not keep honest."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from multirole.core.advantages import group_advantages
+from multirole.core.distributed import gather_objects, own_share
+from multirole.core.hooks import MultiRoleCallback
+from multirole.core.rows import Row
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Episode
+
+
+class ProcessReward(MultiRoleCallback):
+    """Adds a second advantage: whether the turn itself was right, against its (problem, role, round) group.
+
+    Args:
+        weight: of the second advantage.
+        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get nothing.
+    """
+
+    def __init__(self, weight: float, judge: Callable[[list[Episode]], None]) -> None:
+        self.weight, self.judge = weight, judge
+
+    def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
+        own = own_share(episodes)
+        self.judge(own)
+        judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in own])
+        for episode, is_right in zip(episodes, [flags for part in judged for flags in part], strict=True):
+            for turn, flag in zip(episode.turns, is_right, strict=True):
+                turn.is_right = flag
+
+    def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+        for row, advantage in zip(rows, process_advantages(rows, trainer.args.num_generations), strict=True):
+            row.advantage = row.advantage + self.weight * advantage
+        return rows
+
+
+def process_advantages(rows: list[Row], n_episodes: int) -> list[float]:
+    """Whether each row's own turn was right, against its (problem, role, round) group.
+
+    0 for turns that nobody can judge and for groups of one.
+    """
+    known = [i for i, row in enumerate(rows) if row.turn.is_right is not None]
+    groups = [(*rows[i].episode.group(n_episodes), rows[i].turn.role, rows[i].turn.round) for i in known]
+    values = group_advantages([float(bool(rows[i].turn.is_right)) for i in known], groups)
+    sizes, advantages = Counter(groups), [0.0] * len(rows)
+    for i, group, value in zip(known, groups, values, strict=True):
+        advantages[i] = value if sizes[group] > 1 else 0.0
+    return advantages

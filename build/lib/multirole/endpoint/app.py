@@ -1,0 +1,270 @@
+"""OpenAI's chat completions as an ASGI application. `model` is the role, the API key is the episode.
+
+`POST /v1/chat/completions` and `GET /v1/models`; errors have OpenAI's form and status. A stream is one chunk. What cannot be
+honoured is refused and named, or left out where `ignore` names it: the trainer decides on sampling.
+"""
+
+import itertools
+import json
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_message_function_tool_call import Function
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from multirole.core.rollout import PromptOverflow
+from multirole.core.types import Message, Turn
+from multirole.endpoint.session import Session
+
+LARGEST_BODY = 4 * 2**20
+"""Bytes of the largest request body that is read."""
+READ = {"model", "messages", "stream", "stream_options", "tools", "max_tokens", "max_completion_tokens"}
+HARMLESS = {
+    "user", "metadata", "store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier",
+    "extra_headers",
+}  # fmt: skip
+"""Fields that do not ask for other sampling."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "response_format": ({"type": "text"},), "logit_bias": ({},), "top_p": (1,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "logprobs": (False,), "top_logprobs": (0,), "stop": ([],), "tool_choice": ("auto",),
+}  # fmt: skip
+"""Fields of which only these values, and null, mean what happens anyway."""
+REFUSALS = {
+    "temperature": "the trainer samples every turn at its own `temperature`, which the loss needs",
+    "seed": "every turn has a seed of its own",
+    "n": "a turn has one reply: make several calls",
+    "response_format": "a constrained sampler would differ from the policy that is trained",
+    "logit_bias": "the loss needs log-probs of the policy that is trained",
+}
+TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+class BadRequest(Exception):
+    """An answer with OpenAI's status, type and code of an error."""
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        kind = {401: "authentication_error"}.get(status, "invalid_request_error")
+        self.status, self.body = status, {"message": message, "type": kind, "param": param, "code": code}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse({"error": self.body}, self.status)
+
+
+class Endpoint:
+    """The application and its open episodes.
+
+    Args:
+        ignore: fields of requests that are left out instead of refused, such as `("temperature", "seed")`.
+        default: the session of all requests, whatever their key; None where each episode has its own.
+    """
+
+    def __init__(self, ignore: Collection[str] = (), default: Session | None = None) -> None:
+        if unknown := sorted(set(ignore) - NEUTRAL.keys() - REFUSALS.keys()):
+            raise ValueError(
+                f"`ignore` names {unknown}; fields that can be ignored are {sorted({*NEUTRAL, *REFUSALS})}."
+            )
+        self.ignore, self.default = frozenset(ignore), default
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._answer, methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+            ]
+        )
+        self._sessions: dict[str, Session] = {}
+        self._numbers = itertools.count()
+
+    def open(self, session: Session) -> str:
+        """The API key of an episode that calls may be made to from now on."""
+        key = f"episode-{secrets.token_hex(16)}"
+        self._sessions[key] = session
+        return key
+
+    def close(self, key: str) -> None:
+        """Refuse further calls to the episode."""
+        del self._sessions[key]
+
+    def _session(self, request: Request) -> Session:
+        if self.default is not None:
+            return self.default
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise BadRequest("There is no API key: pass the episode's key as a bearer token.", 401)
+        if key not in self._sessions:
+            raise BadRequest(
+                "The API key belongs to no episode that is being played. A key is valid while its agent function runs.",
+                401, "invalid_api_key",
+            )  # fmt: skip
+        return self._sessions[key]
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            session = self._session(request)
+        except BadRequest as error:
+            return error.response()
+        models = [{"id": role, "object": "model", "created": 0, "owned_by": "multirole"} for role in session.roles]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            session = self._session(request)
+            body = await _read_json(request)
+            role, messages, tools, max_tokens = self._parse(body, session)
+            try:
+                turn = await session.play(role, messages, max_tokens, tools)
+            except PromptOverflow as error:
+                raise BadRequest(f"The prompt is too long: {error}.", code="context_length_exceeded") from error
+            except ValueError as error:
+                raise BadRequest(str(error)) from error
+        except BadRequest as error:
+            return error.response()
+        completion = self._completion(role, turn, bool(tools))
+        if not body.get("stream"):
+            return JSONResponse(completion.model_dump(exclude_none=True))
+        is_counted = bool((body.get("stream_options") or {}).get("include_usage"))
+        return StreamingResponse(_one_chunk(completion, is_counted), media_type="text/event-stream")
+
+    def _parse(self, body: dict, session: Session) -> tuple[str, list[Message], list[dict] | None, int | None]:
+        """Role, messages, tools and cap of a request; `BadRequest` for what cannot be honoured."""
+        for name, value in body.items():
+            if name in READ or name in HARMLESS or name in self.ignore or value is None:
+                continue
+            if value not in NEUTRAL.get(name, ()):
+                reason = REFUSALS.get(name, "the endpoint does not support it")
+                advice = f" Leave it out, or ignore it with `from_openai(..., ignore={[name]!r})`."
+                can_ignore = name in NEUTRAL or name in REFUSALS
+                raise BadRequest(f"`{name}={value!r}` is refused: {reason}.{advice if can_ignore else ''}", param=name)
+        role = body.get("model")
+        if role not in session.roles:
+            message = f"The model {role!r} does not exist. Models are the workflow's roles: {session.roles}."
+            raise BadRequest(message, 404, "model_not_found", "model")
+        caps = [cap for name in ("max_tokens", "max_completion_tokens") if (cap := body.get(name)) is not None]
+        if not all(isinstance(cap, int) and cap > 0 for cap in caps):
+            raise BadRequest(f"`max_tokens` must be a positive integer, got {caps}.", param="max_tokens")
+        return role, _messages(body.get("messages")), _tools(body.get("tools")), min(caps, default=None)
+
+    def _completion(self, role: str, turn: Turn, has_tools: bool) -> ChatCompletion:
+        text, calls = parse_tool_calls(turn.text) if has_tools else (turn.text, [])
+        number = next(self._numbers)
+        tool_calls: Any = [
+            ChatCompletionMessageFunctionToolCall(
+                id=f"call_{number}_{i}", type="function", function=Function(name=name, arguments=json.dumps(arguments))
+            )
+            for i, (name, arguments) in enumerate(calls)
+        ]
+        message = ChatCompletionMessage(role="assistant", content=text, tool_calls=tool_calls or None)
+        reason = "tool_calls" if calls else "stop" if turn.finish_reason == "stop" else "length"
+        n_prompt, n_completion = len(turn.prompt_ids), len(turn.completion_ids)
+        usage = CompletionUsage(
+            prompt_tokens=n_prompt, completion_tokens=n_completion, total_tokens=n_prompt + n_completion
+        )
+        return ChatCompletion(
+            id=f"chatcmpl-{number}", object="chat.completion", created=int(time.time()), model=role, usage=usage,
+            choices=[Choice(index=0, message=message, finish_reason=reason)],
+        )  # fmt: skip
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict]]]:
+    """The text before the first tool call, and the calls (name, arguments) of a reply in Qwen3's and SmolLM2's form.
+
+    A reply whose calls are not all valid JSON is returned as text.
+    """
+    calls: list[tuple[str, dict]] = []
+    for block in TOOL_CALL.findall(text):
+        try:
+            found = json.loads(block)
+        except ValueError:
+            return text, []
+        for call in found if isinstance(found, list) else [found]:
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                return text, []
+            arguments = call.get("arguments", {})
+            if not isinstance(arguments, dict):
+                return text, []
+            calls.append((call["name"], arguments))
+    return (text.partition("<tool_call>")[0].strip(), calls) if calls else (text, [])
+
+
+async def _read_json(request: Request) -> dict:
+    """The request's body as an object, read no further than `LARGEST_BODY`."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_BODY:
+            raise BadRequest(f"The request is larger than {LARGEST_BODY // 2**20} MiB.", 413)
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The request's body is not valid JSON: {error}.") from error
+    if not isinstance(parsed, dict):
+        raise BadRequest("The request's body must be a JSON object.")
+    return parsed
+
+
+def _messages(messages: Any) -> list[Message]:
+    """OpenAI's messages as chat templates take them: texts, and tool calls with their arguments as objects."""
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("`messages` must be a list of at least one message.", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Any, place: str) -> Message:
+    if not isinstance(message, dict) or message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
+        raise BadRequest(f"`{place}` must have a role: system, developer, user, assistant or tool.", param=place)
+    role = "system" if message["role"] == "developer" else message["role"]
+    converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), place)}
+    if calls := message.get("tool_calls"):
+        converted["tool_calls"] = [_tool_call(call, place) for call in calls]
+    return converted
+
+
+def _text(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
+        raise BadRequest(f"`{place}` holds something else than text, and only text is supported.", param=place)
+    raise BadRequest(f"`{place}.content` must be a text or a list of text parts.", param=place)
+
+
+def _tool_call(call: Any, place: str) -> dict[str, Any]:
+    try:
+        arguments = call["function"]["arguments"]
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return {"type": "function", "function": {"name": str(call["function"]["name"]), "arguments": parsed}}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f"`{place}.tool_calls` holds a call without a name or without JSON arguments.") from error
+
+
+def _tools(tools: Any) -> list[dict] | None:
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(t, dict) and t.get("type") == "function" for t in tools):
+        raise BadRequest("`tools` must be a list of tools of the type 'function'.", param="tools")
+    return tools
+
+
+async def _one_chunk(completion: ChatCompletion, is_counted: bool) -> AsyncIterator[str]:
+    """A completion as server-sent events: all of the message, how it ended, its usage if asked for, and the end."""
+    whole = completion.model_dump(exclude_none=True)
+    choice, usage = whole.pop("choices")[0], whole.pop("usage")
+    head = whole | {"object": "chat.completion.chunk"}
+    delta = choice["message"]
+    for i, call in enumerate(delta.get("tool_calls", [])):
+        call["index"] = i
+    first = {"index": 0, "delta": delta, "finish_reason": None}
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks = [head | {"choices": [first]}, head | {"choices": [last]}]
+    for chunk in [*chunks, *([head | {"choices": [], "usage": usage}] if is_counted else [])]:
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"

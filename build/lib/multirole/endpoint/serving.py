@@ -1,0 +1,78 @@
+"""Serve trained adapters: the same API that agents were trained through, over an engine, with no episode and no trainer."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from transformers import PreTrainedTokenizerBase
+
+from multirole.core.chat import Renderer, chat_template
+from multirole.core.engine import Completion, Engine, Request, Sampling
+from multirole.core.event_loop import EngineSelector
+from multirole.core.rollout import PromptOverflow, reply_text, turn_seed
+from multirole.core.types import Message, Turn
+from multirole.endpoint.app import Endpoint
+from multirole.endpoint.session import Session
+
+
+@dataclass
+class ModelServer:
+    """Answers chat completions with an engine whose weights have been published.
+
+    `policy` maps each role, which is a model's name, to its adapter, or to None for the base. The n-th call samples with the n-th
+    seed. Fields that `ignore` names are left out of requests.
+    """
+
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    policy: Mapping[str, str | None]
+    sampling: Sampling
+    max_prompt_tokens: int
+    render: Renderer = chat_template
+    ignore: tuple[str, ...] = ()
+    seed: int = 0
+    _waiting: dict[int, "asyncio.Future[Completion]"] = field(default_factory=dict, init=False)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
+
+    def run(self, host: str, port: int, on_start: Callable[[str], object] = lambda url: None) -> None:
+        """Serve until a signal ends it; `on_start` is called with the base URL. Any API key will do."""
+        selector = EngineSelector(self._advance, may_wait=True)
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            runner.run(self._serve(host, port, on_start))
+
+    async def _serve(self, host: str, port: int, on_start: Callable[[str], object]) -> None:
+        endpoint = Endpoint(self.ignore, default=Session(self._call, list(self.policy)))
+        server = uvicorn.Server(uvicorn.Config(endpoint.app, host=host, port=port, log_level="warning", lifespan="off"))
+        serving = asyncio.ensure_future(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.05)
+        if server.started:
+            on_start(f"http://{host}:{server.servers[0].sockets[0].getsockname()[1]}/v1")
+        await serving
+
+    def _advance(self) -> bool:
+        if not self._waiting:
+            return False
+        for key, completion in self.engine.step():
+            self._waiting.pop(key).set_result(completion)
+        return True
+
+    async def _call(
+        self, role: str, messages: list[Message], slot: int | None = None, round: int = 0,
+        max_tokens: int | None = None, tools: list[dict] | None = None,
+    ) -> Turn:  # fmt: skip
+        options: dict[str, Any] = {"tools": tools} if tools else {}
+        prompt_ids = self.render(self.tokenizer, messages, **options)
+        if len(prompt_ids) > self.max_prompt_tokens:
+            raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens, {self.max_prompt_tokens} at most")
+        key = next(self._numbers)
+        most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
+        seed = turn_seed(self.seed, 0, "", key, role, 0, 0)
+        self._waiting[key] = asyncio.get_running_loop().create_future()
+        self.engine.add(key, Request(prompt_ids, self.policy[role], seed, most, self.sampling.temperature))
+        done = await self._waiting[key]
+        text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+        return Turn(role, 0, 0, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)

@@ -1,0 +1,204 @@
+"""Any decoder and any kind of adapter that `transformers` can run, through its own `generate`: slow, and right.
+
+The model's own code makes masks, positions and caches, whatever its attention is (full, sliding windows, recurrent states). Only
+the choice of a token is ours, so that a request's seed decides its reply (`sampling`) whatever else is in its batch.
+
+Requests of one adapter run together until the last of them ends, and nothing else runs meanwhile: rows that have ended go on being
+computed, and equal prompts are computed once each. A model with recurrent states reads no padding: its batches hold prompts of one
+length.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from multirole.core.engine import Completion, Request
+from multirole.core.hooks import Trainer
+from multirole.engines import check_idle, check_request
+from multirole.engines.qwen3 import unsupported
+from multirole.engines.sampling import sample, signed, uniform
+
+logger = logging.getLogger(__name__)
+
+
+class SeededSampler(LogitsProcessor):
+    """Chooses each row's next token by its request's seed and temperature, and leaves `generate` no other choice.
+
+    `logprobs` has the log-probs (N,) of the tokens chosen, step by step.
+    """
+
+    def __init__(self, requests: list[Request], device: torch.device) -> None:
+        self.seeds = torch.tensor([signed(request.seed) for request in requests], device=device)  # (N,)
+        self.temperature = torch.tensor([float(request.temperature) for request in requests], device=device)  # (N,)
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        index = torch.full_like(self.seeds, len(self.logprobs))
+        tokens, logprobs = sample(scores, self.temperature, uniform(self.seeds, index))
+        self.logprobs.append(logprobs)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)  # (N, V)
+
+
+class RowLimits(StoppingCriteria):
+    """Ends each row at its request's `max_tokens`."""
+
+    def __init__(self, requests: list[Request], width: int, device: torch.device) -> None:
+        self.limits = width + torch.tensor([request.max_tokens for request in requests], device=device)  # (N,)
+
+    def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
+        return self.limits <= input_ids.shape[1]  # (N,)
+
+
+class GenerateEngine:
+    """`multirole.core.engine.Engine` on a live model of `transformers`, with or without PEFT adapters, through its `generate`.
+
+    The weights are not copied: between `publish` and the last `step` nobody may train them.
+
+    Args:
+        eos_ids: tokens that end a completion.
+        pad_id: what prompts are padded with, on the left.
+        max_rows: requests of one batch.
+        max_length: the limit of prompt + max_tokens, in tokens.
+        autocast: makes the context to compute in, as the trainer does.
+    """
+
+    def __init__(
+        self,
+        *eos_ids: int,
+        pad_id: int = 0,
+        max_rows: int = 128,
+        max_length: int = 1024,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        self.eos_ids, self.pad_id, self.max_rows, self.max_length = list(eos_ids), pad_id, max_rows, max_length
+        self.autocast = autocast
+        self.waiting: dict[int, Request] = {}
+        self.model: PeftModel | PreTrainedModel | None = None
+
+    @classmethod
+    def from_trainer(cls, trainer: Trainer) -> "GenerateEngine":
+        """The engine of a trainer, whose live model it uses."""
+        args, problem = trainer.args, next(unsupported(trainer.peft_model), "engine='generate' was asked for")
+        if trainer.is_sharded:
+            raise ValueError(
+                "engine='generate' runs the trainer's own model, which FSDP2 has sharded over processes that sample replies of different "
+                "lengths. Launch with data parallelism, or use engine='vllm'."
+            )
+        if trainer.accelerator.is_main_process:
+            logger.warning(
+                "Replies are sampled by transformers' `generate` (%s), which is several times slower than the engines 'transformers' and "
+                "'vllm'.", problem,
+            )  # fmt: skip
+        return cls(
+            *trainer.eos_token_ids, pad_id=trainer._tokenizer.pad_token_id,
+            max_length=args.max_prompt_tokens + args.max_completion_length, autocast=trainer.accelerator.autocast,
+        )  # fmt: skip
+
+    def publish(self, model: PeftModel | PreTrainedModel, version: int) -> None:
+        """Use `model`'s weights as they are; no cache outlives a batch."""
+        check_idle(f"publish(version={version})", len(self.waiting))
+        self.model = model
+
+    def add(self, key: int, request: Request) -> None:
+        """Queue one request under the caller's own `key`."""
+        adapters = self.model.peft_config if isinstance(self.model, PeftModel) else ()
+        check_request(request, [] if self.model is None else [None, *adapters], self.max_length)
+        self.waiting[key] = request
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """Run a batch of requests to their ends: those that can be computed together with the one that has waited longest."""
+        if self.model is None or not self.waiting:
+            return []
+        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+        def group(request: Request) -> tuple[str | None, int]:
+            return request.adapter, len(request.prompt_ids) if base._is_stateful else 0
+
+        first = group(next(iter(self.waiting.values())))
+        batch = {key: request for key, request in self.waiting.items() if group(request) == first}
+        requests = dict(list(batch.items())[: self.max_rows])
+        with computing(self.model, first[0]), self.autocast():
+            done = self._generate(base, list(requests.values()))
+        for key in requests:
+            del self.waiting[key]
+        return list(zip(requests, done, strict=True))
+
+    def _generate(self, base: PreTrainedModel, requests: list[Request]) -> list[Completion]:
+        """The completions of one batch."""
+        width = max(len(request.prompt_ids) for request in requests)
+        missing = [width - len(request.prompt_ids) for request in requests]
+        ids = [[self.pad_id] * n + list(r.prompt_ids) for n, r in zip(missing, requests, strict=True)]
+        input_ids = torch.tensor(ids, device=base.device)  # (N, width)
+        shown = torch.arange(width)[None] >= torch.tensor(missing)[:, None]  # (N, width)
+        sampler = SeededSampler(requests, base.device)
+        config = GenerationConfig(
+            do_sample=False, use_cache=True, eos_token_id=self.eos_ids, pad_token_id=self.pad_id,
+            max_new_tokens=max(request.max_tokens for request in requests),
+        )  # fmt: skip
+        usual, base.generation_config = (
+            base.generation_config,
+            config,
+        )  # or `generate` would add the model's own penalties
+        try:
+            output = base.generate(
+                input_ids, attention_mask=shown.long().to(base.device), generation_config=config,
+                logits_processor=LogitsProcessorList([sampler]),
+                stopping_criteria=StoppingCriteriaList([RowLimits(requests, width, base.device)]),
+            )  # (N, width + T)  # fmt: skip
+        finally:
+            base.generation_config = usual
+        logprobs = torch.stack(sampler.logprobs, 1).tolist()  # N lists of T
+        return [self._completion(*row) for row in zip(output[:, width:].tolist(), logprobs, requests, strict=True)]
+
+    def _completion(self, ids: list[int], logprobs: list[float], request: Request) -> Completion:
+        """A row of the batch, cut at its end."""
+        ids = ids[: request.max_tokens]
+        stop = next((i for i, token in enumerate(ids) if token in self.eos_ids), None)
+        n = len(ids) if stop is None else stop + 1
+        return Completion(ids[:n], logprobs[:n], "length" if stop is None else "stop")
+
+    def sleep(self) -> None:
+        """Let go of the model until the next `publish`."""
+        check_idle("sleep()", len(self.waiting))
+        self.model = None
+
+    def close(self) -> None:
+        """Let go of the model and of what waits; idempotent."""
+        self.waiting.clear()
+        self.model = None
+
+
+@contextmanager
+def computing(model: PeftModel | PreTrainedModel, adapter: str | None) -> Iterator[None]:
+    """Within it, the model computes with `adapter` (None: the base) in evaluation mode; afterwards it is as it was."""
+    training = [module for module in model.modules() if module.training]
+    trainable = [parameter.requires_grad for parameter in model.parameters()]
+    active = model.active_adapter if isinstance(model, PeftModel) else None
+    model.eval()
+    try:
+        if isinstance(model, PeftModel) and adapter is None:
+            with model.disable_adapter():
+                yield
+        else:
+            if isinstance(model, PeftModel):
+                model.set_adapter(adapter)
+            yield
+    finally:
+        if isinstance(model, PeftModel):
+            model.set_adapter(active)
+        for parameter, needs_grad in zip(model.parameters(), trainable, strict=True):
+            parameter.requires_grad = needs_grad
+        for module in training:
+            module.training = True

@@ -1,0 +1,392 @@
+"""The CPU default: a functional Qwen3 or Llama with a static KV cache, serving several merged adapters in one running batch.
+
+Where the speed comes from, against `model.generate` on the same rows: no cache is ever concatenated or repeated per head,
+norm weights are folded into the projections and q/k/v and gate/up are one product each, finished rows leave at once, and
+identical prompts are computed, stored and read once (`kv_cache`). `benchmarks/bench_engine.py` measures it.
+
+A row's tokens depend on its request alone, up to float rounding: products of another batch size may differ in the last
+bit (1e-7), which changes a token only when its uniform falls that close to a boundary. The same calls in the same order
+are bit-identical. Not covered: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
+"""
+
+import math
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+from functools import partial
+from os.path import commonprefix
+
+import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from torch import Tensor
+
+from multirole.core.engine import Completion, Request
+from multirole.core.hooks import Trainer
+from multirole.engines import check_idle, check_request
+from multirole.engines.bfloat16 import has_bfloat16
+from multirole.engines.kv_cache import Pool
+from multirole.engines.prefix_cache import BLOCK, PrefixCache
+from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table
+from multirole.engines.sampling import sample, signed, uniform
+
+PREFILL_TOKENS = 4096
+"""Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
+SHORTEST_POOL = 64
+"""Prompts of up to 64 tokens share a pool, then up to 128, 256 and so on."""
+LOGITS, CACHED_LOGITS = 1 << 23, 1 << 19
+"""Logits that are computed at once (32 MiB), and sampled from at once (2 MiB, which a core's cache holds)."""
+ADMIT_EVERY = 4
+"""Steps between admissions while rows run: prompts prefilled together cost little more than one."""
+SHARED_ROWS, SHARED_TOKENS = 4, 16
+"""A prompt goes to a shared pool when it arrives in at least this many rows and has at least this many tokens."""
+
+PREFIX_BYTES, PREFIX_PARAMETERS = 1 << 30, 10_000_000
+"""The prefix cache takes 1 GiB, for models of ten million parameters: smaller ones compute a prompt as fast as it is found."""
+COMMON_TOKENS = 256
+"""Tokens that must be saved by computing the common beginning of several prompts in a pass of its own."""
+
+Item = tuple[int, int, Request]
+"""(caller's key, group id, request); requests of equal adapter and prompt have equal group ids."""
+PoolKind = tuple[int, int]
+"""(class of prompt length, class of group size; 0 for pools that share nothing)."""
+
+
+@dataclass(frozen=True)
+class PromptSpan:
+    """A prompt of a prefill, without its last token. The KV of its first `start` tokens is in its `slots` already."""
+
+    ids: list[int]
+    start: int
+    slots: list[int]
+
+    @property
+    def n_new(self) -> int:
+        """Tokens to compute."""
+        return len(self.ids) - self.start
+
+
+class TransformersEngine:
+    """`multirole.core.engine.Engine` on the weights of a live `transformers` Qwen3 or Llama, with or without PEFT adapters.
+
+    `publish` copies merged float32 weights, so the live model is never modified and may train between steps.
+    `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens. A completion
+    ends with any of `eos_ids`.
+    """
+
+    def __init__(
+        self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024, prefix_bytes: int | None = None
+    ) -> None:
+        self.eos_ids, self.max_rows, self.max_length = torch.tensor(eos_ids), max_rows, max_length
+        self.prefix_bytes = prefix_bytes
+        self.prefixes: PrefixCache | None = None
+        self.logits = torch.empty(0, 0)
+        self.running: dict[int, Request] = {}
+        self.waiting: deque[Item] = deque()
+        self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
+        self.pools: dict[PoolKind, Pool] = {}
+        self.weights: dict[str | None, Weights] = {}
+        self.clock = 0
+
+    @classmethod
+    def from_trainer(cls, trainer: Trainer) -> "TransformersEngine":
+        """The engine of a trainer."""
+        args = trainer.args
+        check_supported(trainer.peft_model)
+        return cls(*trainer.eos_token_ids, max_length=args.max_prompt_tokens + args.max_completion_length)
+
+    @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
+    def publish(self, model: PeftModel | Served, version: int) -> None:
+        """Take `model`'s present weights, and forget all keys and values of others."""
+        check_idle(f"publish(version={version})", len(self.waiting) + self.n_running)
+        self.weights = make_weights(model, self._dtype_for(model))
+        self.names = list(self.weights)
+        c = model.config
+        embed = self.weights[None].embed
+        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, c.head_dim)
+        self.eos_ids = self.eos_ids.to(embed.device)
+        self.eps = c.rms_norm_eps
+        self.rope = rope_table(model, self.max_length)
+        self.pools.clear()
+        self.logits = embed.new_empty(0, 0, dtype=torch.float32)
+        n_bytes = self.prefix_bytes
+        if n_bytes is None:
+            n_bytes = PREFIX_BYTES if model.num_parameters() >= PREFIX_PARAMETERS else 0
+        self.prefixes = PrefixCache(self.empty_kv, n_bytes) if n_bytes else None
+
+    def _dtype_for(self, model: PeftModel | Served) -> torch.dtype:
+        """bfloat16 for a model in it, on a processor that has it, else float32."""
+        has = model.dtype == torch.bfloat16 and model.device.type == "cpu" and has_bfloat16()
+        return torch.bfloat16 if has else torch.float32
+
+    @property
+    def n_running(self) -> int:
+        return sum(pool.n for pool in self.pools.values())
+
+    def add(self, key: int, request: Request) -> None:
+        """Queue one request under the caller's own `key`."""
+        check_request(request, self.weights, self.max_length)
+        prompt = (request.adapter, tuple(request.prompt_ids))
+        self.running[key] = request
+        self.waiting.append((key, self.groups.setdefault(prompt, len(self.groups)), request))
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, Completion]]:
+        """Admit what fits, advance every running row by one token, return the rows that finished."""
+        if self.clock % ADMIT_EVERY == 0 or not self.n_running:
+            self._admit()
+        self.clock += 1
+        pools = [pool for pool in self.pools.values() if pool.n]
+        if not pools:
+            return []
+        self._decode(pools)
+        done = [item for pool in pools for item in self._collect(pool)]
+        if not self.waiting and not self.n_running:
+            self.groups.clear()
+            self.clock = 0  # the next rollout is scheduled as if it were the first
+        return done
+
+    def sleep(self) -> None:
+        """Free the merged weights and the caches; `publish` makes them again."""
+        check_idle("sleep()", len(self.waiting) + self.n_running)
+        self.close()
+
+    def close(self) -> None:
+        """Free weights and caches; idempotent."""
+        self.waiting.clear()
+        self.running.clear()
+        self.pools.clear()
+        self.prefixes = None
+        self.weights.clear()
+
+    def _admit(self) -> None:
+        """Fill free slots in order of arrival, pool by pool and adapter by adapter."""
+        n = min(len(self.waiting), self.max_rows - self.n_running)
+        items = [self.waiting.popleft() for _ in range(n)]
+        if not items:
+            return
+        sizes = Counter(group for _, group, _ in items)
+        home = {group: kind for kind, pool in self.pools.items() for group in pool.group[: pool.n].tolist()}
+        batches: dict[tuple[PoolKind, int], list[Item]] = defaultdict(list)
+        for item in items:
+            _, group, request = item
+            kind = home.get(group) or self._pool_kind(len(request.prompt_ids), sizes[group])
+            batches[kind, self.names.index(request.adapter)].append(item)
+        for (kind, adapter), batch in batches.items():
+            if kind not in self.pools:
+                self.pools[kind] = Pool(self.empty_kv, is_shared=kind[1] > 0)
+            self._admit_batch(self.pools[kind], adapter, batch)
+
+    def _pool_kind(self, prompt_length: int, n_rows: int) -> PoolKind:
+        """The pool for `n_rows` rows of one prompt; classes are powers of two."""
+        is_shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
+        # a row of a shared pool waits for longer prompts only where these are read, once for the group
+        shortest = SHORTEST_POOL * (4 if is_shared and self.empty_kv.dtype == torch.bfloat16 else 1)
+        return ((prompt_length - 1) // shortest).bit_length(), n_rows.bit_length() if is_shared else 0
+
+    def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
+        """Place `items` in the pool's next slots; prompts that no running row holds are computed, once each.
+
+        The last prompt token is left out: it is the first input of decoding, so that one place computes logits.
+        """
+        running = {group: slot for slot, group in enumerate(pool.group[: pool.n].tolist())}
+        prompts = {group: request.prompt_ids[:-1] for _, group, request in items}
+        start, stop = pool.n, pool.n + len(items)
+        own = [request.max_tokens + (0 if pool.is_shared else len(request.prompt_ids)) for _, _, request in items]
+        pool.reserve(stop, max(own))
+        if pool.is_shared:
+            homes = {
+                group: int(pool.home[running[group]]) if group in running else pool.add_prompt(len(ids))
+                for group, ids in prompts.items()
+            }
+        targets: dict[int, list[int]] = defaultdict(list)
+        rows = []
+        for slot, (key, group, r) in enumerate(items, start):
+            cached = len(r.prompt_ids) - 1
+            row = (key, group, adapter, signed(r.seed), r.max_tokens, r.prompt_ids[-1], cached, 0)
+            rows.append((*row, cached, homes[group]) if pool.is_shared else (*row, 0, 0))
+            targets[group].append(slot)
+        pool.state[start:stop] = torch.tensor(rows)
+        pool.temperature[start:stop] = torch.tensor([r.temperature for _, _, r in items])
+        pool.n, pool.is_placed = stop, False
+        for group in prompts.keys() & running.keys():
+            length, slot = len(prompts.pop(group)), running[group]
+            if not pool.is_shared:
+                pool.kv[:, :, targets[group], :, :length] = pool.kv[:, :, slot : slot + 1, :, :length]
+        if pool.is_shared:
+            targets = {group: [homes[group]] for group in prompts}
+        if self.prefixes is not None:
+            kv = pool.prompt_kv if pool.is_shared else pool.kv
+            self._prefill_rest(kv, adapter, [(ids, targets[group]) for group, ids in prompts.items() if ids])
+            return
+        todo = sorted((len(ids), group) for group, ids in prompts.items() if ids)
+        while todo:
+            longest = todo[-1][0]
+            batch = [group for _, group in todo[-max(1, PREFILL_TOKENS // longest) :]]
+            del todo[-len(batch) :]
+            kv = pool.prompt_kv if pool.is_shared else pool.kv
+            self._prefill(kv, adapter, [(prompts[group], targets[group]) for group in batch], longest)
+
+    def _prefill(self, kv: Tensor, adapter: int, batch: list[tuple[list[int], list[int]]], longest: int) -> None:
+        """Compute the KV of B prompts, right-padded to T = `longest` (causal, so unmasked), and copy it to slots of `kv`.
+
+        Padding is overwritten or masked later: a row only ever attends to positions that were written for it.
+        """
+        shape = (len(batch), longest)
+        tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=kv.device)  # (B, T)
+        positions = torch.arange(longest, device=kv.device).repeat(len(batch))  # (B * T,)
+        slots = torch.tensor([slot for _, slots in batch for slot in slots], device=kv.device)
+        source = torch.tensor([i for i, (_, slots) in enumerate(batch) for _ in slots], device=kv.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+            q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (q, k, v))  # (B, heads or n_kv, T, d)
+            q, k = q.to(kv.dtype), k.to(kv.dtype)
+            kv[layer, 0, slots, :, :longest] = k[source]
+            kv[layer, 1, slots, :, :longest] = v[source]
+            if layer == len(kv) - 1:
+                return None
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+            return out.transpose(1, 2).reshape(shape[0] * shape[1], -1)  # (B * T, heads * d)
+
+        spans = [Span(self.weights[self.names[adapter]], 0, tokens.numel())]
+        forward(tokens.flatten(), positions, spans, self.rope, self.eps, attend)
+
+    def _prefill_rest(self, kv: Tensor, adapter: int, prompts: list[tuple[list[int], list[int]]]) -> None:
+        """Copy what the prefix cache holds of the prompts to their slots of `kv`, and compute the rest.
+
+        A beginning that all prompts share and the cache lacks is computed first, where that saves enough tokens.
+        """
+        assert self.prefixes is not None
+        common = commonprefix([ids for ids, _ in prompts])
+        known = len(self.prefixes.find(adapter, common)) * BLOCK
+        if (len(prompts) - 1) * (len(common) - known) >= COMMON_TOKENS:
+            slot = prompts[0][1][:1]
+            self._prefill_spans(kv, adapter, [self._span(kv, adapter, common, slot)])
+            self.prefixes.write(adapter, common, lambda start, stop: kv[:, :, slot[0], :, start:stop])
+        spans = sorted((self._span(kv, adapter, *prompt) for prompt in prompts), key=lambda span: span.n_new)
+        spans = [span for span in spans if span.n_new]
+        while spans:
+            n = max(1, PREFILL_TOKENS // spans[-1].n_new)
+            self._prefill_spans(kv, adapter, spans[-n:])
+            del spans[-n:]
+
+    def _span(self, kv: Tensor, adapter: int, ids: list[int], slots: list[int]) -> "PromptSpan":
+        """A prompt whose known beginning is in its slots."""
+        blocks = self.prefixes.find(adapter, ids)
+        start = len(blocks) * BLOCK
+        if blocks:
+            kv[:, :, slots, :, :start] = self.prefixes.read(blocks)[:, :, None]
+        return PromptSpan(ids, start, slots)
+
+    def _prefill_spans(self, kv: Tensor, adapter: int, prompts: list["PromptSpan"]) -> None:
+        """Compute the KV of the prompts' new tokens in their first slots, then copy it to the others.
+
+        All but attention is computed without padding, for the N new tokens of B prompts, one prompt after the other; attention
+        for (B, T) new and (B, S) cached tokens.
+        """
+        device = kv.device
+        n_new = torch.tensor([prompt.n_new for prompt in prompts], device=device)  # (B,)
+        start = torch.tensor([prompt.start for prompt in prompts], device=device)  # (B,)
+        first = torch.tensor([prompt.slots[0] for prompt in prompts], device=device)  # (B,)
+        tokens = torch.tensor(
+            [token for prompt in prompts for token in prompt.ids[prompt.start :]], device=device
+        )  # (N,)
+        owner = torch.arange(len(prompts), device=device).repeat_interleave(n_new)  # (N,)
+        at = torch.arange(len(tokens), device=device) - (n_new.cumsum(0) - n_new)[owner]  # (N,) in 0..T-1
+        positions, slots = start[owner] + at, first[owner]  # (N,) each
+        longest, total = int(n_new.max()), max(len(prompt.ids) for prompt in prompts)  # T, S
+        seen = start[:, None] + torch.arange(longest, device=device)  # (B, T): the last position that a token sees
+        hidden = torch.arange(total, device=device) > seen[..., None]  # (B, T, S)
+        mask = torch.zeros(hidden.shape, dtype=kv.dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+            kv[layer, 0, slots, :, positions] = k.to(kv.dtype)
+            kv[layer, 1, slots, :, positions] = v
+            if layer == len(kv) - 1:
+                return None
+            padded = q.new_zeros(len(prompts), longest, *q.shape[1:], dtype=kv.dtype)  # (B, T, heads, d)
+            padded[owner, at] = q.to(kv.dtype)
+            keys, values = kv[layer, :, first, :, :total]  # (B, n_kv, S, d) each
+            out = F.scaled_dot_product_attention(
+                padded.transpose(1, 2), keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
+            )  # (B, heads, T, d)
+            return out.transpose(1, 2)[owner, at].flatten(1)  # (N, heads * d)
+
+        span = Span(self.weights[self.names[adapter]], 0, len(tokens))
+        forward(tokens, positions, [span], self.rope, self.eps, attend)
+        for prompt in prompts:
+            source, others = prompt.slots[0], prompt.slots[1:]
+            if others:
+                kv[:, :, others, :, : len(prompt.ids)] = kv[:, :, source : source + 1, :, : len(prompt.ids)]
+
+    def _decode(self, pools: list[Pool]) -> None:
+        """One token for every row of every pool. Inside, rows are sorted by adapter; attention works in slot order."""
+        state = torch.cat([pool.state[: pool.n] for pool in pools])  # (N, 10)
+        temperature = torch.cat([pool.temperature[: pool.n] for pool in pools])  # (N,)
+        for pool in pools:
+            pool.start_step()
+        order = state[:, 2].argsort(stable=True)  # (N,) slots in adapter order
+        back = order.argsort()
+        sizes = state[:, 2].bincount(minlength=len(self.names)).tolist()
+        several = max(sizes) < len(order)
+        counts = [pool.n for pool in pools]
+        spans, start = [], 0
+        for name, size in zip(self.names, sizes, strict=True):
+            if size:
+                spans.append(Span(self.weights[name], start, start + size))
+                start += size
+
+        def attend(layer: int, *qkv: Tensor) -> Tensor:
+            by_pool = zip(*((x[back] if several else x).split(counts) for x in qkv), strict=True)
+            outs = [pool.attend(layer, q, k, v) for pool, (q, k, v) in zip(pools, by_pool, strict=True)]
+            out = outs[0] if len(outs) == 1 else torch.cat(outs)  # (N, heads * d)
+            return out[order] if several else out
+
+        tokens, positions = state[order, 5], state[order, 6]
+        hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
+        tokens, logprobs = self._sample(
+            hidden[back] if several else hidden, temperature, uniform(state[:, 3], state[:, 7])
+        )
+        for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):
+            n = pool.n
+            slots = torch.arange(n, device=new.device)
+            pool.ids[slots, pool.count[:n]] = new
+            pool.logprobs[slots, pool.count[:n]] = logprob
+            pool.token[:n] = new
+            pool.position[:n] += 1
+            pool.count[:n] += 1
+
+    def _sample(self, hidden: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (N,) and their log-probs (N,) from hidden states (N, H).
+
+        Logits are computed in equal chunks of rows, always in the same memory, and sampled from in smaller ones.
+        """
+        weights = self.weights[None]
+        n_tokens = len(weights.embed)
+        at_once, cached = max(1, LOGITS // n_tokens), max(1, CACHED_LOGITS // n_tokens)
+        n_rows = math.ceil(len(hidden) / math.ceil(len(hidden) / at_once))
+        if len(self.logits) < n_rows:
+            self.logits = hidden.new_empty(n_rows, n_tokens, dtype=torch.float32)
+        sampled = []
+        for part, *of_rows in zip(*(x.split(n_rows) for x in (hidden, temperature, u)), strict=True):
+            logits = weights.logits(part, self.logits[: len(part)])
+            sampled += [sample(*chunk) for chunk in zip(*(x.split(cached) for x in (logits, *of_rows)), strict=True)]
+        tokens, logprobs = zip(*sampled, strict=True)
+        return torch.cat(tokens), torch.cat(logprobs)
+
+    def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
+        """Take finished rows out of the pool."""
+        stopped = (pool.token[: pool.n, None] == self.eos_ids).any(1)
+        finished = (stopped | (pool.count[: pool.n] >= pool.limit[: pool.n])).nonzero()[:, 0].tolist()
+        done = []
+        for slot in finished:
+            key, count = int(pool.key[slot]), int(pool.count[slot])
+            reason = "stop" if stopped[slot] else "length"
+            ids, logprobs = pool.ids[slot, :count].tolist(), pool.logprobs[slot, :count].tolist()
+            request = self.running.pop(key)
+            if self.prefixes is not None:
+                adapter = self.names.index(request.adapter)
+                self.prefixes.write(adapter, request.prompt_ids + ids[:-1], partial(pool.kv_of_row, slot))
+            done.append((key, Completion(ids, logprobs, reason)))
+        if finished:
+            pool.drop(finished)
+        return done

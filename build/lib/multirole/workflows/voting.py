@@ -1,0 +1,96 @@
+"""Voting: three independent candidates, one aggregator that selects (paper sec 3).
+
+The aggregator only selects: its own prose is never graded. A reply without a valid `\\boxed{N}`, in whatever
+style, is recorded as "unparsed" and candidate 1 is used (the released code takes any digit: `fallback="first_digit"`).
+"""
+
+import asyncio
+import re
+
+from multirole.core.replies import find_boxes, plain_words
+from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
+from multirole.workflows.prompts import render
+
+NUMBERS = {
+    word: number
+    for number, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], start=1)
+}
+_LABEL = "solution|candidate|answer|option|choice|response|proposal|attempt|voter|generator|selection|number|no|n"
+SELECTION = re.compile(
+    rf"(?:(?:the|my|best|final|selected|correct|is|{_LABEL})(?![a-z])[\s:=.]*)*(?P<number>\d+|{'|'.join(NUMBERS)})(?:\.0+)?"
+    r"(?: is (?:the )?(?:best|correct|right)(?: (?:one|solution|answer))?)?"
+)
+"""A selection in plain words, behind a label such as "Solution"."""
+
+
+def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: str = "last_box") -> tuple[int, str]:
+    """Return the selected candidate (0-based) and the outcome: "1".."n", "digit:k" or "unparsed".
+
+    The last box that holds the number of a candidate counts, in whatever style; with `box_rule="first_literal"` the first
+    literal `\\boxed{k}`. Without one candidate 1 is selected and the outcome is "unparsed". `fallback="first_digit"` is the
+    released code's rule: the first literal box, else the first digit that stands alone ("digit:k").
+    """
+    if fallback == "first_digit" or box_rule == "first_literal":
+        number = _first_literal(text)
+    else:
+        numbers = (_number(plain_words(box.content)) for box in reversed(find_boxes(text)))
+        number = next((number for number in numbers if 1 <= number <= n), 0)
+    if 1 <= number <= n:
+        return number - 1, str(number)
+    digit = re.search(r"(?<!\d)[1-9](?!\d)", text)
+    if fallback == "first_digit" and digit and int(digit[0]) <= n:
+        return int(digit[0]) - 1, f"digit:{digit[0]}"
+    return 0, "unparsed"
+
+
+def _number(words: str) -> int:
+    """Return the number of the candidate that the plain words of a box select, or 0."""
+    selection = SELECTION.fullmatch(words)
+    if selection is None:
+        return 0
+    return NUMBERS.get(selection["number"]) or int(selection["number"][:9])
+
+
+def _first_literal(text: str) -> int:
+    boxed = re.search(r"\\boxed\{(\d+)\}", text)
+    return int(boxed[1][:9]) if boxed else 0
+
+
+def list_candidates(texts: list[str]) -> str:
+    """The candidates as an aggregator sees them: in full, under 1-based headers."""
+    return "\n".join(f"--- Solution {i} ---\n{text}" for i, text in enumerate(texts, start=1))
+
+
+class Voting:
+    """`n_voters` generators answer the same prompt; the aggregator picks one of them. `prompts` is a set of templates."""
+
+    name = "voting"
+    structure = Structure(
+        duties={"generator": Duty("solves"), "aggregator": Duty("selects", "generator")},
+        twins={
+            "candidate 1": lambda slots: slots[0],
+            "most candidates right": lambda slots: 2 * sum(slots) > len(slots),
+        },
+        edges=(
+            Edge("question", "generator"),
+            Edge("generator", "aggregator", "all candidates"),
+            Edge("aggregator", "answer", "the candidate it picks"),
+        ),
+        chats=(("user",),),
+    )
+
+    def __init__(
+        self, n_voters: int = 3, fallback: str = "candidate_1", prompts: str | None = None, box_rule: str = "last_box"
+    ) -> None:
+        self.roles = {"generator": n_voters, "aggregator": 1}
+        self.fallback, self.prompts, self.box_rule = fallback, prompts, box_rule
+
+    async def run(self, problem: Problem, call: Call) -> Answer:
+        ask = render(self.prompts or problem.task, "generator", question=problem.question)
+        prompt = [*problem.history, user(ask)]
+        voters = await asyncio.gather(*(call("generator", prompt, slot=s) for s in range(self.roles["generator"])))
+        candidates = list_candidates([turn.text for turn in voters])
+        question = render(self.prompts or problem.task, "aggregator", question=problem.question, candidates=candidates)
+        selection = await call("aggregator", [*problem.history, user(question)])
+        chosen, selection.outcome = parse_selection(selection.text, len(voters), self.fallback, self.box_rule)
+        return Answer(voters[chosen].text)

@@ -1,0 +1,230 @@
+"""Run and grade untrusted, model-written programs in a sandbox: `grade`, `grade_batch`, `call`.
+
+A small Python process per core (a zygote: no torch, an empty environment, none of this process's descriptors) installs the
+sandbox walls on itself. It forks a manager per program, which compiles the program and forks a process per test. A test's
+process has its input on stdin, its output in a memory file, and nothing else. Expected outputs never leave this process:
+outputs come back as bytes of bounded length and are compared here, as plain data, by `multirole_sandbox.compare`.
+
+Guarantees at level "setuid+seccomp+landlock+rlimits" ("setuid" only when started as root; the other walls suffice):
+  * no network and no sockets except a private pair; no processes, no exec; no signals, ptrace or limits for others;
+  * no file can be opened, listed, looked up, written or removed: a program sees an empty, read-only file system;
+  * CPU time, wall-clock time, address space, output, open files, threads and core dumps are limited;
+  * the environment, this process's memory and descriptors, and the inputs of other tests are out of reach;
+  * a test cannot observe another test;
+  * a test's process dies with its manager, and both with the zygote, within half a second of this process's end;
+  * no program makes grading fail: a program that crashes two workers gets the reason "error". `SandboxError` means that
+    the sandbox itself does not work; it never becomes a reward.
+seccomp is an allow-list and enforces all of this alone; Landlock and the other user id are a second layer. Without
+seccomp nothing is graded unless `require(allow_unsafe=True)` was called.
+
+Not guaranteed:
+  * kernel bugs are not covered: there are no namespaces, cgroups or virtual machine around it;
+  * memory is limited as address space per process, not as resident memory of all workers together;
+  * threads are limited to about 500 per worker when started as root. Otherwise all processes of the user count, and the
+    limit is 4,096 more than there were when the worker started;
+  * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart;
+  * libc's fstat needs a call that with forged arguments tells the size and date of a file whose path is known.
+
+Available to programs. Linux only, the standard library only (no numpy), no files. The modules that a program's text names
+in imports and in calls of `__import__` and `import_module` are loaded before it starts; others (a computed name, text
+given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are there only if they were
+loaded anyway. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
+zoneinfo) can be imported but fail when used. Only common encodings are there.
+"""
+
+import atexit
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from multirole_sandbox import selftest
+from multirole_sandbox.compare import are_wrapped, is_right
+from multirole_sandbox.inside.limits import Limits
+from multirole_sandbox.pool import Job, Pool
+from multirole_sandbox.published import normalise_tests
+from multirole_sandbox.verdict import RULES, SandboxError, Verdict
+
+__all__ = [
+    "RULES", "Limits", "SandboxError", "Verdict", "call", "close", "grade", "grade_batch", "level", "normalise_tests",
+    "require", "take_seconds",
+]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+_INTEGER_KEY = re.compile(r'"-?[0-9]+"\s*:')
+_CALLS = 16  # calls per manager, whose start costs as much as two or three calls
+
+_lock = threading.RLock()
+_pools: dict[str, Pool] = {}
+_seconds = 0.0
+_is_unsafe_allowed = False
+
+
+def grade(program: str, tests: list[dict], rule: str = "fraction", limits: Limits | None = None) -> Verdict:
+    """Grade one program; see `grade_batch`."""
+    return grade_batch([program], [tests], rule, limits)[0]
+
+
+def grade_batch(
+    programs: Sequence[str], tests: Sequence[list[dict] | str], rule: str = "fraction", limits: Limits | None = None
+) -> list[Verdict]:
+    """Grade each program with its list of tests, in any form that `normalise_tests` accepts. Thread-safe.
+
+    Every test is run. The reward is the share of passed tests under the rule "fraction", and 1 or 0 under "all_pass". An
+    empty program has the reason "no_code". Raises ValueError for malformed tests and SandboxError if the sandbox does not
+    work; a program never causes an exception.
+    """
+    if rule not in RULES:
+        raise ValueError(f"`rule` must be 'fraction' or 'all_pass', got {rule!r}.")
+    if len(programs) != len(tests):
+        raise ValueError(f"Each program needs a list of tests, got {len(programs)} programs and {len(tests)} lists.")
+    problems = {
+        key: _Problem(normalise_tests(test_list)) for key, test_list in {id(entry): entry for entry in tests}.items()
+    }
+    jobs = [problems[id(test_list)].job(program) for program, test_list in zip(programs, tests, strict=True)]
+    global _seconds
+    with _lock:
+        pool, started = _running(), time.monotonic()
+        pool.run(jobs, limits or Limits())
+        _seconds += time.monotonic() - started
+    return [_verdict(problems[id(test_list)].reasons(job), rule) for job, test_list in zip(jobs, tests, strict=True)]
+
+
+class _Problem:
+    """A problem's normalised tests and the runs that each of its programs needs.
+
+    JSON turns integer dict keys into text. A test with such an argument is run twice, with integer keys (as the graders of
+    APPS and TACO do for a single argument; here at any depth) and with the published keys; one run has to pass.
+    """
+
+    def __init__(self, tests: list[dict]) -> None:
+        self.tests, self.is_wrapped = tests, are_wrapped(tests)
+        self.runs = [(i, keys) for i, test in enumerate(tests) for keys in _key_types(test)]
+
+    def job(self, program: str) -> Job:
+        """Return the runs of one program as a job."""
+        tests = [self.tests[i] for i, _ in self.runs]
+        return Job(
+            program,
+            [test["input"].encode("utf-8", "surrogatepass") for test in tests],
+            [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests],
+            lambda run, output: is_right(output, tests[run], self.is_wrapped),
+            [has_integer_keys for _, has_integer_keys in self.runs],
+        )
+
+    def reasons(self, job: Job) -> list[str]:
+        """Return the reason of each test: "passed" if any of its runs passed, else the reason of its first run."""
+        reason_by_test: dict[int, str] = {}
+        for (test, _), reason in zip(self.runs, job.reasons, strict=True):
+            if test not in reason_by_test or reason == "passed":
+                reason_by_test[test] = reason
+        return list(reason_by_test.values())
+
+
+def _key_types(test: dict) -> tuple[bool, ...]:
+    """Return whether to run a test with integer keys; both ways if its arguments may have had integer keys."""
+    return (True, False) if "metadata" in test and _INTEGER_KEY.search(test["input"]) else (False,)
+
+
+def _verdict(reasons: list[str], rule: str) -> Verdict:
+    share = reasons.count("passed") / len(reasons)
+    reason = next((reason for reason in reasons if reason != "passed"), "passed")
+    return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(reasons))
+
+
+def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[str, bytes]]:
+    """Call a trusted function on untrusted values (JSON types), each call in a separate sandboxed process.
+
+    The workers import the file `module` and call its `preload()` before they enter the sandbox; it may use all installed
+    packages. Returns (reason, output) per call; a call that returned has the reason "passed" and its result as JSON.
+    """
+    source = f"from {module.stem} import {function}"
+    inputs = ["\n".join(map(json.dumps, values)).encode() for values in arguments]
+    outputs = [b""] * len(inputs)
+
+    def job(start: int) -> Job:
+        def keep(index: int, output: bytes) -> bool:
+            outputs[start + index] = output
+            return True
+
+        batch = inputs[start : start + _CALLS]
+        return Job(source, batch, [function] * len(batch), keep)
+
+    jobs = list(map(job, range(0, len(inputs), _CALLS)))
+    with _lock:
+        _running(str(module)).run(jobs, limits)
+    return list(zip([reason for job in jobs for reason in job.reasons], outputs, strict=True))
+
+
+def level() -> str:
+    """Return the sandbox level of this machine, such as "setuid+seccomp+landlock+rlimits", for a run's record."""
+    with _lock:
+        return _running().level
+
+
+def require(allow_unsafe: bool = False) -> str:
+    """Run the self-test and return the level. Raises SandboxError if a program escapes, unless allow_unsafe."""
+    global _is_unsafe_allowed
+    with _lock:
+        _is_unsafe_allowed = allow_unsafe
+        close()
+        return _running().level
+
+
+def take_seconds() -> float:
+    """Return the wall-clock seconds spent in `grade_batch` since the last call of this function."""
+    global _seconds
+    with _lock:
+        taken, _seconds = _seconds, 0.0
+        return taken
+
+
+def close() -> None:
+    """Stop the workers; the next call starts new ones."""
+    with _lock:
+        while _pools:
+            _pools.popitem()[1].close()
+
+
+def _running(module: str = "") -> Pool:
+    """Return the pool whose workers imported this module; start and test one if needed. The caller holds the lock."""
+    if module in _pools:
+        return _pools[module]
+    if not sys.platform.startswith("linux"):
+        raise SandboxError(
+            f"Model-written programs cannot be run on {sys.platform}, because the sandbox uses Linux system calls. "
+            "Use the Docker image, or Linux."
+        )
+    pool = Pool(module)
+    try:
+        selftest.check(pool)
+    except SandboxError as error:
+        if not _is_unsafe_allowed or not pool.level:
+            pool.close()
+            raise SandboxError(
+                f"The sandbox failed its self-test: {error} Model-written programs could do harm here and could cheat "
+                "the grader. Use a Linux kernel with seccomp (a default Docker container has it), or set "
+                "allow_unsafe_code=True to run them without a sandbox."
+            ) from error
+        logger.warning("UNSAFE: %s Programs are run anyway, because allow_unsafe was set.", error)
+    if "landlock" not in pool.level:
+        logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
+    _pools[module] = pool
+    return pool
+
+
+def _forget() -> None:
+    """Drop the parent's workers in a forked child, which starts new ones when needed."""
+    global _lock
+    _lock = threading.RLock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(close)

@@ -1,0 +1,1 @@
+"""Code that runs inside the sandbox processes. It imports only the standard library."""

@@ -1,0 +1,52 @@
+"""Resource limits of a program, with defaults for this machine."""
+
+import os
+from dataclasses import dataclass, field
+
+
+def processes_here() -> int:
+    """Return the number of training processes on this machine, from the launcher; all of them grade at once."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def default_workers() -> int:
+    """Return one worker per usable core, at most 64; several training processes share the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(64, cores // processes_here()))
+
+
+def default_memory_bytes() -> int:
+    """Return 2 GiB (the authors allow 4), or less if all workers together would not fit; at least 512 MiB.
+
+    This limits address space. It fits the usual 512 MiB thread stack for deep recursion and a large heap.
+    """
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(512 << 20, min(2 << 30, physical // (processes_here() * (default_workers() + 1))))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one program; `test_seconds` are CPU seconds, with a wall-clock backstop of `wall_factor` as much.
+
+    A program whose tests hang has a bounded cost: `full_timeouts` tests may use all of `test_seconds`; every further test
+    has a twentieth of it (fast tests still pass), and all tests, which run sequentially, have `problem_seconds` of
+    wall-clock time together. With the defaults 20 hanging tests cost 12 s instead of 60 s.
+    """
+
+    test_seconds: float = 3.0
+    wall_factor: float = 2.0
+    problem_seconds: float = 120.0
+    full_timeouts: int = 3
+    memory_bytes: int = field(default_factory=default_memory_bytes)
+    output_bytes: int = 16 << 20
+    workers: int = field(default_factory=default_workers)
+
+    def __post_init__(self) -> None:
+        has_time = 0 < self.test_seconds <= self.problem_seconds <= 86_400 and self.full_timeouts >= 1
+        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= 256 << 20 and self.workers >= 1
+        if not (has_time and has_room):
+            raise ValueError(
+                f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "
+                "memory_bytes of at least 64 MiB (Python itself needs about 32), an output_bytes of 256 to 256 << 20 "
+                "(held in the trainer's memory), and at least 1 for full_timeouts and workers."
+            )

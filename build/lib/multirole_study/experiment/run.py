@@ -1,0 +1,194 @@
+"""Train and record a cell, or evaluate a trained cell, until its folder is complete (DONE).
+
+An evaluation runs a cell's workflow with the adapters that `Evaluation.adapters` names, `n_rollouts` episodes per problem.
+It keeps every outcome, including the correctness of each solver slot's answer:
+
+    results/<scale>/evaluations/<name>/<cell id>/
+        config.json  provenance.json
+        eval.parquet                    step x problem x rollout
+        turns.parquet                   every turn of the first rollout of the first `N_READ` problems
+        DONE                            sha256 of every file above: the evaluation is complete
+
+Episode 0 of each problem uses the sampling seeds of the run's validation, so that `own` reproduces the recorded accuracies:
+token for token on a CPU, and up to rounding of differently composed batches with vLLM.
+"""
+
+import json
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, TrainerCallback
+
+from multirole.core.distributed import gather_objects, processes
+from multirole.core.threads import use_fitting_threads
+from multirole.diagnostics.turn_grading import grade
+from multirole_study.experiment.announce import announced, say
+from multirole_study.experiment.base_models import locate, shape_of
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_of
+from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
+from multirole_study.experiment.preflight import load_problems, preflight
+from multirole_study.experiment.presets import is_tiny
+from multirole_study.experiment.progress import Progress, conclude, interval, introduce
+from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
+from multirole_study.experiment.run_folder import folder_of, is_done, newest_intact, open_folder, staging, write_done
+from multirole_study.experiment.settings import user_errors
+from multirole_study.experiment.stop_signals import Stop, handle_signals
+from multirole_study.experiment.storage import checksums_of, write_table, write_text
+
+logger = logging.getLogger(__name__)
+
+N_READ = 100  # problems per checkpoint whose turns are kept (paper A.3)
+
+
+def run_cell(
+    cell: Cell, launch: Launch | str | Path = ONE_PROCESS, callbacks: list[TrainerCallback] | None = None
+) -> Path:
+    """Train and evaluate a cell; return its results folder (see `record`). A path for `launch` is its `results_dir`.
+
+    A finished cell is not trained again. An interrupted cell continues from its newest intact checkpoint, with the same result
+    as an uninterrupted run. Raises ValueError if another process runs it, and `Stopped` after a signal (`stop_signals`).
+    """
+    launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
+    folder, is_main = folder_of(cell, launch.results_dir), processes().is_main_process
+    with handle_signals() as stop, ExitStack() as stack:
+        with user_errors():
+            if is_main:
+                stack.enter_context(open_folder(folder, cell.to_dict()))
+            processes().wait_for_everyone()
+            if is_done(folder):
+                conclude(folder, "was finished before")
+                return folder
+            if is_launched():
+                launch = launch.replace(n_processes=processes().num_processes)
+            launch.check_processes(launch.n_processes, cell.n_problems)
+            preflight(cell, launch)
+        if launch.n_processes > 1 and not is_launched():
+            stack.close()  # the first of the new processes claims the folder
+            spawn(cell.parameters(), launch, stop.run)
+        else:
+            _train(cell, launch, folder, stop, callbacks or [])
+    return folder
+
+
+def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
+    """Train in a claimed folder until DONE; runs on each process."""
+    is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
+    with user_errors():
+        # before loading the model, because the rows may be invalid
+        train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
+        checkpoint = gather_objects(newest_intact(folder) if is_main else None)[0]
+        if is_main:
+            recorder.rewind(checkpoint)
+            add_session(folder, cell, checkpoint, counts)
+            introduce(cell, launch.n_processes, folder, counts, checkpoint)
+            callbacks = [Progress(), *callbacks]
+            # the default would be deleted with the staged checkpoint
+            os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+        is_verbose = is_main and not is_tiny(cell.scale)
+        with announced("loading the model and the rollout engine", is_verbose):
+            trainer = make_trainer(
+                cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
+                problems=(train, validation),
+            )  # fmt: skip
+    try:
+        processes().wait_for_everyone()
+        trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
+        if is_verbose and checkpoint is None:
+            say(f"  validating on {len(validation)} problems before the first iteration ...")
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        stop.end()
+        if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
+            trainer.evaluate()
+    except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
+        outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
+        logger.warning("%s The run ends as diverged.", error)
+    finally:
+        trainer.engine.close()
+    if is_main:
+        recorder.finish(outcome)
+        conclude(folder, f"diverged in iteration {outcome['iteration']}" if outcome else "is finished")
+    processes().wait_for_everyone()
+
+
+def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PROCESS) -> Path:
+    """Run an evaluation; return its results folder. A finished one is not repeated; an interrupted one starts over.
+
+    Raises ValueError if another process runs it.
+    """
+    launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
+    folder = evaluation.folder(launch.results_dir)
+    with ExitStack() as stack:
+        with user_errors():
+            config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
+            stack.enter_context(open_folder(folder, config))
+            if is_done(folder):
+                say(f"{folder} was finished before.")
+                return folder
+            steps = steps_of(evaluation, launch.results_dir)
+            preflight(evaluation.cell, launch.replace(n_processes=1))
+            write_text(folder / "config.json", json.dumps(config, indent=2))
+        _play(evaluation, launch, folder, steps)
+        say(f"{folder} is finished.")
+    return folder
+
+
+def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]) -> None:
+    """Evaluate every checkpoint and write the results."""
+    cell, source, task = evaluation.cell, evaluation.source, evaluation.cell.make_task()
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
+    problems = task.problems("validation", cell.n_validation)
+    reward = TaskReward(task, problems)
+    say(
+        f"{cell.id}\n  adapters    {evaluation.adapters}, at iterations {', '.join(map(str, steps))}\n  folder      {folder}"
+    )
+    attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
+    trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems))
+    outcomes: list[dict] = []
+    turns: list[dict] = []
+    sums: dict[str, str] = {}
+    try:
+        for step in steps:
+            if step and source is not None:
+                at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
+                load_adapters(trainer.peft_model, at)
+                sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
+            trainer.state.global_step = step  # tells `play` to publish the new weights
+            episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
+            reward([], [], episodes)
+            grade(episodes, [solver_of(cell)], reward)
+            rows = [
+                outcome_row(step, episode)
+                | {
+                    "rollout": episode.index,
+                    "prompt_tokens": sum(len(turn.prompt_ids) for turn in episode.turns),
+                    "completion_tokens": sum(len(turn.completion_ids) for turn in episode.turns),
+                    "slots_correct": [turn.is_right for turn in episode.turns if turn.is_right is not None],
+                }
+                for episode in episodes
+            ]
+            say(
+                f"evaluation at iteration {step}   accuracy {interval(sum(bool(row['correct']) for row in rows), len(rows))}"
+            )
+            read = {problem.id for problem in problems[:N_READ]}
+            outcomes += rows
+            turns += [
+                turn_row(step, episode, turn) | {"turn_correct": turn.is_right}
+                for episode in episodes
+                if episode.index == 0 and episode.problem.id in read
+                for turn in episode.turns
+            ]
+    finally:
+        trainer.engine.close()
+    about = provenance(cell, {"validation": len(problems)}) | {"adapters_sha256": sums}
+    write_text(folder / "provenance.json", json.dumps(about, indent=2))
+    write_table(folder / "eval.parquet", outcomes)
+    write_table(folder / "turns.parquet", turns)
+    write_done(folder)

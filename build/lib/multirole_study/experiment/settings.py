@@ -1,0 +1,165 @@
+"""Validated groups of settings, built on pydantic. One line declares an option's defaults, bounds and help."""
+
+import ast
+import difflib
+import json
+import math
+import re
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class UserError(ValueError):
+    """Invalid request; shown without a traceback by notebooks and the command line."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows."""
+        return [str(self)]
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Convert ValueError and OSError to UserError, as a context manager or a decorator."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+
+
+def option(
+    help: str, default: Any = ..., *, tiny: Any = ..., smollm2: Any = ..., released: Any = ..., **bounds: Any
+) -> Any:
+    """Declare a field with its help and bounds. `tiny`, `smollm2` and `released` override the default there."""
+    replacements = {"tiny": tiny, "smollm2": smollm2, "released": released}
+    presets = {name: value for name, value in replacements.items() if value is not ...}
+    return Field(default, description=help, json_schema_extra=presets, **bounds)
+
+
+class Settings(BaseModel):
+    """Base class of frozen, strictly typed settings. Invalid values raise a ValueError with one sentence per field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        fields = type(self).model_fields
+        read = {
+            name: read_number(value, fields[name].annotation) if name in fields else value
+            for name, value in values.items()
+        }
+        try:
+            super().__init__(**read)
+        except ValidationError as error:
+            errors_by_field = {
+                str(detail["loc"][0]): detail for detail in error.errors()
+            }  # a union reports each of its members
+            raise ValueError(
+                "\n".join(self._sentence(name, detail) for name, detail in errors_by_field.items())
+            ) from None
+
+    @classmethod
+    def _sentence(cls, name: str, error: Any) -> str:
+        if error["type"] == "extra_forbidden":
+            return unknown_name(name, cls.model_fields)
+        problem, raw = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
+        return f"`{name}` {problem}, got {raw!r}." + did_you_mean(raw, choices(cls.model_fields[name].annotation))
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        return type(self)(**dict(self) | changes)
+
+
+def unknown_name(name: str, known: Iterable[str]) -> str:
+    """Return the error message for an unknown setting."""
+    return f"`{name}` is not a known parameter." + (did_you_mean(name, known) or f" Known are {', '.join(known)}.")
+
+
+def looked_in(path: str | Path) -> str:
+    """Return a clause that says where a relative path was looked for; empty for an absolute path."""
+    return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the nearest known word, or an empty string."""
+    words = {word.lower(): word for word in known}
+    nearest = difflib.get_close_matches(str(name).lower(), words, n=1)
+    return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """Return the members of a Literal; empty for other types."""
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def value(text: str) -> object:
+    """Parse the VALUE of `-p NAME VALUE`: a Python constant (1e-3, None, True) if possible, else the text, as for "0,30"."""
+    try:
+        constant = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return text if isinstance(constant, tuple) else constant
+
+
+def read_number(raw: object, annotation: Any) -> object:
+    """Convert text to numbers where the field holds numbers, and whole floats to integers where it holds integers.
+
+    YAML 1.1, which papermill and Snakemake read, parses 1e-3 as text (hiyouga/LlamaFactory#4014), and -p, JSON and quotes
+    produce 1e3, "64" or "{'judge': 0.1}". Anything else is returned unchanged, so that the error message shows it.
+    """
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = {get_origin(kind) or kind: kind for kind in (get_args(annotation) if is_union else (annotation,))}
+    if str in kinds or not kinds.keys() & {int, float, bool, dict}:
+        return raw
+    parsed = (
+        value(raw.strip().capitalize() if raw.strip().lower() in WORDS else raw.strip())
+        if isinstance(raw, str)
+        else raw
+    )
+    if isinstance(parsed, dict) and dict in kinds:
+        return {name: read_number(item, get_args(kinds[dict])[1]) for name, item in parsed.items()}
+    if (
+        isinstance(parsed, float)
+        and int in kinds
+        and float not in kinds
+        and parsed.is_integer()
+        and abs(parsed) < 2**53
+    ):
+        return int(parsed)
+    is_finite = parsed is not None and (not isinstance(parsed, float) or math.isfinite(parsed))
+    return parsed if type(parsed) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else raw
+
+
+WORDS = ("true", "false")
+
+
+class Parameter(NamedTuple):
+    """One line of a notebook's parameter cell. The default None means the preset's value."""
+
+    name: str
+    kind: str
+    default: object
+    help: str
+
+    def __str__(self) -> str:
+        default = json.dumps(self.default) if isinstance(self.default, str) else self.default
+        return f"{self.name}: {self.kind} = {default}  # {self.help}"
+
+
+def parameters(*groups: type[Settings]) -> list[Parameter]:
+    """List the fields of settings groups, in order, without duplicates."""
+    listed: dict[str, Parameter] = {}
+    for group in groups:
+        for name, field in group.model_fields.items():
+            is_union = get_origin(field.annotation) in (Union, types.UnionType)
+            kind = get_args(field.annotation)[0] if is_union else field.annotation
+            default = None if field.json_schema_extra else field.default
+            name_of_kind = kind.__name__ if kind in (int, float, bool) else "str"
+            words = f": {', '.join(choices(kind))}" if choices(kind) else ""
+            listed.setdefault(name, Parameter(name, name_of_kind, default, f"{field.description}{words}"))
+    return list(listed.values())

@@ -1,0 +1,157 @@
+"""One run on one page: `multirole inspect RESULTS_DIR` writes `inspector.html`, a file that needs nothing but a browser.
+
+The page holds the facts of the run, the curves of every role, the workflow and who shares an adapter,
+the training groups where they were recorded, and the recorded episodes at several checkpoints side by side. Its data are JSON
+inside the file; what a model wrote is data there and text in the document, never markup, and a content security policy allows
+no script but the page's own and no request at all. Finished and unfinished runs are read as they are on disk.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from multirole.core.types import Structure
+from multirole_study.experiment.cell import policy_name
+from multirole_study.experiment.storage import write_text
+from multirole_study.inspector import run_reader
+from multirole_study.inspector.episodes import describe_episodes, training_groups
+from multirole_study.labels import colours_of
+from multirole_study.signatures import HEDGES
+from multirole_study.workflow_record import recorded_structure
+
+FILE = "inspector.html"
+SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
+INDEXED = ("start", "best", "end", "first fall")
+LOADER = PackageLoader("multirole_study.inspector", "page")
+PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+
+def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, structure: Structure) -> list[dict]:
+    """Colour, adapter, slots and duty of every role, in the order of the turns; slots as the turns show them, else one."""
+    duties = {role: duty.kind for role, duty in structure.duties.items()}
+    names = [*(turns["role"] if len(turns) else []), *config["policy"], *(roles["role"] if len(roles) else [])]
+    slots = turns.groupby("role")["slot"].max() + 1 if len(turns) else {}
+    return [
+        {
+            "name": name,
+            "colour": colour,
+            "adapter": config["policy"].get(name, ""),
+            "slots": int(slots.get(name, 1)),
+            "duty": duties.get(name),
+        }
+        for name, colour in colours_of(list(dict.fromkeys(names))).items()
+    ]
+
+
+def collect(folder: Path, index: str | None = None, n_problems: int | None = None) -> dict:
+    """Everything that the page shows of a run, as plain JSON data; `index` is the address of a page to link back to."""
+    config = run_reader.read_config(folder)
+    structure = recorded_structure(config, run_reader.read_provenance(folder))
+    metrics, roles, turns, outcomes = (run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
+    if n_problems and len(turns):
+        turns = turns[turns["problem"].isin(turns["problem"].unique()[:n_problems])]
+    iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
+    points = run_reader.validation(folder)
+    panels = [
+        vars(panel)
+        | {"series": {name: run_reader.numbers(values.reindex(iterations)) for name, values in series.items()}}
+        for panel, series in run_reader.curves(folder)
+    ]
+    return {
+        "title": run_reader.title(config),
+        "name": folder.resolve().name,
+        "regime": run_reader.regime(config),
+        "index": index,
+        "state": run_reader.state(folder),
+        "config": config | {"policy": policy_name(config["policy"])},
+        "provenance": run_reader.read_provenance(folder),
+        "iterations": iterations,
+        "facts": run_reader.facts(folder).reset_index().to_dict("records"),
+        "roles": describe_roles(config, roles, turns, structure),
+        "edges": [asdict(edge) for edge in structure.edges],
+        "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
+        "panels": panels,
+        "validation": {name: run_reader.numbers(points[name]) for name in points},
+        "skills": run_reader.skills(folder),
+        "hedges": HEDGES,
+        "training_groups": training_groups(run_reader.load(folder, "episodes"), config.get("n_episodes") or 1),
+        "episodes": describe_episodes(turns, outcomes, points),
+    }
+
+
+def source(name: str) -> str:
+    """A style sheet or script of the pages."""
+    return LOADER.get_source(PAGES, name)[0]
+
+
+def render(template: str, data: dict | None = None, **parts: Any) -> str:
+    """A page from its template: style and script inside, and a policy that lets no other script in."""
+    scripts = SCRIPTS if data is not None else ("base.js",)
+    script = '"use strict";\n(() => {\n' + "\n".join(map(source, scripts)) + "\n})();\n"
+    embedded = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return PAGES.get_template(template).render(
+        hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Markup(source("style.css")),
+        script=Markup(script),
+        data=Markup(embedded.replace("<", "\\u003c")),  # so that it cannot end the script element it stands in
+        **parts,
+    )
+
+
+def relative(page: Path, folder: Path) -> str:
+    """The address of a page as a link from a page in `folder`."""
+    return quote(Path(os.path.relpath(page, folder)).as_posix())
+
+
+def inspect_run(
+    folder: str | Path, out: Path | None = None, index: Path | None = None, n_problems: int | None = None
+) -> Path:
+    """Write the page of one run, by default `<folder>/inspector.html`; ValueError if the folder holds no run.
+
+    It links back to `index`, by default the one that `inspect_all` wrote in a folder above. With `n_problems` it shows only
+    the first of the recorded problems.
+    """
+    folder = Path(folder)
+    target = out if out is not None else folder / FILE
+    if index is None:
+        index = next((above / FILE for above in folder.resolve().parents[:2] if (above / FILE).exists()), None)
+    data = collect(folder, relative(index, target.parent) if index else None, n_problems)
+    write_text(target, render("run.html", data, title=data["title"]))
+    return target
+
+
+def index_row(folder: Path, page: Path, index: Path) -> dict[str, Any]:
+    """One run as a row of an index: the link to its page, its name and regime, and its facts."""
+    config = run_reader.read_config(folder)
+    return {
+        "link": relative(page, index.parent),
+        "title": run_reader.title(config),
+        "about": f"{folder.name}: {run_reader.regime(config)}",
+        "facts": run_reader.facts(folder).to_dict("index"),
+    }
+
+
+def inspect_all(results_dir: Path) -> list[Path]:
+    """The pages of all finished runs below a folder, then an index that links to them; ValueError where there is none."""
+    folders = [done.parent for done in sorted(results_dir.rglob("DONE")) if (done.parent / "config.json").exists()]
+    runs = [folder for folder in folders if "policy" in run_reader.read_config(folder)]  # evaluations have their cell's
+    if not runs:
+        raise ValueError(
+            f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
+            "Packed runs become folders with multirole_study.paper.pack.unpack."
+        )
+    index = results_dir / FILE
+    pages = [inspect_run(folder, index=index) for folder in runs]
+    rows = [index_row(folder, page, index) for folder, page in zip(runs, pages, strict=True)]
+    title = f"{len(runs)} runs in {results_dir.resolve().name}"
+    write_text(index, render("index.html", title=title, facts=INDEXED, runs=rows))
+    return [*pages, index]

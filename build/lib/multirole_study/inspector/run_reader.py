@@ -1,0 +1,186 @@
+"""One reader of a run's folder for the notebooks and for the page: settings, tables, curves and the facts of the run.
+
+Every table may be missing, short or hold NaN: a run that was cut short is read as far as it went. METRICS.md defines the
+columns.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from multirole_study.experiment.cell import policy_name, preset_values
+from multirole_study.experiment.run_folder import is_done, outcome_of
+from multirole_study.falls import first_fall, wilson
+from multirole_study.labels import cell_name
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A recorded column, drawn over the iterations where a run has it.
+
+    `scale` is "linear", "rate" (0 to 1), "log", or "divergence": zero or more up to noise, drawn symmetric-logarithmic from 0.
+    A column of `roles` has one curve per role, a column of `metrics` has one.
+    """
+
+    column: str
+    name: str
+    unit: str = ""
+    scale: str = "linear"
+    group: str = "main"
+    table: str = "roles"
+
+
+PANELS = (
+    Panel("reward", "training reward", "mean", table="metrics"),
+    Panel("accuracy", "training accuracy", "fraction", "rate", table="metrics"),
+    Panel("zero_variance_groups", "training groups of equal rewards", "fraction", "rate", table="metrics"),
+    Panel("chi2", "chi2, trainer against engine", "log axis above 0.0001", "divergence"),
+    Panel("perplexity", "perplexity", scale="log"),
+    Panel("entropy", "entropy", "nats per token"),
+    Panel("grad_norm", "gradient norm", "per optimizer step"),
+    Panel("length_mean", "completion length, mean", "tokens"),
+    Panel("length_p95", "completion length, 95th percentile", "tokens"),
+    Panel("unparsed_rate", "unparsed turns", "fraction", "rate"),
+    Panel("truncated_rate", "truncated turns", "fraction", "rate"),
+    Panel("grad_share", "share of its adapter's gradient", "fraction", group="gradients"),
+    Panel("token_mass", "share of its adapter's tokens", "fraction", "rate", "gradients"),
+    Panel("coherence", "coherence of same-role slots", "mean cosine", group="gradients"),
+    Panel("chi2_after", "chi2 after the update", "", "divergence", "gradients"),
+    Panel("boxed_rate", "turns with a box", "fraction", "rate", "signatures"),
+    Panel("box_retention", "first turns with a box", "fraction", "rate", "signatures"),
+    Panel("verdict_rate", "turns with a verdict", "fraction", "rate", "signatures"),
+    Panel("correct_verdict_rate", 'verdicts of "correct"', "fraction", "rate", "signatures"),
+    Panel("hedging_rate", "hedging turns", "fraction", "rate", "signatures"),
+    Panel("terse_rate", "terse turns", "fraction", "rate", "signatures"),
+    Panel("code_fence_rate", "turns with a code fence", "fraction", "rate", "signatures"),
+    Panel("bare_stamp_rate", "turns with a bare verdict", "fraction", "rate", "signatures"),
+    Panel("unique_openers", "distinct 3-word openers", "count", group="signatures"),
+    Panel("jaccard", "3-gram overlap of slots", "Jaccard", "rate", "signatures"),
+    Panel("chi2_raw", "chi2, raw log-probabilities", "", "divergence", "more"),
+    Panel("clip_fraction", "clipped tokens", "fraction", group="more"),
+    Panel("kl", "KL, k1 estimate", "nats per token", "divergence", "more"),
+    Panel("k3_kl", "KL, k3 estimate", "nats per token", "divergence", "more"),
+    Panel("max_logprob_gap", "largest log-probability gap", "nats", group="more"),
+    Panel("reward", "reward of the role's rows", "mean", group="more"),
+    Panel("advantage_abs", "advantage, mean size", "standard deviations", group="more"),
+    Panel("length_p50", "completion length, median", "tokens", group="more"),
+    Panel("optimizer_steps", "optimizer steps", "per iteration", group="more"),
+)
+
+
+def load(folder: str | Path, table: str) -> pd.DataFrame:
+    """One table of a run, such as "metrics", "roles", "eval" or "turns" (all steps together); empty if it was not written."""
+    paths = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
+    tables = [table for table in map(pd.read_parquet, paths) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def read_config(folder: Path) -> dict:
+    """The run's settings; ValueError where the folder holds no run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
+            "runs/tiny-r/voting-sp-math-s0, or a folder that contains runs."
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_provenance(folder: Path) -> dict:
+    """Where and how it ran; empty where that was not recorded."""
+    path = folder / "provenance.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def state(folder: Path) -> str:
+    """Whether it is finished, how it ended, and whether a file is no longer the one that DONE lists."""
+    if not (folder / "DONE").exists():
+        return "not finished"
+    if not is_done(folder):
+        return "changed after it finished"
+    outcome = outcome_of(folder)
+    return f"{outcome['state']} at iteration {outcome['iteration']}" if outcome else "finished"
+
+
+def title(config: dict) -> str:
+    """A run's name for people, such as "Voting-IP, code · seed 0"."""
+    cell = cell_name(str(config.get("workflow")), policy_name(config["policy"]), config.get("task"))
+    return f"{cell} · seed {config.get('seed', '?')}"
+
+
+def regime(config: dict) -> str:
+    """The scale and the settings that differ from its preset's, such as "tiny-r, learning_rate 0.006, lr_schedule constant"."""
+    usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset", "data")))
+    changed = [f"{name} {config[name]}" for name in usual if config.get(name, usual[name]) != usual[name]]
+    return ", ".join([str(config.get("scale")), *(changed or ["the preset's settings"])])
+
+
+def number(value: float) -> float | None:
+    """A number for JSON, to 7 significant digits; None for NaN, infinities and missing values."""
+    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
+
+
+def numbers(values: pd.Series) -> list[float | None]:
+    """Numbers for JSON."""
+    return [number(value) for value in values.astype(float)]
+
+
+def validation(folder: str | Path) -> pd.DataFrame:
+    """Validation accuracy per evaluated step with its 95 % Wilson interval over problems (fractions)."""
+    outcomes = load(folder, "eval")
+    if not len(outcomes):
+        return pd.DataFrame(columns=["step", "accuracy", "low", "high", "n"])
+    by_step = outcomes.groupby("step")["correct"].agg(["mean", "sum", "count"])
+    low, high = wilson(by_step["sum"], by_step["count"])
+    columns = {"accuracy": by_step["mean"], "low": low, "high": high, "n": by_step["count"]}
+    return pd.DataFrame(columns).reset_index()
+
+
+def skills(folder: str | Path) -> list[dict]:
+    """What each role achieves over the evaluated steps, and what a trivial one would; one entry per role and measure."""
+    table = load(folder, "skills")
+    return [
+        {"role": role, "measure": measure, "step": rows["step"].astype(int).tolist()}
+        | {name: numbers(rows[name]) for name in ("skill", "trivial")}
+        for (role, measure), rows in (table.groupby(["role", "measure"], sort=False) if len(table) else ())
+        if rows["skill"].notna().any()
+    ]
+
+
+def facts(folder: str | Path) -> pd.DataFrame:
+    """Accuracy at the first, the best and the last evaluation and at the first fall.
+
+    Columns for reading: fact, iteration, value, detail. Facts that a run does not have are left out.
+    """
+    points = validation(folder).set_index("step")
+    rows: list[tuple[str, int, str, str]] = []
+    if len(points):
+        fall = first_fall(points["accuracy"])
+        named = {"start": points.index[0], "best": points["accuracy"].idxmax(), "end": points.index[-1]}
+        for fact, step in (named | ({"first fall": fall.at} if fall else {})).items():
+            at = points.loc[step]
+            interval = f"{100 * at['low']:.1f} to {100 * at['high']:.1f} (95 %), n={at['n']:.0f}"
+            best = points["accuracy"].loc[:step].max()
+            if fact == "first fall" and at["low"] <= best <= at["high"]:
+                interval += f"; its interval holds the best before it, {100 * best:.1f} %, so it may be noise"
+            rows.append((fact, int(step), f"{100 * at['accuracy']:.1f}\N{NO-BREAK SPACE}%", interval))
+    return pd.DataFrame(rows, columns=["fact", "iteration", "value", "detail"]).set_index("fact")
+
+
+def curves(folder: str | Path, group: str | None = None) -> Iterator[tuple[Panel, dict[str, pd.Series]]]:
+    """Every panel (of a group) that the run has numbers for, with its series by iteration: one per role, or one named ""."""
+    tables = {name: load(folder, name) for name in ("roles", "metrics")}
+    for panel in PANELS:
+        table = tables[panel.table]
+        if panel.column not in table or group not in (None, panel.group):
+            continue
+        if panel.column == "jaccard":
+            table = table[table["slot_pairs"] > 0]  # elsewhere nothing was compared
+        table = table.assign(role=table.get("role", ""))
+        values = table.pivot_table(panel.column, "iteration", "role", "last", sort=False)
+        if values.size and (panel.group != "signatures" or values.any(axis=None)):  # workflows ask for some forms only
+            yield panel, {role: values[role] for role in values}

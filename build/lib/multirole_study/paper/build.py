@@ -1,0 +1,45 @@
+"""`multirole paper results/<scale>`: every table, figure and claim from a grid's committed results."""
+
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from multirole_study.experiment.settings import UserError
+from multirole_study.inspector.landing_page import landing_page
+from multirole_study.paper import pack
+from multirole_study.paper.claims import claims
+from multirole_study.paper.figures import figures, figures_of_study
+from multirole_study.paper.grid import Study
+from multirole_study.paper.output import write_figure, write_tables
+from multirole_study.paper.pages import write_page
+from multirole_study.paper.results import Results
+from multirole_study.paper.tables import sentences, tables, tables_of_study
+
+logger = logging.getLogger(__name__)
+
+
+def build(folder: str | Path) -> Results:
+    """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
+    results = Results(folder)
+    if not results.runs:
+        raise UserError(
+            f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
+        )
+    study = Study.read(results.grid, folder)
+    studied = tables_of_study(results, study) if study else []
+    all_tables = [*tables(results), claims(results, sentences(results)), *studied]
+    write_tables(all_tables, results.folder / "tables")
+    plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
+    for plate in plates:
+        write_figure(plate, results.folder / "figures")
+    logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(all_tables), len(plates), folder,
+                len(results.missing()))  # fmt: skip
+    return results
+
+
+def publish(folder: Path) -> Path:
+    """Write the pages beside a scale whose `page.yaml` says what to show: of its results, in words and as HTML, and of some runs."""
+    if (template := folder.absolute().parent / "README.md.jinja").exists():
+        write_page(template, folder / "tables")
+    with TemporaryDirectory() as aside:
+        return landing_page(folder, lambda run: pack.unpack(folder, run, aside), folder.parents[1] / "README.md")

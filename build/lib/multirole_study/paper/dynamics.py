@@ -1,0 +1,155 @@
+"""How training runs: curves by iteration, and how far each role's chi2, perplexity and gradient norm rise (Table 2, Figures 3 to 6)."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from multirole_study.paper.grid import POLICIES, WORKFLOWS
+from multirole_study.paper.output import Row, number, spread
+from multirole_study.paper.results import Results, Run
+from multirole_study.paper.statistics import t_interval
+
+FIRST_ITERATIONS = 5
+SMOOTHED = 5  # iterations
+ROUNDING = 1e-6
+"""A chi2 below this is rounding of the engine: a role that takes one step per iteration is measured before the step moves it."""
+POOLED = "all roles (shared)"
+AMPLITUDES = {
+    "chi2 peak / first": "ratio",
+    "perplexity peak / first": "ratio",
+    "grad-norm peak / first": "ratio",
+    "chi2 peak at iteration": "count",
+    "chi2 peak": "ratio",
+    "chi2 after the update, peak": "ratio",
+    "optimizer steps per iteration": "count",
+}
+"""Number -> unit: the four of the paper, then ours."""
+SHARES = {"rows": "row_share", "tokens": "token_mass", "gradient": "grad_share"}
+
+
+def role_series(run: Run) -> dict[str, pd.DataFrame]:
+    """Map each role of a run to its rows by iteration, with chi2, perplexity, grad_norm, chi2_after and optimizer_steps.
+
+    A shared adapter has one entry for all of its roles first, then each role's own part in it.
+    """
+    roles, ledger = run.table("roles"), run.table("ledger")
+    by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
+    of_roles = {role: by_role[role] for role in run.cell.policy if role in by_role}
+    if run.cell.policy_name == "ip" or len(of_roles) == 1:
+        return of_roles
+    steps = ledger.groupby("iteration")["grad_norm"]
+    means = {"chi2": "tokens", "perplexity": "rows", "chi2_after": "tokens"}
+    pooled = {name: weighted(roles, name, weight) for name, weight in means.items()}
+    pooled |= {"grad_norm": steps.mean(), "optimizer_steps": steps.size()}
+    return {POOLED: pd.DataFrame(pooled)} | {f"{role}'s part": rows for role, rows in of_roles.items()}
+
+
+def weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
+    """The mean over roles in each iteration."""
+    products = (roles[name] * roles[weight]).groupby(roles["iteration"]).sum(min_count=1)
+    return products / roles.groupby("iteration")[weight].sum()
+
+
+def amplitudes(series: pd.DataFrame) -> dict[str, float]:
+    """One role's amplitudes in one run, NaN where undefined; `series` is indexed by iteration."""
+    chi2, others = series["chi2"], series[["perplexity", "grad_norm"]]
+    first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), others.max() / others.iloc[0].replace(0, np.nan)
+    groups = (
+        chi2.max() / first if first >= ROUNDING else np.nan,
+        *rises,
+        chi2.idxmax() if chi2.max() >= ROUNDING else np.nan,
+        chi2.max(),
+        series["chi2_after"].max(),
+        series["optimizer_steps"].median(),
+    )
+    return dict(zip(AMPLITUDES, groups, strict=True))
+
+
+def dynamics(results: Results) -> Iterator[Row]:
+    """The median and the range over seeds of every role's amplitudes; the paper's cliff cells come first."""
+    cliffs, lines = [("math", "voting"), ("math", "orch_workers")], product(results.grid.tasks, (*WORKFLOWS, "single"))
+    ordered = sorted(dict.fromkeys([*cliffs, *lines]), key=lambda line: line[1] == "single")
+    for (task, workflow), policy in product(ordered, POLICIES):
+        rows_by_name: dict[str, list[dict]] = defaultdict(list)
+        for run in results.runs_of(workflow, policy, task).values():
+            for role, series in role_series(run).items():
+                rows_by_name[role].append(amplitudes(series))
+        for (role, runs), (name, unit) in product(rows_by_name.items(), AMPLITUDES.items()):
+            where = {"task": task, "workflow": workflow, "policy": policy, "role": role}
+            yield where | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
+
+
+def largest(run: Run, name: str) -> float:
+    """A metric's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one."""
+    roles = role_series(run)
+    read = [roles[POOLED]] if POOLED in roles else roles.values()
+    return pd.concat([series[name] for series in read]).max()
+
+
+def matched(results: Results) -> dict[tuple[str, str], list[int]]:
+    """(workflow, task) -> the seeds with a run under both policies, where there are any."""
+    pairs = {}
+    for task, workflow in product(results.grid.tasks, WORKFLOWS):
+        ip, sp = (results.runs_of(workflow, policy, task) for policy in POLICIES)
+        if seeds := [seed for seed in ip if seed in sp]:
+            pairs[workflow, task] = seeds
+    return pairs
+
+
+def extremes(results: Results) -> pd.DataFrame:
+    """One row per run of a matched cell and seed: its extremes over the iterations.
+
+    `chi2` and `chi2_after` are of the role with the largest one under IP, and of all tokens of the shared adapter under
+    SP, much as the released code logs them; `chi2_role` and `chi2_after_role` of the role with the largest under both.
+    `grad_norm` is of single optimizer steps of an adapter, `entropy` (per token, of all roles) the initial value minus the least.
+    """
+    rows = []
+    for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
+        for seed in seeds:
+            run = results.runs_of(workflow, policy, task)[seed]
+            roles, ledger = run.table("roles"), run.table("ledger")
+            entropy = weighted(roles, "entropy", "tokens")
+            row = {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
+            row |= {name: largest(run, name) for name in ("chi2", "chi2_after")}
+            row |= {f"{name}_role": roles[name].max() for name in ("chi2", "chi2_after")}
+            rows.append(row | {"grad_norm": ledger["grad_norm"].max(), "entropy": entropy.iloc[0] - entropy.min()})
+    return pd.DataFrame(rows)
+
+
+def role_gradients(results: Results) -> Iterator[Row]:
+    """What each role gives to a shared adapter's gradient, and whether two roles agree: medians over a run's iterations."""
+    for task, workflow in product(results.grid.tasks, WORKFLOWS):
+        shares, cosines = {}, {}
+        if not (runs := results.runs_of(workflow, "sp", task)):
+            continue
+        for seed, run in runs.items():
+            roles, table = run.table("roles"), run.table("cosines")
+            row_share = roles["rows"] / roles.groupby("iteration")["rows"].transform("sum")
+            by_role = roles.assign(row_share=row_share).groupby("role", sort=False)
+            shares[seed] = by_role[list(SHARES.values())].median()
+            pairs = [" and ".join(sorted(pair)) for pair in zip(table["role"], table["other"], strict=True)]
+            cosines[seed] = table.groupby(pairs)["cosine"].median()
+        where = {"task": task, "workflow": workflow}
+        for role, role_shares in pd.concat(shares).groupby(level=1, sort=False):
+            for name, share in SHARES.items():
+                yield number(f"share of {name}", t_interval(role_shares[share]), "rate", **where, role=role)
+        for pair, role_shares in pd.concat(cosines).groupby(level=1):
+            yield number("cosine", t_interval(role_shares.dropna()), "similarity", **where, role=pair)
+
+
+def smoothed(curves: pd.DataFrame) -> pd.DataFrame:
+    """Centred mean over `SMOOTHED` iterations, over fewer at the ends."""
+    return curves.rolling(SMOOTHED, center=True, min_periods=1).mean()
+
+
+def typical(curves: pd.DataFrame) -> pd.Series:
+    """Median over seeds, then over `SMOOTHED` iterations: a single large value does not show in it."""
+    return curves.median(axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
+
+
+def over_first(series: pd.Series) -> pd.Series:
+    """A positive series over its first value, the median of the first iterations: a single one is noisy."""
+    return series / series.iloc[:FIRST_ITERATIONS].median()

@@ -1,0 +1,456 @@
+"""The figures of the paper and of a study, from a results folder; runs that are not finished are left out.
+
+`figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
+"""
+
+from collections.abc import Collection, Iterable
+from itertools import product
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+
+from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
+from multirole_study.labels import (
+    POLICY_COLOURS,
+    POLICY_NAMES,
+    POLICY_STYLES,
+    ROLE_COLOURS,
+    SETUP_COLOURS,
+    SETUP_STYLES,
+    TASK_COLOURS,
+    TASK_NAMES,
+    WORKFLOW_MARKERS,
+    WORKFLOW_NAMES,
+    cell_name,
+)
+from multirole_study.paper import dynamics, skill_tables
+from multirole_study.paper.claims import REGIMES
+from multirole_study.paper.grid import LINES, POLICIES, WORKFLOWS, Study
+from multirole_study.paper.output import STYLE, Plate, Table
+from multirole_study.paper.results import PLACES, Results, Run
+from multirole_study.paper.statistics import ALL, t_interval
+from multirole_study.paper.study_tables import Twins, twins
+from multirole_study.paper.tables import sentences
+
+CAPTIONS = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
+REFERENCE = {"color": "0.35", "lw": 1.2}
+"""Lines of the base and of the single agent."""
+ASIDE = {"ip": -0.19, "sp": 0.19}  # x, from the middle of a cell
+AMPLITUDES = {
+    "chi2": "largest χ² during the update",
+    "chi2_after": "largest χ² after the update",
+    "grad_norm": "largest gradient norm",
+    "entropy": "entropy collapse depth (nats)",
+}
+
+
+LEAST = 1e-4
+"""Smaller chi2 is drawn here: such estimates are noise around zero."""
+CLIFFS = {
+    "chi2": "χ² during\nthe update",
+    "chi2_after": "χ² after\nthe update",
+    "perplexity": "perplexity\n/ first",
+    "grad_norm": "gradient norm\n/ first",
+    "validation": "validation\naccuracy",
+}
+"""What Figure 6 draws, from the top."""
+
+
+@plt.rc_context(STYLE)
+def figures(results: Results) -> list[Plate]:
+    """Draw them all; Figure 4, the judging roles and the regimes once per task."""
+    of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6, figure_of_gradients)]
+    by_task = product((figure_4, figure_of_roles, figure_of_regimes), results.grid.tasks)
+    return [*of_grid, *(plate for draw, task in by_task if (plate := draw(results, task)))]
+
+
+def figure_2(results: Results) -> Plate:
+    """The gain of every cell's peak over the base workflow."""
+    figure = Figure(figsize=(6.4, 2.9), layout="constrained")
+    tasks = results.grid.tasks
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for task, axes in zip(tasks, panels, strict=True):
+        single = results.accuracy("single", "sp", task, "peak")
+        for x, workflow in enumerate(WORKFLOWS):
+            for policy in POLICIES:
+                cell = workflow, policy, task
+                gain = results.accuracy(*cell, "peak") - results.accuracy(*cell, "base")
+                if gain.empty:
+                    continue
+                at, colour, (mean, low, high) = x + ASIDE[policy], POLICY_COLOURS[policy], t_interval(gain)[:3]
+                axes.bar(at, mean, 0.34, color=colour, alpha=0.85, zorder=2)
+                axes.errorbar(at, mean, [[mean - low], [high - mean]], color="0.15", capsize=3, lw=1.1, zorder=4)
+                axes.scatter([at + 0.09] * len(gain), gain, 12, color="white", ec=colour, zorder=3)
+            untrained = results.base(workflow, task)
+            if len(single) and len(untrained):
+                axes.hlines(single.mean() - untrained.mean(), x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
+        axes.axhline(0, color="0.35", lw=0.8)
+        axes.set_xticks(range(len(WORKFLOWS)), [WORKFLOW_NAMES[w] for w in WORKFLOWS])
+        axes.set_title(TASK_NAMES[task])
+        _in_percent(axes.yaxis, symbol="")
+    panels[0].set_ylabel("peak minus base (points)")
+    _legend(figure, [*_policies(lw=6, ls="-"), _entry("SA-RL's peak minus base", ls=":", **REFERENCE)])
+    return plate(results, "figure_2", figure)
+
+
+def figure_3(results: Results) -> Plate:
+    """Accuracy under IP against accuracy under SP, at the peak and at the end."""
+    figure = Figure(figsize=(6.4, 3.7), layout="constrained")
+    for place, axes in zip(PLACES, figure.subplots(1, 2), strict=True):
+        for (workflow, task), seeds in dynamics.matched(results).items():
+            sp, ip = (results.accuracy(workflow, policy, task, place)[seeds] for policy in ("sp", "ip"))
+            look = {"marker": WORKFLOW_MARKERS[workflow], "color": TASK_COLOURS[task], "edgecolor": "0.15"}
+            (x, left, right), (y, below, above) = t_interval(sp)[:3], t_interval(ip)[:3]
+            errors = [[y - below], [above - y]], [[x - left], [right - x]]
+            axes.errorbar(x, y, *errors, color="0.5", lw=1, zorder=2)
+            axes.scatter(x, y, 45, **look, zorder=4)
+            axes.scatter(sp, ip, 12, **look, lw=0.5, alpha=0.4, zorder=3)
+        lows, highs = zip(axes.get_xlim(), axes.get_ylim(), strict=True)
+        low, high = max(0, min(lows)), min(1.02, max(highs))
+        axes.plot([low, high], [low, high], color="0.35", lw=0.8, ls="--", zorder=1)
+        axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel=f"SP, {place}", ylabel=f"IP, {place}")
+        axes.set_title("above the diagonal: IP higher")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        _in_percent(axes.xaxis, axes.yaxis)
+    marks = [(WORKFLOW_MARKERS[workflow], "white", WORKFLOW_NAMES[workflow]) for workflow in WORKFLOWS]
+    marks += [("D", TASK_COLOURS[task], TASK_NAMES[task]) for task in results.grid.tasks]
+    _legend(figure, [_entry(name, ls="", marker=marker, mfc=colour, mec="0.15") for marker, colour, name in marks])
+    return plate(results, "figure_3", figure)
+
+
+def figure_4(results: Results, task: str) -> Plate:
+    """Training success rate and validation accuracy over the run, a column per workflow."""
+    figure = Figure(figsize=(6.6, 3.6), layout="constrained")
+    grid = figure.subplots(2, len(WORKFLOWS), sharex=True, sharey="row")
+    for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
+        for policy in POLICIES:
+            if runs := results.runs_of(workflow, policy, task):
+                raw = pd.DataFrame({seed: run.series("accuracy") for seed, run in runs.items()})
+                above.plot(raw, color=POLICY_COLOURS[policy], lw=0.5, alpha=0.3)
+                for axes, curves in ((above, dynamics.smoothed(raw)), (below, validation(runs))):
+                    marker = "." if axes is below else ""
+                    _banded(axes, curves, policy, curves.min(axis=1), curves.max(axis=1), marker=marker)
+        _level(below, results.base(workflow, task), "--")
+        _level(below, results.accuracy("single", "sp", task, "peak"))
+        above.set_title(WORKFLOW_NAMES[workflow])
+        below.set_xlabel("iteration")
+    for axes, name in zip(grid[:, 0], ("training success", "validation accuracy"), strict=True):
+        axes.set_ylabel(name)
+        _in_percent(axes.yaxis)
+    lines = _entry("base", ls="--", **REFERENCE), _entry("SA-RL's peak", ls=":", **REFERENCE)
+    _legend(figure, [*_policies(lw=1.7), *lines])
+    return plate(results, "figure_4", figure, f"figure_4_{task}", task=TASK_NAMES[task])
+
+
+def figure_5(results: Results) -> Plate:
+    """Instability amplitudes of matched cells."""
+    table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
+        for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]) if len(table) else ():
+            at = [cells.index((task, workflow)) + ASIDE[policy] for policy in POLICIES]
+            by_policy = pair.set_index("policy").loc[list(POLICIES)]
+            shown = by_policy[name].clip(lower=LEAST)
+            axes.plot(at, shown, color="0.7", lw=0.9, zorder=1)
+            axes.scatter(at, shown, 16, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
+            if f"{name}_role" in by_policy:
+                of_role = max(by_policy.loc["sp", f"{name}_role"], LEAST)
+                axes.scatter(at[1], of_role, 16, fc="none", ec=POLICY_COLOURS["sp"], zorder=2)
+        if name != "entropy":
+            axes.set_yscale("log")
+        axes.set_title(label)
+        axes.set_xticks(range(len(cells)), [f"{WORKFLOW_NAMES[w][0]}\n{TASK_NAMES[t]}" for t, w in cells])
+    role = _entry("SP, role with the largest χ²", ls="", marker="o", mfc="none", mec=POLICY_COLOURS["sp"])
+    _legend(figure, [*_policies(ls="", marker="o"), role])
+    return plate(results, "figure_5", figure)
+
+
+def figure_6(results: Results) -> Plate:
+    """The paper's cliff cells: a column per cell with its runs, a row per diagnostic, a colour per role."""
+    cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
+    figure = Figure(figsize=(6.6, 6.2), layout="constrained")
+    grid = figure.subplots(len(CLIFFS), len(cells), sharex=True)
+    for axes, label in zip(grid[:, 0], CLIFFS.values(), strict=True):
+        axes.set_ylabel(label)
+    for (at, cell), (*measured, validated) in zip(cells.items(), grid.T, strict=True):
+        runs, handles = results.runs_of(*cell), []
+        series = [dynamics.role_series(run) for run in runs.values()]
+        for role in series[0] if series else ():
+            is_shared = role == dynamics.POOLED
+            name = "shared adapter" if is_shared else series[0][role]["role"].iloc[0]
+            look = {"color": POLICY_COLOURS["sp"] if is_shared else ROLE_COLOURS[name], "lw": 2.2 if is_shared else 1.4}
+            handles.append(_entry(name, **look))
+            for metric, axes in zip(CLIFFS, measured, strict=False):
+                curves = pd.concat([run[role][metric] for run in series], axis=1)
+                is_chi2 = metric.startswith("chi2")
+                curves = curves.clip(lower=LEAST) if is_chi2 else curves.apply(dynamics.over_first).clip(lower=0.03)
+                axes.plot(curves, color=look["color"], lw=0.6, alpha=0.4)
+                axes.plot(dynamics.typical(curves), **look)
+        for axes in measured:
+            axes.set_yscale("log")
+            _few_log_ticks(axes)
+        for policy, colour in POLICY_COLOURS.items():
+            points = validation(results.runs_of(cell[0], policy, cell[2]))
+            points = points[[seed for seed in points if seed in runs]]
+            if points.size:
+                look = {"color": colour, "ls": POLICY_STYLES[policy]}
+                validated.plot(points, lw=0.5, alpha=0.4, **look)
+                validated.plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
+        _in_percent(validated.yaxis)
+        validated.set_xlabel("iteration")
+        validated.legend(ncols=2, loc="lower right")
+        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
+        measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
+    figure.align_ylabels()
+    return plate(results, "figure_6", figure)
+
+
+def figure_of_gradients(results: Results) -> Plate:
+    """Each role's share of a shared adapter's rows, tokens and gradient, a panel per task and workflow."""
+    figure = Figure(figsize=(6.8, 1.9 * len(results.grid.tasks) + 0.4), layout="constrained")
+    grid = figure.subplots(len(results.grid.tasks), len(WORKFLOWS), sharey=True, squeeze=False)
+    columns = ["task", "workflow", "role", "number", "value", "low", "high"]
+    shares = pd.DataFrame(dynamics.role_gradients(results), columns=columns)
+    names = [f"share of {name}" for name in dynamics.SHARES]
+    for axes, (task, workflow) in zip(grid.flat, product(results.grid.tasks, WORKFLOWS), strict=True):
+        axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES[task]}")
+        axes.set_xticks(range(len(names)), dynamics.SHARES)
+        axes.axhline(0, color="0.35", lw=0.8)
+        panel = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
+        roles = list(dict.fromkeys(panel["role"]))
+        for i, role in enumerate(roles):
+            role_rows = panel[panel["role"] == role].set_index("number").loc[names]
+            at, width = np.arange(len(names)) + (i - (len(roles) - 1) / 2) * 0.8 / len(roles), 0.72 / len(roles)
+            errors = [role_rows["value"] - role_rows["low"], role_rows["high"] - role_rows["value"]]
+            axes.bar(
+                at, role_rows["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2}
+            )
+    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
+    drawn = [role for role in ROLE_COLOURS if role in set(shares["role"])]
+    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in drawn])
+    return plate(results, "role_gradients", figure)
+
+
+def figure_of_roles(results: Results, task: str) -> Plate:
+    """Accuracy of every workflow, and the length and the gain of its judging role, over training and by policy."""
+    figure = Figure(figsize=(6.8, 5.2), layout="constrained")
+    grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
+    for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
+        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, skill_tables.MEASURES[workflow][0]
+        for policy in POLICIES:
+            runs = results.runs_of(workflow, policy, task)
+            lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
+            gains = pd.DataFrame({seed: skill_tables.gain_of(run, measure) for seed, run in runs.items()})
+            drawn = validation(runs), dynamics.smoothed(lengths), gains
+            for axes, curves, bounds in zip(column, drawn, ((0, 1), (0, None), (-1, 1)), strict=True):
+                if curves.size:
+                    limits = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds)
+                    _banded(axes, curves, policy, *limits.T)
+        _level(column[0], results.accuracy("single", "sp", task, "peak"))
+        column[2].axhline(0, color="0.6", lw=0.8)
+        column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {role}", fontsize=8)
+        column[2].set_xlabel("iteration")
+    for axes, label in zip(grid[:, 0], ("validation accuracy", "tokens of its reply", "what it adds"), strict=True):
+        axes.set_ylabel(label)
+    _in_percent(grid[0, 0].yaxis, grid[2, 0].yaxis)
+    _legend(figure, [*_policies(lw=1.7), _entry("SA-RL's peak", ls=":", **REFERENCE)])
+    return plate(results, "roles", figure, f"roles_{task}", task=TASK_NAMES[task])
+
+
+def figure_of_regimes(results: Results, task: str) -> Plate | None:
+    """Validation accuracy over training, a row per regime and a column per workflow; None where one regime has runs."""
+    runs = accuracy_by_regime(results, task)
+    if runs["regime"].nunique() < 2:
+        return None
+    named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
+    facets = sns.relplot(
+        runs, kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
+        style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
+        dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
+        errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
+    )  # fmt: skip
+    facets.set_titles(col_template="{col_name}", row_template="{row_name}")
+    sns.move_legend(facets, "upper center", ncols=2, title="")
+    facets.set(ylim=(0, 1))
+    _in_percent(*(axes.yaxis for axes in facets.axes.flat))
+    facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
+    plt.close(facets.figure)  # a notebook shows plates
+    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
+
+
+def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
+    """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
+    rows = []
+    for name, changed in REGIMES.items():
+        runs = {cell: results.runs_of(*cell, task, **changed) for cell in (LINES[-1], *LINES[:-1])}
+        # the single agent takes one step anyway, so that its runs are of two regimes
+        if counts := [
+            len(cell_runs) for (workflow, _), cell_runs in runs.items() if cell_runs and workflow != "single"
+        ]:
+            regime = f"{name}\nn = {_from_to(counts)}"
+            rows += [
+                (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
+                for (workflow, policy), cell_runs in runs.items()
+                for seed, run in cell_runs.items()
+                for step, accuracy in run.accuracy.items()
+            ]
+    return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
+
+
+def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tuple[str, str]) -> Plate:
+    """Validation accuracy of the twins and of a variant, a panel per cell; seeds thin and their mean thick."""
+    rows = -(-len(pairs) // 4)
+    figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
+    grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
+    for axes, twin in zip(grid.flat, pairs, strict=False):
+        for runs, colour, ls in zip((twin.usual, twin.changed), SETUP_COLOURS, SETUP_STYLES, strict=True):
+            curves = pd.concat([run.accuracy for run in runs], axis=1)
+            axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
+            axes.plot(curves.mean(axis=1), color=colour, lw=1.8, ls=ls, marker=".")
+        _level(axes, results.accuracy("single", "sp", twin.task, "peak"))
+        axes.set_title(cell_name(*twin[:3]), fontsize=7.5)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
+    figure.supxlabel("iteration", fontsize=8)
+    looks = zip(labels, SETUP_COLOURS, SETUP_STYLES, strict=True)
+    setups = [_entry(label, color=colour, lw=1.8, ls=ls) for label, colour, ls in looks]
+    _legend(figure, [*setups, _entry("single agent's peak", ls=":", **REFERENCE)])
+    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in pairs]))
+
+
+def figure_of_controls(results: Results, table: Table) -> Plate:
+    """Peaks by training budget, a row per budget: a shape is a workflow, a colour a policy."""
+    tasks = list(dict.fromkeys(table.values["task"]))
+    looks = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
+    single = cell_name("single", "sp")
+    looks[single] = WORKFLOW_MARKERS["single"], REFERENCE["color"]
+    numbers = table.values[~table.values["run"].str.startswith(ALL)]
+    numbers = numbers.join(numbers["run"].str.partition(", ")[[0, 2]].set_axis(["cell", "variant"], axis=1))
+    budgets = list(
+        dict.fromkeys((cell == single, variant) for cell, variant in zip(numbers["cell"], numbers["variant"]))
+    )
+    budgets.sort(key=lambda budget: not budget[0])
+    figure = Figure(figsize=(2.9 + 3.6 * len(tasks), 0.55 * len(budgets) + 1.0), layout="constrained")
+    for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
+        for row, (is_single, variant) in enumerate(budgets):
+            rows = numbers[(numbers["task"] == task) & (numbers["variant"] == variant)]
+            rows = rows[(rows["cell"] == single) == is_single]
+            peaks = rows[rows["number"] == "peak"].set_index("cell")
+            for i, cell in enumerate([cell for cell in looks if cell in peaks.index]):
+                peak, (marker, colour) = peaks.loc[cell], looks[cell]
+                error = [[peak["value"] - peak["low"]], [peak["high"] - peak["value"]]]
+                at = row + (i - (len(peaks) - 1) / 2) * 0.13
+                axes.errorbar(peak["value"], at, xerr=error, marker=marker, color=colour, ms=4.5, lw=1.0, capsize=1.5)
+        for row in range(1, len(budgets)):
+            axes.axhline(row - 0.5, color="0.85", lw=1.5 if budgets[row][0] != budgets[row - 1][0] else 0.6)
+        _in_percent(axes.xaxis)
+        axes.set(xlabel="validation accuracy at the peak", title=TASK_NAMES[task], ylim=(len(budgets) - 0.5, -0.5))
+        axes.set_yticks(range(len(budgets)), [_budget(numbers, single, *budget) for budget in budgets])
+        axes.tick_params(axis="y", length=0)
+    shapes = [
+        _entry(WORKFLOW_NAMES[w], ls="", marker=WORKFLOW_MARKERS[w], color="0.35") for w in ("single", *WORKFLOWS)
+    ]
+    _legend(figure, [*shapes, *_policies(ls="-", lw=3)])
+    return plate(results, "controls", figure)
+
+
+def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -> str:
+    """Name a budget by who has it, with its optimizer steps and its sampled tokens over the whole run."""
+    rows = numbers[((numbers["cell"] == single) == is_single) & (numbers["variant"] == variant)]
+    steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
+    spent = f"{_from_to(steps.round().astype(int))} steps, {_from_to((tokens / 1e6).round(1))} M tokens"
+    return f"{'single agent' if is_single else 'workflows'}, {variant or 'as in the grid'}\n{spent}"
+
+
+@plt.rc_context(STYLE)
+def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
+    """Draw one step per iteration and longer training beside the grid, where there are runs, and the controls."""
+    plates = []
+    if pairs := list(twins(results, study, "updates")):
+        labels = "one step per batch of rows, as in the grid", "one step per iteration"
+        plates.append(figure_of_twins(results, "matched_updates", pairs, labels))
+    setups = list(twins(results, study, "setup"))
+    if long := [pair for pair in setups if pair.changed[0].cell.iterations > pair.usual[0].cell.iterations]:
+        usual, changed = (runs[0].cell.iterations for runs in (long[0].usual, long[0].changed))
+        labels = f"{usual} iterations, as in the grid", f"{changed} iterations"
+        plates.append(figure_of_twins(results, "long", long, labels))
+    return plates + [figure_of_controls(results, table) for table in tables if table.name == "controls"]
+
+
+def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
+    """Add a figure's caption; the layout is made now, while the style is in force."""
+    figure.draw_without_rendering()
+    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": LEAST} | facts
+    return Plate(name or caption, figure, CAPTIONS[caption].format(**facts))
+
+
+def validation(runs: dict[int, Run]) -> pd.DataFrame:
+    """Evaluated step x seed: validation accuracy."""
+    return pd.DataFrame({seed: run.accuracy for seed, run in runs.items()})
+
+
+def _banded(
+    axes: Axes,
+    curves: pd.DataFrame,
+    policy: str,
+    low: np.ndarray | pd.Series,
+    high: np.ndarray | pd.Series,
+    **look: object,
+) -> None:
+    """The mean over seeds of a policy's curves (index x seed), with a band from `low` to `high`."""
+    colour = POLICY_COLOURS[policy]
+    axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
+    axes.fill_between(curves.index, low, high, color=colour, alpha=0.15, lw=0)
+
+
+def _from_to(counts: Collection[int]) -> str:
+    """The least and the most of them, or the one that all are."""
+    few, many = min(counts), max(counts)
+    return f"{few} to {many}" if many > few else f"{few}"
+
+
+def _in_percent(*axes: Axis, symbol: str = "%") -> None:
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
+
+
+def _few_log_ticks(axes: Axes) -> None:
+    """Ticks of a logarithmic axis that do not touch: powers of ten, and below two decades some multiples of them."""
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    multiples = (1, 2, 5) if decades < 1.4 else (1, 3)
+    locator = LogLocator(subs=multiples) if decades < 2 else LogLocator(numticks=4)
+    axes.yaxis.set_major_locator(MaxNLocator(3) if decades < 0.5 else locator)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    if decades < 2:
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def _level(axes: Axes, values: pd.Series, ls: str = ":") -> None:
+    """A line at the mean of accuracies, where there are any."""
+    if len(values):
+        axes.axhline(values.mean(), ls=ls, **REFERENCE)
+
+
+def _entry(label: str, **look: object) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], label=label, **look)
+
+
+def _policies(**look: object) -> list[Line2D]:
+    looks = {policy: {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]} | look for policy in POLICIES}
+    return [_entry(POLICY_NAMES[policy], **own) for policy, own in looks.items()]
+
+
+def _legend(figure: Figure, handles: list, ncols: int | None = None) -> None:
+    figure.legend(handles=handles, loc="outside upper center", ncols=ncols or len(handles), columnspacing=1.2)

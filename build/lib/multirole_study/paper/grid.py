@@ -1,0 +1,195 @@
+"""The paper's matrix at one scale: which cells are trained, and what is evaluated afterwards (paper sec 3).
+
+A results folder `<results_dir>/<scale>/` says in `grid.json` which runs its tables are made of, so that runs with other
+options can lie beside them. The Snakefile runs a grid; papermill runs any cell of it alone.
+
+A study's *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid that
+it is tried on. Its runs are packed beside the grid's, and `study.json` says which they are.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.presets import TASKS
+from multirole_study.experiment.storage import write_text
+
+WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
+POLICIES = ("ip", "sp")
+LINES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
+"""(workflow, policy) of a task, as tables list them."""
+CHECKED = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Grid:
+    """Every cell of the matrix at one scale. Raises ValueError for values that cannot work.
+
+    Args:
+        seeds: each cell is trained once with each.
+        parameters: fields of `Cell` that every cell shares and that differ from the preset.
+        base_rollouts: episodes per problem of the untrained workflows, which are evaluated with the first seed only.
+        workflows, policies, tasks: names, or paths to one's own ("examples/debate.py:Debate").
+    """
+
+    scale: str
+    seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
+    parameters: dict[str, object] = Field(default_factory=dict)
+    base_rollouts: int = Field(1, ge=1)
+    workflows: list[str] = Field(default_factory=lambda: list(WORKFLOWS))
+    policies: list[str] = Field(default_factory=lambda: list(POLICIES))
+    tasks: list[str] = Field(default_factory=lambda: list(TASKS))
+
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"`seeds` must not repeat, got {self.seeds}.")
+        if coordinates := {"workflow", "policy", "task", "scale", "seed"} & set(self.parameters):
+            raise ValueError(
+                f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out."
+            )
+        self.cells()  # raises what Cell refuses
+
+    def cell(self, workflow: str, policy: str, task: str, seed: int, /, **changed: object) -> Cell:
+        """Make one cell of the matrix, or a change of it, in which None takes a parameter of the grid away."""
+        parameters = {"policy": policy} | self.parameters | changed
+        settings = {name: value for name, value in parameters.items() if value is not None}
+        return Cell(workflow, task=task, scale=self.scale, seed=seed, **settings)
+
+    def cells(self) -> list[Cell]:
+        """List the trained cells: every workflow under every policy, and the single-agent control, per task and seed."""
+        pairs = [*((w, p) for w in self.workflows for p in self.policies), ("single", "sp")]
+        return [self.cell(w, p, task, seed) for seed in self.seeds for task in self.tasks for w, p in pairs]
+
+    def evaluations(self) -> list[Evaluation]:
+        """List what is evaluated besides the validation of the runs: the untrained workflows, every run's own checkpoints,
+        and the single agent's adapter at its best checkpoint in every workflow (Table 3).
+        """
+        first, own_checkpoints = self.seeds[0], [Evaluation(cell) for cell in self.cells()]
+        untrained = product(self.tasks, (*self.workflows, "single"))
+        base = [Evaluation(self.cell(w, "sp", t, first), "base", n_rollouts=self.base_rollouts) for t, w in untrained]
+        moved = product(self.seeds, self.tasks, self.workflows, ("transfer", "transfer_all"))
+        return [
+            *base,
+            *own_checkpoints,
+            *(Evaluation(self.cell(w, "sp", t, seed), adapters) for seed, t, w, adapters in moved),
+        ]
+
+    def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
+        """Return the notebook parameters of a cell (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
+        cell = job if isinstance(job, Cell) else job.cell
+        names = () if job is cell else ("adapters", "checkpoints", "n_rollouts")
+        coordinates = {"workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task}
+        of_evaluation = {name: getattr(job, name) for name in names}
+        return coordinates | {"scale": cell.scale, "seed": cell.seed} | self.parameters | of_evaluation
+
+    def write(self, results_dir: str | Path) -> None:
+        """Write `<results_dir>/<scale>/grid.json`."""
+        _write(Path(results_dir) / self.scale / "grid.json", asdict(self))
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Grid":
+        """Read the grid of a results folder `<results_dir>/<scale>`. Raises ValueError if none is recorded."""
+        path = Path(folder) / "grid.json"
+        if not path.is_file():
+            raise ValueError(
+                f"{path} does not exist, so it is not known which runs the tables are made of. Pass a folder such as "
+                "results/tiny-r, or run a grid first: make grid."
+            )
+        return cls(**json.loads(path.read_text()))
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Variant:
+    """One change of a grid's cells, which are written "workflow policy task"."""
+
+    question: Literal["updates", "setup", "controls", "factorial", "judges", "aa"]
+    parameters: dict[str, object]
+    cells: list[str]
+    seeds: list[int] | None = None
+    """Its own, where they are not the study's."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Study:
+    """The variants of a grid. Raises ValueError for values that cannot work.
+
+    Args:
+        rollouts: answers per problem of the single agents' best checkpoint, for votes and best of k.
+    """
+
+    grid: Grid
+    seeds: list[int]
+    variants: dict[str, Variant]
+    rollouts: int = Field(1, ge=1)
+
+    def __post_init__(self) -> None:
+        if extra := set(self.seeds) - set(self.grid.seeds):
+            raise ValueError(
+                f"`seeds` must be seeds of the grid, {self.grid.seeds}, got {sorted(extra)}: a variant is compared with the "
+                "grid's run of the same seed."
+            )
+        self.cells()  # raises what Cell refuses
+
+    def cell(self, name: str, where: str, seed: int) -> Cell:
+        """Make the variant of the grid's cell "workflow policy task"."""
+        return self.grid.cell(*where.split(), seed, **self.variants[name].parameters)
+
+    def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
+        """Yield (variant, "workflow policy task", cell) of every run, seeds inmost."""
+        for name, variant in self.variants.items():
+            for where in variant.cells if question in (None, variant.question) else ():
+                for seed in variant.seeds or self.seeds:
+                    yield name, where, self.cell(name, where, seed)
+
+    def cells(self) -> list[Cell]:
+        """List the runs that the study trains besides the grid's."""
+        usual = {cell.id for cell in self.grid.cells()}
+        return list({cell.id: cell for _, _, cell in self.runs() if cell.id not in usual}.values())
+
+    def draws(self) -> list[Evaluation]:
+        """List the evaluations of the grid's single agents with several answers per problem."""
+        tasks = dict.fromkeys(where.split()[2] for _, where, _ in self.runs("controls"))
+        singles = [self.grid.cell("single", "sp", task, seed) for task in tasks for seed in self.seeds]
+        return [Evaluation(cell, "own", "best", self.rollouts) for cell in singles]
+
+    def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
+        """Return the notebook parameters of a run or of an evaluation."""
+        changed = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == job), {})
+        return self.grid.parameters_of(job) | changed
+
+    def write(self, results_dir: str | Path) -> None:
+        """Write `<results_dir>/<scale>/study.json`."""
+        about = {name: value for name, value in asdict(self).items() if name != "grid"}
+        _write(Path(results_dir) / self.grid.scale / "study.json", about)
+
+    @classmethod
+    def read(cls, grid: Grid, folder: str | Path) -> "Study | None":
+        """Read the study of a results folder `<results_dir>/<scale>`; None if none is recorded."""
+        path = Path(folder) / "study.json"
+        return cls(grid, **json.loads(path.read_text())) if path.is_file() else None
+
+
+def detailed(folder: str | Path) -> set[str] | None:
+    """The names of the runs and evaluations that are packed with every column; None, all, for a folder without a grid.
+
+    These are the grid's runs of its first seed, and the several answers per problem that votes are made of.
+    """
+    if not (Path(folder) / "grid.json").exists():
+        return None
+    grid = Grid.read(folder)
+    study = Study.read(grid, folder)
+    draws = {draw.id for draw in (study.draws() if study else [])}
+    return draws | {cell.id for cell in grid.cells() if cell.seed == grid.seeds[0]}
+
+
+def _write(path: Path, about: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(about, indent=2) + "\n")

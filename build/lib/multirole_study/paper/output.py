@@ -1,0 +1,171 @@
+"""Draws a table from rows of numbers, and writes tables and figures; the same results give the same bytes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from multirole_study.experiment.storage import write_text
+from multirole_study.labels import POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES
+from multirole_study.paper.statistics import ALPHA, Interval, corrected
+
+MISSING = "–"
+NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
+FORMS = {  # unit -> (factor, format)
+    "accuracy": (100, ",.1f"),
+    "difference": (100, "+,.1f"),
+    "change": (100, "+,.1f"),
+    "gain": (100, "+,.1f"),
+    "rate": (100, ",.1f"),
+    "tokens": (1, ",.1f"),
+    "similarity": (1, ",.2f"),
+    "count": (1, ",.0f"),
+    "million": (1e-6, ",.2f"),
+    "hours": (1 / 3600, "significant"),
+    "ratio": (1, "significant"),
+}
+"""Of a number's unit: accuracies and rates are fractions that are shown in percent, differences of accuracies in points, and durations,
+held in seconds, in hours. A change is of anything else: of a rate in points, of a length in percent."""
+LATEX = str.maketrans({"−": "$-$", "χ": "$\\chi$", "²": "$^2$", "×": "$\\times$", "–": "--"})
+STYLE = {
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+    "font.family": "DejaVu Sans",  # matplotlib ships it, so that no machine draws a figure otherwise
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as a reader sees it (`shown`, texts) and the numbers behind it (`values`)."""
+
+    name: str
+    title: str
+    caption: str
+    shown: pd.DataFrame
+    values: pd.DataFrame
+
+    def _repr_markdown_(self) -> str:
+        """Show the table in a notebook."""
+        return f"{self.shown.to_markdown(index=False, disable_numparse=True)}\n\n{self.caption}"
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure with its file name and its caption."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+Row = dict[str, object]
+"""One number of a table: its coordinates, "number" (its column), "unit", "value" and what belongs to it."""
+
+
+def number(name: str, value: float | Interval, unit: str, **where: object) -> Row:
+    """Make one row of a table's values: `where` says which line of the table, `name` which column; NaN is a missing number."""
+    fields = value._asdict() if isinstance(value, Interval) else {"mean": value}
+    if np.isnan(fields["mean"]):
+        fields, unit = {"mean": np.nan}, "missing"
+    if unit == "accuracy" and "low" in fields:  # a t interval does not know that there are no others
+        fields |= {
+            name: float(np.clip(fields[name], 0.0, 1.0)) for name in ("low", "high")
+        }  # NaN of a single unit stays
+    return where | {"number": name, "unit": unit, "value": fields.pop("mean")} | fields
+
+
+def spread(values: Iterable[float], middle: str = "mean") -> dict[str, float]:
+    """Summarize one value per seed by its middle ("mean" or "median") and its range; NaN where a seed has none."""
+    series = pd.Series(list(values), dtype=float)
+    return {"value": series.agg(middle), "low": series.min(), "high": series.max(), "seeds": int(series.count())}
+
+
+def formatted(value: float, unit: str) -> str:
+    """Format one number with a true minus sign."""
+    factor, form = FORMS[unit]
+    value *= factor
+    if form != "significant":
+        text = format(value, form)
+    elif value and not 1e-3 <= abs(value) < 1e5:
+        text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 100 or not value else f"{value:#.3g}".rstrip(".")
+    return text.replace("-", "−")
+
+
+def cell_text(row: pd.Series | dict) -> str:
+    """Show a number with its interval, or with its range where seeds differ.
+
+    A star marks a difference that is decided, ≈ one that is equivalent, both after Holm's correction (`statistics.corrected`).
+    """
+    if np.isnan(row["value"]):
+        return MISSING if row["unit"] == "missing" else "undefined"
+    text, low, high = (formatted(row.get(name, np.nan), row["unit"]) for name in ("value", "low", "high"))
+    if "nan" in low or (low == high and row["unit"] not in ("accuracy", "difference", "change")):
+        return text
+    mark = "*" * (row.get("p_holm", np.nan) < ALPHA) + " ≈" * (row.get("p_match_holm", np.nan) < ALPHA)
+    return f"{text} [{low}, {high}]{mark}"
+
+
+def pivoted(values: pd.DataFrame) -> pd.DataFrame:
+    """One line per combination of the columns before "number", one column per number, as texts in the order of `values`."""
+    keys = list(values.columns[: values.columns.get_loc("number")])
+    texts = values.assign(text=[cell_text(row) for row in corrected(values).to_dict("records")])
+    lines = texts[keys].drop_duplicates()
+    wide = texts.pivot(index=keys, columns="number", values="text").reindex(columns=texts["number"].unique())
+    shown = lines.merge(wide.fillna(MISSING).reset_index(), on=keys, how="left").astype(object)
+    if {"workflow", "policy"} <= set(keys):
+        shown.loc[shown["workflow"] == "single", "policy"] = "SA-RL"
+    shown = shown.assign(**{key: shown[key].replace(NAMES[key]) for key in keys if key in NAMES})
+    return shown.rename(columns=lambda name: name.replace("chi2", "χ²"))
+
+
+def latex(table: Table) -> str:
+    """A `table` environment as wide as the text; needs the packages booktabs and graphicx."""
+    body = table.shown.to_latex(index=False, escape=True)
+    caption = f"{table.title}. {table.caption}".replace("%", "\\%").replace("_", "\\_").replace("#", "\\#")
+    return (
+        f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\n\\label{{tab:{table.name}}}\n"
+        f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n\\end{{table}}\n".replace("**", "")
+    ).translate(LATEX)
+
+
+def write_tables(tables: Iterable[Table], folder: Path) -> None:
+    """Write `<name>.md`, `.tex` and `.csv` of each table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        write_text(folder / f"{table.name}.md", f"# {table.title}\n\n{table._repr_markdown_()}\n")
+        write_text(folder / f"{table.name}.tex", latex(table))
+        write_text(folder / f"{table.name}.csv", table.values.to_csv(index=False, float_format="%.6g"))
+
+
+def write_figure(plate: Plate, folder: Path) -> None:
+    """Write `<name>.png`, `.pdf` and the caption as `.md`, and close the figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with plt.rc_context(STYLE):  # the kind of font is read when saving
+        plate.figure.savefig(folder / f"{plate.name}.pdf", metadata={"CreationDate": None})
+        plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
+    write_text(folder / f"{plate.name}.md", plate.caption + "\n")
+    plt.close(plate.figure)
+
+
+def show(folder: str | Path, name: str) -> None:
+    """Display in a notebook "tables/<name>" or "figures/<name>" that `multirole paper` wrote; what has no runs yet is left out."""
+    from IPython.display import Image, Markdown, display  # only notebooks need it
+
+    path = Path(folder) / f"{name}.md"
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{folder} holds no tables and figures yet. Run first: multirole paper {folder}")
+    if (image := path.with_suffix(".png")).exists():
+        display(Image(image))
+    if path.exists():
+        display(Markdown(path.read_text(encoding="utf-8").removeprefix("# ")))

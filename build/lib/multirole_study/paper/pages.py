@@ -1,0 +1,150 @@
+"""Pages of results: a person writes the sentences, and the numbers and verdicts in them come from the tables.
+
+`results/README.md.jinja` becomes `results/README.md`. A template asks for lines of the tables that `multirole paper` has written:
+
+    {{ line("controls", run="Voting-IP", number="peak").interval }}   71.2 [69.1, 73.3]
+
+`must(condition)` stops the page where what a sentence says is no longer so.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import jinja2
+import pandas as pd
+
+from multirole_study.experiment.storage import write_text
+from multirole_study.paper.claims import units_of
+from multirole_study.paper.output import FORMS, formatted
+from multirole_study.paper.statistics import ALPHA, corrected, t_interval
+
+
+class Line(NamedTuple):
+    """A number of a table with its interval, as texts; `-line` is that of the opposite difference."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    seeds: int
+    p_holm: float
+    p_match_holm: float
+
+    def __neg__(self) -> "Line":
+        return self._replace(value=-self.value, low=-self.high, high=-self.low)
+
+    def __str__(self) -> str:
+        return self._texts()[0]
+
+    def _texts(self) -> list[str]:
+        return [formatted(value, self.unit).removeprefix("+") for value in self[:3]]
+
+    @property
+    def interval(self) -> str:
+        """The number and its interval."""
+        return self._with(" ")
+
+    @property
+    def points(self) -> str:
+        """The same of a difference in percentage points."""
+        return self._with(" points ")
+
+    @property
+    def percent(self) -> str:
+        """The same of a change in percent."""
+        return self._with(" % ")
+
+    def _with(self, unit: str) -> str:
+        value, low, high = self._texts()
+        return f"{value}{unit}[{low}, {high}]"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is decided, or equivalent to none, after the correction over its table."""
+        return "decided" if self.p_holm < ALPHA else "equivalent" if self.p_match_holm < ALPHA else "undecided"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the difference is decided."""
+        return self.verdict == "decided"
+
+
+class Tables:
+    """What a template may ask of the tables of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cache  # noqa: B019  (one instance per page)
+    def _read(self, name: str) -> pd.DataFrame:
+        return corrected(pd.read_csv(self.folder / f"{name}.csv"))
+
+    def lines(self, table: str, **where: object) -> list[Line]:
+        """The lines whose columns have these values, or one of these lists' values, in the table's order."""
+        rows = self._read(table)
+        for column, wanted in where.items():
+            rows = rows[rows[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
+        if rows.empty:
+            raise ValueError(f"The table {table!r} has no line with {where}.")
+        rows = rows.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})
+        return [Line(*row) for row in rows.itertuples(index=False)]
+
+    def line(self, table: str, **where: object) -> Line:
+        """The one line with these values; ValueError if there are none or several."""
+        matches = self.lines(table, **where)
+        if len(matches) > 1:
+            raise ValueError(f"The table {table!r} has {len(matches)} lines with {where}. Name more of its columns.")
+        return matches[0]
+
+    def verdicts(self, claim: str, regime: str) -> str:
+        """A claim's verdicts in a regime, such as "IP holds, SP fails"; those that could not have been another are marked."""
+        rows = self._read("claims").query("claim == @claim and regime == @regime").drop_duplicates("policy")
+        known = [
+            f"{row.policy.upper()} {row.verdict}{'' if pd.isna(row.vacuous) else ' (vacuous)'}"
+            for row in rows.itertuples()
+            if row.verdict != "–"
+        ]
+        return ", ".join(known) or "–"
+
+    def runs(self, claim: str, regime: str, policy: str) -> str:
+        """How many runs show a claim's pattern, such as "8 of 10"."""
+        values = self._read("claims").query("claim == @claim and regime == @regime and policy == @policy")["value"]
+        return f"{values.sum():.0f} of {len(values)}"
+
+    def effect(self, claim: str, regime: str) -> Line:
+        """The number that a claim of a difference is judged by, with its interval."""
+        units, _ = units_of(self._read("claims").query("claim == @claim and regime == @regime"))
+        mean = t_interval(units)
+        return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
+
+
+def span(lines: Iterable[Line]) -> str:
+    """The least and the largest of some numbers, such as "3.1 to 10.4"."""
+    ordered = sorted(lines, key=lambda line: line.value)
+    return f"{ordered[0]} to {ordered[-1]}"
+
+
+def total(lines: Iterable[Line]) -> int:
+    """The sum of some counts."""
+    return round(sum(line.value * FORMS[line.unit][0] for line in lines))
+
+
+def must(condition: object) -> str:
+    """Stop where a sentence's words do not fit the tables (ValueError); nothing is printed."""
+    if not condition:
+        raise ValueError("A sentence of this page says what the tables no longer show. Rewrite it.")
+    return ""
+
+
+def write_page(template: Path, tables: Path) -> Path:
+    """Fill in a page; the file has the template's name without its last suffix. Raises ValueError as `must` and `line` do."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    table_reader = Tables(tables)
+    names = {name: getattr(table_reader, name) for name in ("line", "lines", "verdicts", "runs", "effect")}
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(
+        span=span, total=total, must=must, **names
+    )
+    write_text(template.with_suffix(""), text)
+    return template.with_suffix("")

@@ -1,0 +1,133 @@
+"""Answer the declared questions of `claims_smollm2.yaml` from the packed runs of several scales, side by side."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import yaml
+from scipy.stats import t
+
+from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.paper.grid import Study
+from multirole_study.paper.output import MISSING
+from multirole_study.paper.results import Results, Run
+from multirole_study.paper.skill_tables import start_and_change
+from multirole_study.paper.statistics import ALPHA, Interval, t_interval
+
+DECLARED = yaml.safe_load(Path(__file__).with_name("claims_smollm2.yaml").read_text(encoding="utf-8"))
+GAP = "sp − ip"
+
+
+def end(run: Run, line: dict) -> float:
+    """Mean accuracy over the last evaluations."""
+    return float(run.accuracy.iloc[-DECLARED["end"] :].mean())
+
+
+def fall(run: Run, line: dict) -> float:
+    """The best evaluation minus the end."""
+    return float(run.accuracy.max()) - end(run, line)
+
+
+def change(run: Run, line: dict) -> float:
+    """How far a role's metric, or its gain over its trivial twin, is from its start at the end; NaN where it was not measured."""
+    return float(start_and_change(run, line)[1])
+
+
+def share(run: Run, line: dict) -> float:
+    """A role's median share of its adapter's gradient, minus one half."""
+    return float(run.series("grad_share", line["role"]).median()) - 0.5
+
+
+MEASURES = {one.__name__: one for one in (end, fall, change, share)}
+OF_ACCURACIES = ("end", "fall")
+
+
+def verdict(interval: Interval, is_accuracy: bool) -> str:
+    """The answer that an interval gives, by the declared rules."""
+    if interval.seeds < DECLARED["least_seeds"]:
+        return "undecided"
+    if interval.low > 0:
+        return "yes"
+    if interval.high < 0:
+        return "no"
+    error = max(interval.sd / interval.seeds**0.5, 1e-12)
+    p_match = t.sf((DECLARED["margin"] - abs(interval.mean)) / error, interval.seeds - 1)
+    return "equivalent" if is_accuracy and p_match < ALPHA else "undecided"
+
+
+def numbers(results: Results, study: Study | None, about: dict, line: dict, policy: str) -> pd.Series:
+    """Seed -> a line's number under a policy, or of the difference between the two; without seeds where there are no runs."""
+    if policy == GAP:
+        return (numbers(results, study, about, line, "sp") - numbers(results, study, about, line, "ip")).dropna()
+    scale = DECLARED["scales"][results.grid.scale]
+    changed = _parameters(study, scale[about["variant"]]) if "variant" in about else {}
+    values = _measured(results, about, line, line["workflow"], policy, changed)
+    if "minus" in about:
+        control = _parameters(study, scale[about["minus"]])
+        values = values - _measured(results, about, line, "single", "sp", control)
+    return values.dropna()
+
+
+def _parameters(study: Study | None, variant: str) -> dict[str, object] | None:
+    """What a variant changes; None where the study does not have it."""
+    return study.variants[variant].parameters if study is not None and variant in study.variants else None
+
+
+def _measured(
+    results: Results, about: dict, line: dict, workflow: str, policy: str, changed: dict[str, object] | None
+) -> pd.Series:
+    seeds = results.grid.seeds if changed is not None else []
+    cells = {seed: results.grid.cell(workflow, policy, DECLARED["task"], seed, **(changed or {})) for seed in seeds}
+    runs = {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
+    return pd.Series({seed: MEASURES[about["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
+
+
+def answers(results: Results) -> Iterator[dict[str, object]]:
+    """One row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict."""
+    study = Study.read(results.grid, results.folder)
+    for about in DECLARED["questions"]:
+        for line in about["lines"]:
+            for policy in about["policies"]:
+                interval = t_interval(numbers(results, study, about, line, policy))
+                is_accuracy = about["measure"] in OF_ACCURACIES
+                yield {
+                    "question": about["name"],
+                    "line": name_of(line, policy),
+                    "scale": results.grid.scale,
+                    "mean": interval.mean,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "seeds": interval.seeds,
+                    "verdict": verdict(interval, is_accuracy) if interval.seeds else MISSING,
+                }
+
+
+def name_of(line: dict, policy: str) -> str:
+    """A line in words: workflow, what is measured, policy."""
+    subject = line.get("role") or line.get("gain")
+    names = [
+        WORKFLOW_NAMES[line["workflow"]],
+        *([subject] if subject else []),
+        POLICY_NAMES.get(policy, policy.upper()),
+    ]
+    return ", ".join(names)
+
+
+def table(folders: list[Path]) -> str:
+    """The answers of several results folders as Markdown, a column for each scale."""
+    rows = pd.DataFrame([row for folder in folders for row in answers(Results(folder))])
+    scales = list(dict.fromkeys(rows["scale"]))
+    lines = [f"| question | line | {' | '.join(scales)} |", f"|---|---|{'---|' * len(scales)}"]
+    words = {about["name"]: about["question"] for about in DECLARED["questions"]}
+    for (question, line), answers_of_line in rows.groupby(["question", "line"], sort=False):
+        cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
+        lines.append(f"| {words[question]} | {line} | {' | '.join(cells)} |")
+    count = len(rows) // len(scales)
+    rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {count} lines, no correction for their number."
+    return "\n".join([*lines, "", f"{rules} Means over seeds with 95 % t intervals.", ""])
+
+
+def _cell(row: pd.Series) -> str:
+    if row["verdict"] == MISSING:
+        return MISSING
+    return f"**{row['verdict']}**: {row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], {row['seeds']} seeds"

@@ -1,0 +1,59 @@
+"""`multirole serve RUN`: the roles of a finished run as models of OpenAI's API."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from multirole.core.engine import Sampling
+from multirole.endpoint.serving import ModelServer
+from multirole.engines.transformers_engine import TransformersEngine
+from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.presets import TASKS
+from multirole_study.experiment.progress import say
+from multirole_study.experiment.run_folder import step_of
+from multirole_study.inspector.run_reader import read_config
+
+IGNORED = ("temperature", "seed", "top_p", "stop")
+"""Fields that most clients send; the run's own temperature is used."""
+
+
+def adapters_at(folder: Path, step: int | None) -> Path:
+    """The folder of a run's adapters at an evaluated step, by default the last one; ValueError where there is none."""
+    saved = {step_of(path): path for path in folder.glob("adapters/step_*")}
+    if not saved:
+        raise ValueError(f"{folder} holds no adapters. Give the folder of a run that has been evaluated at least once.")
+    if step is not None and step not in saved:
+        raise ValueError(f"`--step` must be one of the saved steps {sorted(saved)}, got {step}.")
+    return saved[max(saved) if step is None else step]
+
+
+def serve_run(folder: Path, step: int | None, host: str, port: int, model: str | None) -> None:
+    """Serve a run's adapters until a signal ends it. `model` is the folder of the base where the run had one of its own."""
+    disable_progress_bar()
+    config = read_config(folder)
+    source = adapters_at(folder, step)
+    task = config["task"] if config["task"] in TASKS else "math"
+    base_folder = locate(Cell("single", "sp", task, config["scale"], model=model))
+    tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    base = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
+    names = list(dict.fromkeys(config["policy"].values()))
+    peft_model = PeftModel.from_pretrained(base, str(source / names[0]), adapter_name=names[0])
+    for name in names[1:]:
+        peft_model.load_adapter(str(source / name), adapter_name=name)
+    longest = config["max_prompt_tokens"] + config["max_response_tokens"]
+    engine = TransformersEngine(tokenizer.eos_token_id, max_length=longest)
+    engine.publish(peft_model, 0)
+    sampling = Sampling(config["max_response_tokens"], config["temperature"])
+    server = ModelServer(engine, tokenizer, config["policy"], sampling, config["max_prompt_tokens"], ignore=IGNORED)
+    say(
+        f"Serving {folder.name} at {source.name}: models {', '.join(config['policy'])}; temperature {sampling.temperature:g}."
+    )
+    say(f"Of requests, {json.dumps(IGNORED)} are ignored. Ctrl-C ends it.")
+    with suppress(KeyboardInterrupt):
+        server.run(host, port, lambda url: say(f"  base_url    {url}"))

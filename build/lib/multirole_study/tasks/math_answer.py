@@ -1,0 +1,289 @@
+r"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
+
+Equal texts, words, units and plain numbers are decided here. The rest is compared in the sandbox (`math_compare.py`),
+because sympy evaluates model-written text.
+
+Verdicts of `grade_answers`, of which only "correct" earns a reward:
+  "correct"     the same value, set, interval or expression
+  "wrong"       something else
+  "unparsable"  empty, unbalanced braces, or no mathematics that the parser can read
+  "timeout"     not decided within 2 s of CPU time, 30 s of wall-clock time, 512 MiB and the stack, or a number of more
+                than 4 million bits
+  "too_long"    more than 1,000 characters
+
+Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
+and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
+answer; `<|begin_of_box|>` is ignored; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
+
+Conventions:
+  * Numbers are exact: 0.33 is not 1/3, 3.14 is not pi, 1/2004! is not 1/2006!. Variables are real, and
+    positive under roots and logarithms, as in answer keys: `\ln x^2` is `2\ln x`. |x| is not x.
+  * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
+  * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
+  * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
+  * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in it is
+    unparsable.
+  * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
+    open interval alike. [1,2] is closed.
+  * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants.
+  * A letter of a multiple choice may have its text behind it: (B) 42 is B.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 800 examples, including known errors.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import multirole_sandbox as sandbox
+from multirole.core.replies import closing_brace, ends_in_broken_box, find_boxes, text_outside_thoughts
+from multirole_sandbox import Limits, SandboxError
+from multirole_study.tasks.math_text import is_prose, normalize, words_of
+from multirole_study.tasks.math_units import inner_units_removed, split_unit
+
+MAX_CHARACTERS = 1000
+"""The largest length of an answer or a reference."""
+MODULE = Path(__file__).with_name("math_compare.py")
+LIMITS = Limits(
+    test_seconds=2.0,  # per comparison; most take hundredths
+    wall_factor=15.0,
+    problem_seconds=86_400.0,
+    full_timeouts=1_000_000,
+    memory_bytes=512 << 20,
+    output_bytes=4096,
+    workers=min(4, Limits().workers),  # each holds sympy
+)
+
+MAX_UNWRAPPED = 20_000
+"""The longest box content that is searched for inner boxes; longer answers are "too_long" anyway."""
+_JOINT = re.compile(
+    r"(?:[\s$&.*]|\\[,;:! ()\[\]]|~|\\q?quad|\\text\s*\{|\\(?:mathrm|textrm|mbox)\s*\{|\})*"
+    r"(?:,|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|(?:,\s*)?(?:and|or)(?![A-Za-z]))"
+    r"(?:[\s$&]|\\[,;:! ()\[\]]|~|\\q?quad|and|or|\\text\s*\{|\})*"
+    r"(?P<name>[A-Za-z](?:_\w|_\{\w+\})?\s*=\s*)?[\s$]*"
+)
+"""Matches the text between boxes of one answer: a comma, "and" or "or", and optionally the next value's name."""
+_NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w+\})?)\s*=\s*\$?\s*$")
+_RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
+_SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
+_BASE = re.compile(
+    r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(\d+|two|eight|ten|sixteen)\s*\}?\}|(\d))", re.ASCII
+)
+_BASE_WORDS = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
+_CHOICE = re.compile(
+    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
+    re.DOTALL,
+)
+_RATIO = re.compile(r"\d+(?::\d+)+", re.ASCII)
+_TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
+_RESIDUE = re.compile(r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod)\s*\{?(\d+)\}?\)?")
+
+
+def extract_boxed(text: str) -> str | None:
+    """Return the content of the last box in linear time; None without a box or with unbalanced braces.
+
+    Adjacent boxes ("\\boxed{3} and \\boxed{5}", "x=\\boxed{1}, y=\\boxed{2}") are one answer, "3, 5". The last
+    box decides even if it is truncated or has no braces and an earlier box is complete (the released code's rule). Text
+    inside thoughts is ignored.
+    """
+    text = text_outside_thoughts(text)
+    boxes = find_boxes(text)
+    if not boxes or ends_in_broken_box(text, boxes[-1].end):
+        return None
+    while len(boxes) > 1 and not boxes[-1].content:  # "inside \\boxed{}" is a mention
+        boxes.pop()
+    contents, names = [boxes[-1].content], []
+    for box, after in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
+        joint = _JOINT.fullmatch(text[box.end : after.start]) if after.start - box.end <= 60 else None
+        if joint is None or not box.content:
+            break
+        contents.append(box.content)
+        names.append(joint["name"] or "")
+    if len(set(contents)) == 1:
+        return _unwrapped(contents[0])
+    first = boxes[len(boxes) - len(contents)]
+    name = _NAME_BEFORE.search(text, max(0, first.start - 40), first.start)
+    labels = [f"{name[1]}=" if name and any(names) else "", *reversed(names)]
+    parts = [label.strip() + _unwrapped(content) for label, content in zip(labels, reversed(contents), strict=True)]
+    return ", ".join(dict.fromkeys(parts))
+
+
+def _unwrapped(content: str) -> str:
+    """Return a box's content with inner boxes replaced by their content."""
+    while len(content) <= MAX_UNWRAPPED and (inner := find_boxes(content)):
+        for box in reversed(inner):
+            content = content[: box.start] + box.content + content[box.end :]
+    return content
+
+
+def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return one verdict (see the module) per (answer, reference) pair, both without their box. Thread-safe.
+
+    A verdict depends only on its pair. Raises ValueError for a reference of more than 1,000 characters, and SandboxError if
+    the comparison cannot run.
+    """
+    for _, reference in pairs:
+        if len(reference) > MAX_CHARACTERS:
+            raise ValueError(
+                f"References may have at most {MAX_CHARACTERS} characters, got {len(reference)}: "
+                f"{reference[:40]!r}... Shorten it, or leave the problem out."
+            )
+    decided = [decide(answer, reference) for answer, reference in pairs]
+    undecided = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
+    verdicts = dict(zip(undecided, _compare(undecided), strict=True))
+    return [item if isinstance(item, str) else verdicts[item] for item in decided]
+
+
+def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
+    """Run the comparisons in the sandbox; one that does not finish normally is a "timeout"."""
+    results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
+    words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
+    if broken := [word for word in words if word.startswith("broken")]:
+        raise SandboxError(f"math-verify could not be run behind the sandbox's walls: {broken[0]}")
+    return words
+
+
+def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
+    """Return the verdict if the texts determine it, else both texts and the allowed factors of the answer."""
+    if len(answer) > MAX_CHARACTERS:
+        return "too_long"
+    ours, gold = normalize(answer), normalize(reference)
+    if not ours or closing_brace(ours + "}", 0) != len(ours):
+        return "unparsable"
+    if ours == gold or answer.strip() == reference.strip():
+        return "correct"
+    if verdict := _decide_words(answer, ours, reference, gold):
+        return verdict
+    if verdict := _decide_notation(ours, gold):
+        return verdict
+    ours, gold, scales = _without_units(ours, gold)
+    if scales is None:
+        return "wrong"
+    ours = re.sub(r"(?<=\d) (?=\d{3})", "", ours) if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+", ours) else ours
+    if _SPACED.match(ours):  # the parser would read it as a product
+        return "correct" if ours == gold else "unparsable"
+    if _SPACED.match(gold):
+        return "wrong"
+    if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold) and not re.search("pi", scales):
+        equal = any(Fraction(ours) * Fraction(scale) == Fraction(gold) for scale in scales.split(";"))
+        return "correct" if equal else "wrong"
+    if ours == gold and "1" in scales.split(";"):
+        return "correct"
+    return _powers_of_ten(ours), _powers_of_ten(gold), scales
+
+
+def _powers_of_ten(text: str) -> str:
+    """Rewrite 1e-6 for the parser, which reads e as a constant."""
+    return re.sub(r"^([+-]?[\d.]+)[eE]([+-]?\d+)$", r"\1\\cdot10^{\2}", text)
+
+
+def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
+    """Return the verdict for words and multiple-choice letters, or None."""
+    letters = [_choice(text) for text in (ours, gold)]
+    if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", re.sub(r"\\text", "", gold)):
+        if letters[0]:
+            return "correct" if letters[0] == letters[1] else "wrong"
+        return None
+    words = words_of(reference)
+    if re.fullmatch(r"[a-z][a-z' -]+", words) and words == words_of(answer):
+        return "correct"
+    return "wrong" if is_prose(gold) and is_prose(ours) else None
+
+
+def _choice(text: str) -> str | None:
+    """Return the multiple-choice letter of an answer, alone or before its text."""
+    match = _CHOICE.fullmatch(re.sub(r"^\{(.*)\}$", r"\1", text))
+    if match is None:
+        return None
+    rest = match["rest"].strip(" }.")
+    if (
+        match["bare"]
+        and rest
+        and (match["mark"] not in {")", ":"} and match["rest"][:1] not in " }\\" or len(rest) == 1)
+    ):
+        return None
+    return match["round"] or match["bare"]
+
+
+def _decide_notation(ours: str, gold: str) -> str | None:
+    """Return the verdict for numbers in a base, ratios, times and residues, or None."""
+    bases = [_BASE.fullmatch(text) for text in (ours, gold)]
+    if any(bases):
+        return _decide_bases(ours, bases[0], gold, bases[1])
+    if _RATIO.fullmatch(ours) and _RATIO.fullmatch(gold):
+        first, second = ([int(part) for part in text.split(":")] for text in (ours, gold))
+        if any(re.search(r":0\d", text) for text in (ours, gold)) or 0 in first + second:
+            return "correct" if first == second else "wrong"
+        is_equal = len(first) == len(second) and all(
+            a * second[0] == b * first[0] for a, b in zip(first, second, strict=True)
+        )
+        return "correct" if is_equal else "wrong"
+    if _TIME.fullmatch(ours) and _TIME.fullmatch(gold):
+        times = {re.sub(r"\\text|[^0-9a-z]", "", text.lower()).lstrip("0") for text in (ours, gold)}
+        return "correct" if len(times) == 1 else "wrong"
+    residues = [_RESIDUE.fullmatch(text.replace(" ", "")) for text in (ours, gold)]
+    if residues[0] and residues[1]:
+        (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in residues)
+        return "correct" if m == n and m and (a - b) % m == 0 else "wrong"
+    for residue, other in (residues[0], gold), (residues[1], ours):
+        if residue and _RATIONAL.fullmatch(other):
+            return "correct" if Fraction(residue[1]) == Fraction(other) else "wrong"
+    return None
+
+
+def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_base: re.Match[str] | None) -> str | None:
+    values = [_based(base) for base in (our_base, gold_base)]
+    if our_base and gold_base:
+        return None if None in values else "correct" if values[0] == values[1] else "wrong"
+    base, value, plain = (our_base, values[0], gold) if our_base else (gold_base, values[1], ours)
+    if value is None or base is None:
+        return None
+    if base[1].lstrip("+0").upper() == plain.lstrip("+0").upper():
+        return "correct"
+    if our_base and _RATIONAL.fullmatch(plain):  # the reference is an ordinary number
+        return "correct" if value == Fraction(plain) else "wrong"
+    return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
+
+
+def _based(match: re.Match[str] | None) -> Fraction | None:
+    """Return the value of digits in a base; None if digits or base are invalid, as in a_n."""
+    if match is None:
+        return None
+    word = match[2] or match[3]
+    base = _BASE_WORDS.get(word) or int(word)
+    whole, _, part = match[1].partition(".")
+    digits = whole.lstrip("+-") + part
+    if not 2 <= base <= 36 or not digits[0].isdigit() and base <= 10 or len(digits) > 200:
+        return None
+    try:
+        return Fraction(int(digits, base), base ** len(part)) * (-1 if whole.startswith("-") else 1)
+    except ValueError:
+        return None
+
+
+def _without_units(ours: str, gold: str) -> tuple[str, str, str | None]:
+    """Return both answers without units, and the allowed factors of the answer; None if the units are incompatible."""
+    has_letters = [
+        bool(re.search(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\text\{[^{}]*\}", "", text))) for text in (gold, ours)
+    ]
+    (ours, unit), (gold, due) = split_unit(ours, has_letters[0]), split_unit(gold, has_letters[1])
+    ours, gold = (re.sub(r"^\((?=[^()]*\)$)(.*)\)$", r"\1", text) if "," not in text else text for text in (ours, gold))
+    ours, gold = inner_units_removed(ours), inner_units_removed(gold)
+    if unit == due:
+        return ours, gold, "1"
+    if unit and due:
+        kinds = {unit.kind, due.kind}
+        if "%" in kinds or unit.bases != due.bases:
+            return ours, gold, None
+        return ours, gold, str(unit.factor / due.factor)
+    kind = unit.kind if unit else due.kind if due else ""
+    if kind == "%":
+        marked = ours if unit else gold
+        is_small = _RATIONAL.fullmatch(marked) and Fraction(marked).denominator > 1 and abs(Fraction(marked)) <= 1
+        percent = "1/100" if unit else "100"
+        return ours, gold, percent if is_small else f"1;{percent}"
+    if kind == "degree":
+        radians, marked = (r"\frac{\pi}{180}", gold) if unit else (r"\frac{180}{\pi}", ours)
+        return ours, gold, f"1;{radians}" if r"\pi" in marked else "1"
+    return ours, gold, "1"

@@ -1,0 +1,300 @@
+r"""Split the unit off a mathematical answer: `3\sqrt{2}\text{ cm}` is `3\sqrt{2}` and the unit 1/100 m.
+
+A unit is the content of `\text{...}` after the answer, or one of the units below in plain letters after a number. Unknown
+words are separate units ("12 apples"), except those that change the meaning of the answer ("5 or more").
+"""
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+_BASES = {
+    "m": ("1", "m meter metre"), "mm": ("1/1000", "mm millimeter millimetre"), "cm": ("1/100", "cm centimeter centimetre"),
+    "dm": ("1/10", "dm decimeter decimetre"), "km": ("1000", "km kilometer kilometre"),
+    "inch": ("127/5000", "in inch inches"), "foot": ("381/1250", "ft foot feet"), "yard": ("1143/1250", "yd yard"),
+    "mile": ("201168/125", "mi mile"),
+}  # fmt: skip
+_PLAIN = {
+    "s": ("1", "s sec second"), "minute": ("60", "min minute"), "hour": ("3600", "h hr hour"), "day": ("86400", "day"),
+    "week": ("604800", "week wk"),
+}  # fmt: skip
+_MASS = {
+    "g": ("1", "g gram gm"),
+    "kg": ("1000", "kg kilogram"),
+    "mg": ("1/1000", "mg milligram"),
+    "t": ("1000000", "tonne"),
+}
+_POUND = {"pound": ("1", "lb pound"), "ounce": ("1/16", "oz ounce")}
+_DOLLAR = {"dollar": ("1", "dollar usd"), "cent": ("1/100", "cent ¢")}
+_OTHERS = (
+    "year=yr,year month unit=unit,u degree=deg,degree euro=€,euro,eur gbp=£,gbp yen=¥,yen,jpy rupee=₹,rupee,rs,inr radian=rad,radian "
+    "N=N,newton J=J,joule W=W,watt kW=kw,kilowatt V=V,volt A=ampere,amp,amps Hz=hz,hertz Pa=pa,pascal mol=mol,mole K=kelvin "
+    "student people=people,person child=child,children man=man,men woman=woman,women ohm=ohm,Ω cup pint quart byte bit acre hectare gallon=gal,gallon "
+    "degC=celsius degF=fahrenheit"
+)
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_NO_UNIT = frozenset(
+    [
+        "or",
+        "and",
+        "more",
+        "less",
+        "least",
+        "most",
+        "than",
+        "not",
+        "no",
+        "none",
+        "if",
+        "when",
+        "where",
+        "for",
+        "approximately",
+        "approx",
+        "about",
+        "around",
+        "roughly",
+        "nearly",
+        "is",
+        "are",
+        "be",
+        "was",
+        "the",
+        "answer",
+        "because",
+        "since",
+        "plus",
+        "minus",
+        "times",
+        "half",
+        "third",
+        "quarter",
+        "mod",
+        "modulo",
+        "base",
+        "over",
+        "under",
+        "above",
+        "below",
+        "to",
+        "from",
+        "between",
+        "at",
+        "any",
+        "all",
+        "every",
+        "some",
+        "solution",
+        "solutions",
+        "infinitely",
+        "many",
+        "undefined",
+        "except",
+        "unless",
+        "only",
+        "integer",
+        "integers",
+        "real",
+        "number",
+        "numbers",
+        "positive",
+        "negative",
+        "even",
+        "odd",
+        "prime",
+        "true",
+        "false",
+        "yes",
+        "otherwise",
+        "with",
+        "such",
+        "that",
+        "remainder",
+        "rem",
+        "choose",
+        "factorial",
+        "squared",
+        "cubed",
+    ]
+)
+DEGREE = r"\^\{\\circ\}"
+_TEXTS = r"\\text\{[^{}]*\}"
+_POWER = r"(?:\^(?:\{[+-]?\d\}|\d))?"
+_FACTOR = rf"(?:{_TEXTS}|\\frac\{{{_TEXTS}{_POWER}\}}\{{{_TEXTS}{_POWER}\}}){_POWER}"
+_BEHIND = re.compile(
+    rf"(?P<core>.*?[\w)}}\]!|.])\s*(?P<unit>(?:{DEGREE})?\s*(?:/\s*)?{_FACTOR}(?:\s*(?:/|\\cdot|\*)?\s*{_FACTOR})*)",
+    re.DOTALL,
+)
+_INSIDE = re.compile(
+    r"\\text\{\s*(?P<core>[+-]?[\d.,]*\d(?:/\d+)?|[+-]?\d+ \d+/\d+)\s*(?P<unit>[A-Za-z°%$€£][A-Za-z0-9 ./^²³°-]*)\}(?P<power>\^(?:\d|\{\d\}))?"
+)
+_LETTERS = re.compile(
+    r"(?P<core>.*[\d)}])(?P<gap> ?)(?P<unit>[A-Za-z]+(?:(?:[ /]|\^\{?[23]\}?)[A-Za-z]*)*?\.?)(?:\^\{?(?P<power>[23])\}?)?",
+    re.DOTALL,
+)
+_BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>[+-]?[\d.\\(].*)", re.DOTALL)
+_TOKEN = re.compile(r"\\frac\{(?P<top>[^{}]*\{[^{}]*\}[^{}]*)\}\{(?P<bottom>[^{}]*\{[^{}]*\}[^{}]*)\}|(?P<over>/|\bper\b|\ba(?=\s))|(?P<power>\^\{?(?P<exponent>[+-]?\d)\}?)|(?P<square>\b(?:square|sq\.?)(?![a-z]))|(?P<cubic>\b(?:cubic|cu\.?)(?![a-z]))|(?P<word>[^\W\d_]+|[€£¥₹¢%])|(?P<digit>[23])")  # fmt: skip
+
+
+class Unit(NamedTuple):
+    """`factor` times a product of base units, written ((base, exponent), ...) in order; `kind` is "%" or "degree" if special."""
+
+    factor: Fraction
+    bases: tuple[tuple[str, int], ...]
+
+    @property
+    def kind(self) -> str:
+        """The base of a unit with a single base of exponent 1, such as "%" or "degree"; else ""."""
+        return self.bases[0][0] if len(self.bases) == 1 and self.bases[0][1] == 1 else ""
+
+
+PERCENT = Unit(Fraction(1), (("%", 1),))
+DEGREES = Unit(Fraction(1), (("degree", 1),))
+DOLLARS = Unit(Fraction(1), (("dollar", 1),))
+
+
+def _table() -> dict[str, tuple[Fraction, str, int]]:
+    names: dict[str, tuple[Fraction, str, int]] = {}
+    for base, table in (("m", _BASES), ("s", _PLAIN), ("g", _MASS), ("pound", _POUND), ("dollar", _DOLLAR)):
+        for factor, aliases in table.values():
+            names |= {alias: (Fraction(factor), base, 1) for alias in aliases.split()}
+    for prefix, factor in (("l", "1/1000"), ("ml", "1/1000000"), ("cl", "1/100000")):
+        names[prefix] = (Fraction(factor), "m", 3)
+    for name, factor in (
+        ("liter", "1/1000"),
+        ("litre", "1/1000"),
+        ("milliliter", "1/1000000"),
+        ("millilitre", "1/1000000"),
+        ("cc", "1/1000000"),
+    ):
+        names[name] = (Fraction(factor), "m", 3)
+    for entry in _OTHERS.split():
+        base, _, aliases = entry.partition("=")
+        names |= {alias: (Fraction(1), base, 1) for alias in (aliases or base).split(",")}
+    return names
+
+
+_NAMES = _table()
+_COMPOUNDS = {
+    "mph": "mile/hour",
+    "kmh": "km/hour",
+    "kph": "km/hour",
+    "kmph": "km/hour",
+    "fps": "foot/s",
+    "sqft": "square ft",
+    "sqm": "square m",
+}
+_PLAIN_WORDS = {*_SCALES, *_COMPOUNDS, "per", "square", "sq", "cubic", "cu"}
+_ORDINAL = re.compile(r"(?<=[\dn])(?:\^\{?)?(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?<=\d)(?:th|st|nd|rd)$)\}?")
+
+
+def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
+    """Split a normalized answer into value and unit. With `has_letters`, letters may be variables."""
+    text = _ORDINAL.sub("", text)
+    if inside := _INSIDE.fullmatch(text):
+        text = inside["core"].replace(",", "") + rf"\text{{ {inside['unit']}}}" + (inside["power"] or "")
+    if text.endswith("%"):
+        return re.sub(r"\s*\\?%$", "", text), PERCENT
+    if money := re.fullmatch(r"(-?)\\text\{([€£¥₹])\}(.+)", text):
+        return money[1] + money[3], _parse(money[2])
+    behind = _BEHIND.fullmatch(text)
+    if behind and r"\text" not in behind["core"] and (unit := _parse(behind["unit"])):
+        return _with_scale(behind["core"], unit)
+    if degrees := re.fullmatch(rf"(.+?){DEGREE}(?P<scale>\s*[CF])?", text, re.DOTALL):
+        if degrees["scale"]:
+            return degrees[1], Unit(Fraction(1), ((f"deg{degrees['scale'].strip()}", 1),))
+        return degrees[1], DEGREES
+    before = _BEFORE.fullmatch(text)
+    if before and (unit := _parse(before["unit"])) and unit.kind in {"dollar", "euro", "gbp", "rupee", "yen"}:
+        return before["core"], unit
+    letters = None if has_letters else _LETTERS.fullmatch(text)
+    if letters and re.fullmatch(r"[-+]?[\d.,/ ]+|.*[\d)}]", letters["core"], re.DOTALL):
+        words = re.findall(r"[A-Za-z]+", letters["unit"])
+        is_written = letters["gap"] or (letters["power"] and letters["unit"] == "m")
+        if len(letters["unit"]) == 1 and not (is_written and letters["unit"] in "mgshL"):
+            return text, None
+        known = [word for word in words if _known(word) or word in _PLAIN_WORDS or _is_noun(word, letters["gap"])]
+        if len(known) == len(words) and (
+            unit := _parse(letters["unit"] + (f"^{letters['power']}" if letters["power"] else ""))
+        ):
+            return _with_scale(letters["core"], unit)
+    return text, None
+
+
+def inner_units_removed(text: str) -> str:
+    r"""Return a list or tuple without the units of its members: `(3\text{ cm},4\text{ cm})` is `(3,4)`."""
+
+    def strip(match: re.Match[str]) -> str:
+        return "" if _parse(match[0]) else match[0]
+
+    text = re.sub(rf"(?<=[\d)}}]){DEGREE}(?=[,;)\]}}\\]|$)", "", text)
+    return re.sub(rf"(?<=[\d)}}])\s*{_FACTOR}(?=[,;)\]]|\\\}}|$)", strip, text)
+
+
+def _with_scale(core: str, unit: Unit) -> tuple[str, Unit | None]:
+    """Multiply the answer by number words in its unit: 5 million is 5000000."""
+    bases = tuple(base for base in unit.bases if base[0] not in _SCALES)
+    for word, exponent in unit.bases:
+        if word in _SCALES and exponent == 1:
+            core = rf"({core})\cdot{_SCALES[word]}"
+    if bases == (("radian", 1),):
+        bases = ()
+    return core, Unit(unit.factor, bases) if bases else None
+
+
+def _is_noun(word: str, gap: str) -> bool:
+    """Return whether a word after a space looks like a counted noun and not like a product of variables."""
+    return bool(gap) and len(word) >= 4 and word.lower() not in _NO_UNIT and bool(re.search("[aeiouy]", word.lower()))
+
+
+def _known(word: str) -> tuple[Fraction, str, int] | None:
+    lowered = word.lower() if len(word) > 1 or word in "L" else word
+    for candidate in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
+        if candidate in _NAMES and (len(word) > 1 or word in "mgshLlNJWVKC€£¥₹"):
+            return _NAMES[candidate]
+    return None
+
+
+def _parse(text: str) -> Unit | None:
+    """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" denotes; None if it is not a unit."""
+    text = re.sub(DEGREE, " degree ", text)
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", re.sub(r"\^\\text\{(\d)\}", r"^\1", text))
+    text = text.replace("²", "^2").replace("³", "^3").replace("°", " degree ").replace("**", "^")
+    for compound, meaning in _COMPOUNDS.items():
+        text = re.sub(rf"(?<![A-Za-z]){compound}(?![A-Za-z])", meaning, text)
+    fraction = re.fullmatch(r"\s*\\frac\{(.*)\}\{(.*)\}\s*", text)
+    if fraction:
+        text = f"{fraction[1]}/{fraction[2]}"
+    factor, powers, sign, pending, last = Fraction(1), {}, 1, 1, ""
+    left = text
+    for token in _TOKEN.finditer(text):
+        left = left.replace(token[0], "", 1)
+        if token["over"]:
+            sign = -1
+        elif token["square"] or token["cubic"]:
+            pending = 2 if token["square"] else 3
+        elif token["power"] or token["digit"]:
+            exponent = int(token["exponent"] or token["digit"])
+            if not last:
+                return None
+            factor, powers = _raised(factor, powers, last, sign * (exponent - 1))
+        elif token["word"]:
+            last = token["word"]
+            if last.lower() in _NO_UNIT or (len(last) == 1 and not _known(last) and last not in {"C", "F", "%"}):
+                return None
+            factor, powers = _raised(factor, powers, last, sign * pending)
+            pending = 1
+        else:
+            return None
+    if "degree" in powers and {"C", "F"} & set(powers):
+        scale = "C" if "C" in powers else "F"
+        powers = {f"deg{scale}": 1}
+    if not powers or len(powers) > 5 or re.sub(r"[\s.\-\\{}*]|cdot", "", left):
+        return None
+    return Unit(factor, tuple(sorted((base, power) for base, power in powers.items() if power)))
+
+
+def _raised(factor: Fraction, powers: dict[str, int], word: str, exponent: int) -> tuple[Fraction, dict[str, int]]:
+    singular = word.lower().removesuffix("s") if len(word) > 2 else word
+    scale, base, power = _known(word) or (Fraction(1), "%" if word == "%" else singular, 1)
+    return factor * scale**exponent, powers | {base: powers.get(base, 0) + power * exponent}

@@ -1,0 +1,156 @@
+"""LoRA layers in bfloat16 with the gradients of an adapter by part, and what stands between them in a Llama or a Qwen3.
+
+Autocast computes a LoRA layer as a chain of small products with a cast between any two of them, and autograd needs a pass over
+the rows for each part of the gradient. Here a layer is one product: with x' = [x, A x] and W' = [W, s B], its output is W' x', and
+the gradients of x and of A x are one product again. Matrix products are in bfloat16 with float32 accumulation; adapters,
+their gradients, the residual stream, the statistics of the norms, logits and log-probs are float32.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from multirole.core.gradients import PartSums
+
+HALF = torch.bfloat16
+COVERED = (LlamaForCausalLM, Qwen3ForCausalLM)
+"""Models of which all layers are known."""
+
+
+def needs_no_autocast(base: PreTrainedModel) -> bool:
+    """Whether `half_layers` covers all of the model: a Llama or a Qwen3 on a CPU."""
+    return isinstance(base, COVERED) and base.device.type == "cpu"
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this machine multiplies matrices faster in bfloat16: a CUDA device, or a CPU with AVX512-BF16 or AMX."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+class LoraProduct(torch.autograd.Function):
+    """W x + s B A x of x (N, L, in), as W' x', with the gradients of A and B by part.
+
+    `whole` (out, in + r) is W' and `half_a` (r, in) is A in bfloat16; `a` and `b` are the parameters that they were made of.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore
+        ctx, whole: Tensor, bias: Tensor | None, half_a: Tensor, a: Tensor, b: Tensor, scaling: float, sums: PartSums | None,
+        x: Tensor,
+    ) -> Tensor:  # fmt: skip
+        x = x.to(HALF)
+        extended = torch.cat([x, F.linear(x, half_a)], -1)  # (N, L, in + r)
+        ctx.save_for_backward(extended, whole, half_a)
+        ctx.scaling = scaling
+        if sums is not None:
+            ctx.segments, ctx.sums = sums.segments, (sums.of[a], sums.of[b])
+        return F.linear(extended, whole, bias)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
+        extended, whole, a = ctx.saved_tensors
+        n_in = a.size(1)
+        grad = grad.to(HALF).flatten(0, 1)  # (N * L, out)
+        both = grad @ whole  # (N * L, in + r)
+        rank, x = both[:, n_in:].contiguous(), extended.flatten(0, 1)
+        for part, tokens in ctx.segments:
+            ctx.sums[0][part].add_(rank[tokens].T @ x[tokens, :n_in])  # (r, in)
+            ctx.sums[1][part].add_(grad[tokens].T @ x[tokens, n_in:], alpha=ctx.scaling)  # (out, r)
+        if not ctx.needs_input_grad[7]:
+            return (None,) * 8
+        return *[None] * 7, torch.addmm(both[:, :n_in], rank, a).view(*extended.shape[:-1], n_in)
+
+
+class NormProduct(torch.autograd.Function):
+    """RMSNorm of x (..., H), statistics in float32, output in bfloat16."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore
+        x = x.float()
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.size(-1)).add_(eps)).rsqrt_()
+        ctx.save_for_backward(x, scale, weight)
+        return (x * scale).mul_(weight).to(HALF)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
+        x, scale, weight = ctx.saved_tensors
+        grad = grad * weight.float()  # (..., H), of the normed x
+        along = torch.linalg.vecdot(grad, x)[..., None] * scale.pow(3).div_(x.size(-1))
+        return grad.mul_(scale).addcmul_(x, along, value=-1.0), None, None
+
+
+def _cast_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda x: NormProduct.apply(x, norm.weight, norm.variance_epsilon).to(HALF)
+
+
+@contextmanager
+def replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Within it, `module` computes `forward`."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@contextmanager
+def half_layers(
+    layers: list[LoraLinear], adapter: str | None, sums: PartSums | None, base: PreTrainedModel
+) -> Iterator[None]:
+    """Within it, the model computes in bfloat16 with `adapter`, or without one; backward passes add to `sums` instead of to `grad`.
+
+    Where all layers of `base` are known, and on a CPU, the norms between them and the angles of RoPE give bfloat16, too; the
+    residual stream is float32, and so are the logits, products of float32 tensors whose factors are rounded.
+    """
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(replaced(layer, _lora_product(layer, adapter, sums)))
+        if needs_no_autocast(base):
+            norms = [
+                m for m in base.modules() if isinstance(m, (LlamaRMSNorm, Qwen3RMSNorm)) and m is not base.model.norm
+            ]
+            for norm in norms:
+                stack.enter_context(replaced(norm, _cast_norm(norm)))
+            norm, embed = base.model.norm, base.model.embed_tokens
+            stack.enter_context(
+                replaced(norm, lambda x: F.rms_norm(x, x.shape[-1:], norm.weight.float(), norm.variance_epsilon))
+            )
+            stack.enter_context(replaced(embed, lambda ids: F.embedding(ids, embed.weight).float()))
+            angles = base.model.rotary_emb.forward
+            stack.enter_context(
+                replaced(base.model.rotary_emb, lambda *x, **named: [t.to(HALF) for t in angles(*x, **named)])
+            )
+            stack.enter_context(half_products())
+        yield
+
+
+def _lora_product(layer: LoraLinear, adapter: str | None, sums: PartSums | None) -> Callable[[Tensor], Tensor]:
+    weight = layer.base_layer.weight
+    name = adapter or next(iter(layer.lora_A))
+    a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
+    scaling = layer.scaling[name] if adapter else 0.0
+    with torch.no_grad():
+        whole = torch.cat([weight.to(HALF), (b * scaling).to(HALF)], 1)  # (out, in + r)
+        bias = None if layer.base_layer.bias is None else layer.base_layer.bias.to(HALF)
+    return partial(LoraProduct.apply, whole, bias, a.detach().to(HALF), a, b, scaling, sums)
+
+
+@contextmanager
+def half_products() -> Iterator[None]:
+    """Within it, a CPU multiplies float32 matrices with factors rounded to bfloat16."""
+    former = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = former

@@ -1,0 +1,178 @@
+"""Rows with a common beginning as one packed sequence, in which every shared token is computed once.
+
+The voters of a problem and its n episodes are given the same prompt, and a conversation's later prompts repeat its earlier
+turns. Sorted by their tokens, such rows form a tree: each row shares the beginning that it has in common with the row before
+and adds the rest, its *block*. A token attends to the tokens of its own row up to itself, wherever these are packed, and has the
+position that it has in its row, so that log-probs and gradients are those of separate rows.
+
+Two rows share a token only if they agree on the next one, too (so does TRL 1.16's AsyncGRPO, `trl.experimental.async_grpo`):
+every position then has one label, which TRL's fused head needs, at the cost of one token per branch.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from multirole.core.rows import Row
+
+SHARED_SHARE = 0.05
+"""Packing pays from this share of tokens that need not be computed."""
+SMALLEST_MODEL = 10_000_000
+"""Packing pays from this number of parameters; below, Python's steps cost more than the tokens."""
+SIMILAR = 0.75
+"""Blocks are attended together if each is at least this long, relative to the longest."""
+
+
+@dataclass(frozen=True)
+class BlockGroup:
+    """Blocks of similar size, attended in one call: S blocks, padded to Q queries and K keys.
+
+    Args:
+        queries: (S * Q) places of the queries in the packed sequence; padding repeats a place.
+        keys: (S * K) places of the keys.
+        mask: (S, 1, Q, K) True where a query attends to a key.
+        outputs: (tokens,) places among the S * Q outputs that are not padding, in the order of the blocks.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A micro-batch of R rows as one sequence of N tokens.
+
+    Args:
+        ids, positions, labels: (1, N). A label is the next token where it belongs to a completion, and -100 elsewhere.
+        scores: (R, C) place of the output that scores each completion token, padded with 0.
+        is_token: (R, C) False on padding.
+        groups: the attention, block by block.
+        order: (N,) where each token's output is among those of all groups.
+        blocks: number of tokens that each row adds; they follow each other in the sequence.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    labels: Tensor
+    scores: Tensor
+    is_token: Tensor
+    groups: list[BlockGroup]
+    order: Tensor
+    blocks: list[int]
+
+
+def tokens_of(row: Row) -> Tensor:
+    """The row's prompt and completion, (length,)."""
+    return torch.tensor(row.turn.prompt_ids + row.turn.completion_ids)
+
+
+def shared_length(one: Tensor, other: Tensor) -> int:
+    """Tokens at the beginning of `other` that a tree with `one` holds already."""
+    n = min(len(one), len(other))
+    is_equal = one[:n] == other[:n]
+    common = n if is_equal.all() else int(is_equal.int().argmin())
+    return common if common == len(one) == len(other) else max(0, common - 1)
+
+
+def in_tree_order(rows: Iterable[Row], key: Callable[[Row], int]) -> list[Row]:
+    """Rows sorted so that each shares most with the one before; rows of different `key` share nothing."""
+    return sorted(rows, key=lambda row: (key(row), row.turn.prompt_ids + row.turn.completion_ids))
+
+
+def block_lengths(rows: list[Row], key: Callable[[Row], int]) -> list[int]:
+    """Tokens that each row adds to a tree of those before; `rows` are in tree order."""
+    lengths, before = [], None
+    for row in rows:
+        tokens = tokens_of(row)
+        shared = shared_length(before[1], tokens) if before and before[0] == key(row) else 0
+        lengths.append(len(tokens) - shared)
+        before = key(row), tokens
+    return lengths
+
+
+def tree_batches(rows: list[Row], max_tokens: int, key: Callable[[Row], int]) -> list[list[Row]]:
+    """Micro-batches in tree order, each with a tree of its own of at most `max_tokens` tokens (one row always fits)."""
+    batches: list[list[Row]] = []
+    n_tokens = 0
+    ordered = in_tree_order(rows, key)
+    for row, block in zip(ordered, block_lengths(ordered, key), strict=True):
+        if batches and n_tokens + block <= max_tokens:
+            batches[-1].append(row)
+            n_tokens += block
+        else:
+            batches.append([row])
+            n_tokens = row.length
+    return batches
+
+
+def packing_pays(rows: list[Row], n_parameters: int, key: Callable[[Row], int]) -> bool:
+    """Whether rows share enough tokens, of a model that is large enough."""
+    if n_parameters < SMALLEST_MODEL:
+        return False
+    total = sum(row.length for row in rows)
+    return total - sum(block_lengths(in_tree_order(rows, key), key)) >= SHARED_SHARE * total
+
+
+def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Packing:
+    """The packed sequence of rows in tree order."""
+    paths: list[Tensor] = []  # of each row: the place of each of its tokens in the sequence
+    ids, positions, blocks, n = [], [], block_lengths(rows, key), 0
+    for row, block in zip(rows, blocks, strict=True):
+        tokens = tokens_of(row)
+        shared = len(tokens) - block
+        paths.append(torch.cat([paths[-1][:shared] if shared else tokens[:0], torch.arange(n, n + block)]))
+        ids.append(tokens[shared:])
+        positions.append(torch.arange(shared, len(tokens)))
+        n += block
+    labels, width = torch.full((n,), -100), max(len(row.turn.completion_ids) for row in rows)
+    scores, is_token = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (row, path) in enumerate(zip(rows, paths, strict=True)):
+        first, count = len(row.turn.prompt_ids), len(row.turn.completion_ids)
+        places = path[first - 1 : first + count - 1]  # output j scores token j + 1
+        labels[places] = torch.tensor(row.turn.completion_ids)
+        scores[i, :count], is_token[i, :count] = places, True
+    groups, packed = [], []
+    for members in similar_blocks([(block, row.length) for block, row in zip(blocks, rows, strict=True)]):
+        groups.append(block_group([(paths[i], blocks[i]) for i in members], device))
+        packed += [paths[i][len(paths[i]) - blocks[i] :] for i in members]
+    order = torch.cat(packed).argsort()  # (N,)
+    tensors = torch.cat(ids)[None], torch.cat(positions)[None], labels[None], scores, is_token
+    return Packing(*(tensor.to(device) for tensor in tensors), groups, order.to(device), blocks)
+
+
+def similar_blocks(sizes: list[tuple[int, int]]) -> Iterator[list[int]]:
+    """Indices of blocks, given as (queries, keys), that may be padded to one size. Blocks without a token are left out."""
+    order = sorted((i for i, (queries, _) in enumerate(sizes) if queries), key=lambda i: sizes[i], reverse=True)
+    group: list[int] = []
+    for i in order:
+        if group and any(own < SIMILAR * first for own, first in zip(sizes[i], sizes[group[0]], strict=True)):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def block_group(blocks: list[tuple[Tensor, int]], device: torch.device) -> BlockGroup:
+    """One group of blocks, each given as the places of its row's tokens and the number of its own, which come last."""
+    paths = [path for path, _ in blocks]
+    lengths, counts = torch.tensor([len(path) for path in paths]), torch.tensor([count for _, count in blocks])  # (S,)
+    keys = pad_sequence(paths, True)  # (S, K)
+    queries = pad_sequence([path[len(path) - count :] for path, count in blocks], True)  # (S, Q)
+    at = (lengths - counts)[:, None] + torch.arange(queries.size(1))  # (S, Q) positions of the queries
+    to = torch.arange(keys.size(1))[None, None]  # (1, 1, K)
+    mask = (to <= at[:, :, None]) & (to < lengths[:, None, None])  # (S, Q, K)
+    outputs = (torch.arange(queries.size(1)) < counts[:, None]).flatten().nonzero()[:, 0]
+    return BlockGroup(*(tensor.to(device) for tensor in (queries.flatten(), keys.flatten(), mask[:, None], outputs)))
+
+
+def block_runs(rows: list[Row], blocks: list[int], key: Callable[[Row], int]) -> list[tuple[int, int]]:
+    """(key, tokens) of the runs of a packed sequence that have one key."""
+    pairs = zip(map(key, rows), blocks, strict=True)
+    return [(k, sum(block for _, block in run)) for k, run in itertools.groupby(pairs, key=lambda pair: pair[0])]

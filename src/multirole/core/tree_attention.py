@@ -1,0 +1,86 @@
+"""Attention of packed rows (`prefix_tree`), as an attention function of transformers.
+
+Every block of queries is given the keys of its whole row, gathered from the packed sequence, and goes through PyTorch's
+`scaled_dot_product_attention` with a mask, on any device. Not run on a GPU.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+from transformers.masking_utils import AttentionMaskInterface
+
+from multirole.core.prefix_tree import Packing
+
+NAME = "multirole_prefix_tree"
+MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+"""Models whose attention over a row depends on positions and causality alone."""
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose angles do not depend on the length of the sequence."""
+
+
+def can_share_prefixes(model: PreTrainedModel) -> bool:
+    """Whether the model's attention can be replaced: one of `MODELS`, with full attention in every layer and a static RoPE."""
+    if not isinstance(model, MODELS):
+        return False
+    config = model.config.to_dict()
+    is_full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    has_window = bool(
+        config.get("use_sliding_window", isinstance(model, MistralForCausalLM)) and config.get("sliding_window")
+    )
+    return is_full and not has_window and model.config.rope_parameters["rope_type"] in ROPES
+
+
+def tree_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, prefix_tree: Packing,
+    scaling: float | None = None, **_: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
+
+    The heads that share a key are laid behind each other as queries, so that keys are not copied for each of them. A CPU computes
+    in float32: the backward pass of its fused kernel takes twice as long in bfloat16.
+    """
+    dtype = torch.float32 if query.device.type == "cpu" else value.dtype
+    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads or n_kv, d)
+    n_kv, head_dim = k.shape[1:]
+    n_rep = q.shape[1] // n_kv
+    outputs = []
+    for group in prefix_tree.groups:
+        n_blocks, _, n_queries, n_keys = group.mask.shape
+        shape = (n_blocks, n_queries, n_kv, n_rep, head_dim)
+        queries = (
+            q.index_select(0, group.queries).view(shape).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        )  # (S, n_kv, rep * Q, d)
+        keys, values = (
+            x.index_select(0, group.keys).view(n_blocks, n_keys, n_kv, head_dim).transpose(1, 2) for x in (k, v)
+        )  # (S, n_kv, K, d)
+        mask = group.mask.repeat(1, 1, n_rep, 1)  # (S, 1, rep * Q, K)
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+        attended = attended.unflatten(2, (n_rep, n_queries)).permute(0, 3, 1, 2, 4)  # (S, Q, n_kv, rep, d)
+        outputs.append(attended.reshape(-1, n_kv * n_rep, head_dim).index_select(0, group.outputs))
+    return torch.cat(outputs).index_select(0, prefix_tree.order)[None].to(value.dtype), None
+
+
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, lambda **_: None)
+
+
+@contextmanager
+def packed_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, the model computes packed sequences; forward and backward passes of one must both lie in it."""
+    former = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = former

@@ -1,0 +1,63 @@
+"""Grade programs while other episodes are still played: on a GPU the cores are idle then, and the GPU would wait afterwards."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.types import Episode, Problem, Reward
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.hardware import has_cuda
+from multirole_study.experiment.presets import is_small
+
+
+def grades_ahead(cell: Cell) -> bool:
+    """Whether a cell's programs are graded during the rollout: at a paper scale on a GPU. A CPU's cores are the engine's."""
+    return cell.task == "code" and not is_small(cell.scale) and has_cuda()
+
+
+class GradesAhead(MultiRoleCallback):
+    """A task of programs whose `score` knows the rewards of answers that were graded as their episodes ended.
+
+    A thread grades all answers that are waiting as one batch. `score` waits for it and raises its errors; what was not
+    graded before is graded then. Rewards are the same but for programs near their time limit.
+    """
+
+    def __init__(self, task: Any, problems: list[Problem]) -> None:
+        self.task, self.name = task, task.name
+        self.problems = {problem.id: problem for problem in problems}
+        self.rewards: dict[tuple[str, str], Reward] = {}
+        """(problem's id, text) -> reward, of this rollout."""
+        self.waiting = SimpleQueue[tuple[str, str]]()
+        self.thread = ThreadPoolExecutor(1, "grading")
+        self.batches: list[Future[None]] = []
+
+    def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
+        if episode.answer is not None:
+            self.waiting.put((episode.problem.id, episode.answer.text))
+            self.batches.append(self.thread.submit(self._grade_waiting))
+
+    def _grade_waiting(self) -> None:
+        """Grade all that is waiting, which may be nothing; each pair once."""
+        pairs = dict.fromkeys(self.waiting.get() for _ in range(self.waiting.qsize()))
+        self._grade([pair for pair in pairs if pair not in self.rewards])
+
+    def _grade(self, pairs: list[tuple[str, str]]) -> None:
+        if pairs:
+            rewards = self.task.score([self.problems[name] for name, _ in pairs], [text for _, text in pairs])
+            self.rewards.update(zip(pairs, rewards, strict=True))
+
+    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
+        """The task's rewards of texts, once what was begun is done."""
+        batches, self.batches = self.batches, []
+        for batch in batches:
+            batch.result()
+        pairs = [(problem.id, text) for problem, text in zip(problems, texts, strict=True)]
+        self._grade(list(dict.fromkeys(pair for pair in pairs if pair not in self.rewards)))
+        return [self.rewards[pair] for pair in pairs]
+
+    def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
+        self.rewards.clear()
+
+    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+        self.rewards.clear()

@@ -1,0 +1,180 @@
+"""Estimate how long a cell trains on GPUs, from memory bandwidth and arithmetic. **Not measured: no run on a GPU has checked it.**
+
+Inputs, all assumed, are the constants below. A rollout reads the KV cache of every sampled token and the weights of every decoding
+step, and prefills each prompt; its longest chain of replies does not shrink with more GPUs. An update scores every row, computes
+forward and backward of the rows with an advantage, and forward of the others. Not covered: overlap, the prefix cache, kernels'
+launches, communication beside `UNEVEN`, the length of replies as it changes in training, and the evaluations of a grid.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from multirole_study.experiment.base_models import shape_of
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.presets import Shape
+
+REPLY_SHARE = 1250 / 5120
+"""Mean length of a reply as a part of its cap."""
+INSTRUCTION_TOKENS = 150
+"""Tokens of a prompt beside the replies in it: the question and the role's instructions."""
+CORRECT_VERDICTS = 0.6
+"""Share of the drafts that Eval-Opt's evaluator accepts, in each round."""
+SILENT_ROWS = 0.4
+"""Share of the rows whose group has equal rewards, so that they have no gradient."""
+BANDWIDTH_USED = 0.75
+"""Of the memory bandwidth, while decoding."""
+PREFILL_MFU, UPDATE_MFU = 0.4, 0.25
+"""Used share of the dense bfloat16 FLOP/s."""
+LONE_STEP = 0.0015
+"""Seconds of a decoding step beside the reading of weights, with few requests."""
+UNEVEN = 1.1
+"""Of the update on several processes: the slowest share, and all_reduce."""
+ALL_ROWS = 256
+"""Validation problems where a cell plays all rows of a file, which is not read here."""
+SWITCH_SECONDS, GRADE_SECONDS = 8.0, 6.0
+"""Of an iteration: sleep, wake-up and publishing; grading and records, which processes share."""
+
+
+class Gpu(NamedTuple):
+    """A GPU by its data sheet."""
+
+    name: str
+    gib: int
+    bandwidth: float
+    """Bytes per second."""
+    flops: float
+    """Dense bfloat16 FLOP per second."""
+
+
+GPUS = (
+    Gpu("RTX 4090", 24, 1.008e12, 165e12),
+    Gpu("H100 SXM", 80, 3.35e12, 989e12),
+    Gpu("H200", 141, 4.8e12, 989e12),
+)
+
+
+def gpu_of(gpu_bytes: int) -> Gpu:
+    """The smallest of `GPUS` with so much memory, or else the largest."""
+    return next((gpu for gpu in GPUS if gpu_bytes <= gpu.gib * 2**30), GPUS[-1])
+
+
+class Calls(NamedTuple):
+    """Expected calls of one kind in an episode, which run at the same time."""
+
+    n: float
+    replies_read: float
+    """Replies in the prompt, in units of the mean reply."""
+
+
+def calls_of(cell: Cell) -> list[Calls]:
+    """The stages of an episode in their order. A user's workflow: one call of each slot, which reads all earlier replies."""
+    if cell.workflow == "single":
+        return [Calls(1, 0)]
+    if cell.workflow == "voting":
+        return [Calls(cell.n_voters, 0), Calls(1, cell.n_voters)]
+    if cell.workflow == "orch_workers":
+        return [Calls(1, 0), Calls(cell.n_workers, 1 / cell.n_workers), Calls(1, cell.n_workers + 1)]
+    if cell.workflow == "eval_opt":
+        reached = [(1 - CORRECT_VERDICTS) ** k for k in range(cell.rounds)]
+        return [Calls(part, 2 * k + is_verdict) for k, part in enumerate(reached) for is_verdict in (0, 1)]
+    slots = list(cell.make_workflow().roles.values())
+    return [Calls(n, sum(slots[:i])) for i, n in enumerate(slots)]
+
+
+class Rows(NamedTuple):
+    """Rows of one stage, and their mean lengths in tokens."""
+
+    n: float
+    prompt: float
+    reply: float
+
+
+def rows_of(cell: Cell, n_episodes: int) -> list[Rows]:
+    """The rows of so many episodes by stage; prompts and replies are cut at the cell's caps."""
+    reply = REPLY_SHARE * cell.max_response_tokens
+    return [
+        Rows(n_episodes * n, min(INSTRUCTION_TOKENS + read * reply, cell.max_prompt_tokens), reply)
+        for n, read in calls_of(cell)
+    ]
+
+
+# ---- seconds
+
+
+def forward_flops(s: Shape, rank: int, tokens: float, context: float) -> float:
+    """FLOP of a forward pass of so many tokens, each of which attends to `context` others."""
+    return tokens * (2 * (s.parameters + s.adapter_parameters(rank)) + 4 * context * s.layers * s.heads * s.head_dim)
+
+
+def rollout_seconds(cell: Cell, gpu: Gpu, n_processes: int, n_episodes: int, rows_at_once: int) -> float:
+    """Of an iteration's or a validation's episodes, on processes with `rows_at_once` requests each."""
+    s, stages = shape_of(cell), rows_of(cell, n_episodes)
+    bandwidth = BANDWIDTH_USED * gpu.bandwidth
+    weights = 2 * s.parameters / bandwidth  # seconds to read them once
+    kv = sum(n * reply * (prompt + reply / 2) for n, prompt, reply in stages) * 2 * s.kv_elements / bandwidth
+    steps = sum(n * reply for n, _, reply in stages) / rows_at_once
+    prefill = sum(forward_flops(s, cell.lora_rank, n * prompt, prompt / 2) for n, prompt, _ in stages)
+    packed = kv + steps * weights + prefill / (PREFILL_MFU * gpu.flops)
+    chain = sum(min(n, 1) for n, _ in calls_of(cell)) * cell.max_response_tokens * (weights + LONE_STEP)
+    return packed / n_processes + chain * (1 - 1 / n_processes)
+
+
+def update_seconds(cell: Cell, gpu: Gpu, n_processes: int, recomputes: bool) -> float:
+    """Of an iteration: in units of a forward pass, scoring is 1, backward of the frozen base 1, and recomputing 1."""
+    s, stages = shape_of(cell), rows_of(cell, cell.n_problems * cell.n_episodes)
+    one = sum(
+        forward_flops(s, cell.lora_rank, n * (prompt + reply), (prompt + reply) / 2) for n, prompt, reply in stages
+    )
+    passes = 1 + (1 - SILENT_ROWS) * (1 + recomputes) + (cell.old_logprobs == "recomputed")
+    return passes * one / (UPDATE_MFU * gpu.flops) / n_processes * (UNEVEN if n_processes > 1 else 1)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a cell's parts on `n_processes` GPUs; estimated, not measured."""
+
+    gpu: Gpu
+    n_processes: int
+    iterations: int
+    rollout: float
+    update: float
+    other: float
+    validation: float
+    """Of one validation."""
+    validations: int
+
+    @property
+    def iteration(self) -> float:
+        """Seconds of an iteration, without validation."""
+        return self.rollout + self.update + self.other
+
+    @property
+    def hours(self) -> float:
+        """Of the whole training, with its validations."""
+        return (self.iterations * self.iteration + self.validations * self.validation) / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours times GPUs."""
+        return self.hours * self.n_processes
+
+
+def mean_context(cell: Cell) -> float:
+    """Mean tokens that a request holds in the KV cache while it is decoded."""
+    stages = rows_of(cell, 1)
+    return sum(n * reply * (prompt + reply / 2) for n, prompt, reply in stages) / sum(
+        n * reply for n, _, reply in stages
+    )
+
+
+def estimate(cell: Cell, gpu: Gpu, n_processes: int, recomputes: bool, rows_at_once: int) -> Estimate:
+    """Estimate a cell's training; `rows_at_once` are the requests that one process decodes together."""
+    n = cell.n_problems * cell.n_episodes
+    rollout, validation = (
+        rollout_seconds(cell, gpu, n_processes, played, rows_at_once) for played in (n, cell.n_validation or ALL_ROWS)
+    )
+    return Estimate(
+        gpu, n_processes, cell.iterations,
+        rollout, update_seconds(cell, gpu, n_processes, recomputes), SWITCH_SECONDS + GRADE_SECONDS / n_processes,
+        validation, -(-cell.iterations // cell.eval_every) + 1,
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""bfloat16 layers: log-probs and gradients near those of float32, all parts in one pass, adapters that a merged weight would lose."""
+
+import pytest
+import torch
+from toy_qwen3 import toy_model
+from trainers import build_model, episodes_of, library_trainer, rows_of
+
+from multirole.core import trainer as trainer_module
+from multirole.core.bfloat16 import NormProduct, _lora_product, has_fast_bfloat16
+from multirole.core.hooks import MultiRoleCallback
+from multirole.workflows import Voting
+
+
+class Parts(MultiRoleCallback):
+    """Keeps the parts of a gradient, log-probs, and how many passes made them."""
+
+    def __init__(self) -> None:
+        self.passes, self.logps = 0, {}
+
+    def on_micro_batch(self, trainer, rows, batch, logps, entropies):
+        self.passes += 1
+        for row, mine in zip(rows, logps, strict=True):
+            self.logps[id(row.turn)] = mine[: len(row.turn.completion_ids)]
+
+    def on_gradient_parts(self, trainer, adapter, parts, gradients):
+        self.parts, self.gradients = parts, gradients.clone()
+
+
+def gradients(tokenizer, tmp_path, bf16: bool, merges: bool = True, packs: bool = False):
+    seen = Parts()
+    trainer = library_trainer(Voting(), tokenizer, tmp_path, updates="one", bf16=bf16, callbacks=[seen])
+    trainer.merges, trainer.packs = merges, packs
+    episodes = episodes_of(trainer.workflow.roles)
+    trainer.accumulate(trainer.model, "shared", rows_of(trainer, episodes), 64)
+    return seen, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns], trainer
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0).item()
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_gradients_by_part_are_those_of_float32(tokenizer, tmp_path, monkeypatch, packs):
+    monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+    exact, expected, _ = gradients(tokenizer, tmp_path, bf16=False)
+    seen, logps, trainer = gradients(tokenizer, tmp_path, bf16=True, packs=packs)
+    assert trainer.is_half and seen.parts == exact.parts
+    for one, other in zip(seen.gradients, exact.gradients, strict=True):
+        assert cosine(one, other) > 0.999
+        assert one.norm() == pytest.approx(other.norm().item(), rel=0.02)
+    assert max((one - other).abs().max() for one, other in zip(logps, expected, strict=True)) < 0.05
+
+
+def test_all_parts_come_from_one_pass(tokenizer, tmp_path):
+    one, _, _ = gradients(tokenizer, tmp_path, bf16=True)
+    several, _, _ = gradients(tokenizer, tmp_path, bf16=True, merges=False)
+    assert len(one.parts) == 4 and 4 * one.passes == several.passes
+    for part, gradient in zip(one.parts, one.gradients, strict=True):
+        assert cosine(gradient, several.gradients[several.parts.index(part)]) > 0.999  # autocast's
+
+
+def test_the_base_is_not_touched_and_the_layers_are_put_back(tokenizer, tmp_path):
+    _, _, trainer = gradients(tokenizer, tmp_path, bf16=True)
+    fresh = build_model(tokenizer, trainer.policy)
+    for (name, one), (_, other) in zip(trainer.peft_model.named_parameters(), fresh.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert not [
+        name for name, module in trainer.peft_model.named_modules() if "lora" in str(vars(module).get("forward"))
+    ]
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+def test_an_update_is_not_merged_into_rounded_weights(tokenizer):
+    """Each number of W' is W's or B's: an update that is small beside W's last digit keeps its own digits."""
+    model = build_model(tokenizer, {"a": "shared"})
+    layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
+    layer.lora_B["shared"].weight.data.mul_(1e-4)
+    whole = _lora_product(layer, "shared", None).args[0]
+    n_in = layer.base_layer.in_features
+    assert torch.equal(whole[:, :n_in], layer.base_layer.weight.bfloat16())
+    update = whole[:, n_in:].float() / layer.scaling["shared"]
+    torch.testing.assert_close(update, layer.lora_B["shared"].weight.detach(), atol=0, rtol=2**-8)
+
+
+def test_the_norm_and_its_gradient(tokenizer):
+    norm = toy_model(tokenizer).model.norm
+    norm.weight.data = torch.rand_like(norm.weight) + 0.5
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    y = NormProduct.apply(x, norm.weight, norm.variance_epsilon)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), norm(x), atol=2e-2, rtol=0)
+    grad = torch.randn(2, 5, 32).bfloat16()
+    (found,) = torch.autograd.grad(y, x, grad)
+    (expected,) = torch.autograd.grad(norm(x), x, grad.float())
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_processor_is_asked():
+    assert isinstance(has_fast_bfloat16(), bool)

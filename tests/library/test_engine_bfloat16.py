@@ -1,0 +1,110 @@
+"""A model in bfloat16 is sampled in bfloat16 where the processor multiplies it; its log-probs stay near those of float32."""
+
+import pytest
+import torch
+from engine_checks import POLICY, make_requests, reference_logprobs, run_all
+from peft import LoraConfig
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from multirole.core.validation import add_adapters
+from multirole.engines import bfloat16
+from multirole.engines.qwen3 import make_weights
+from multirole.engines.transformers_engine import TransformersEngine
+
+needs_bfloat16 = pytest.mark.skipif(
+    not bfloat16.has_bfloat16(), reason="this processor does not multiply bfloat16 (AVX512-BF16 or AMX)"
+)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("n_rows", [1, 5, 64])
+def test_packed_products_round_once(n_rows):
+    """oneDNN's packed product is the float32 product of the same factors, with the addend, rounded to bfloat16 once."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(n_rows, 96).bfloat16(), torch.randn(160, 96).bfloat16()
+    addend = torch.randn(n_rows, 160).bfloat16()
+    packed = bfloat16.pack(weight)
+    exact = x.double() @ weight.double().t()
+    for found, expected in (
+        (bfloat16.product(x, packed), exact),
+        (bfloat16.product(x, packed, addend), exact + addend),
+    ):
+        assert found.dtype == torch.bfloat16
+        assert ((found - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
+    with bfloat16.rounded_factors():
+        assert (x.float() @ weight.float().t() - exact).abs().max() < 1e-4
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+def llama(tokenizer, gqa: int) -> nn.Module:
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=160, num_hidden_layers=3, head_dim=16,
+        num_attention_heads=2 * gqa, num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.1,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def adapted(base: nn.Module, lora) -> nn.Module:
+    """Two adapters in float32 of visible effect, on a base in bfloat16 with norms that are not 1."""
+    torch.manual_seed(3)
+    for name, parameter in base.named_parameters():
+        if "norm" in name:
+            parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+    model = add_adapters(base.bfloat16(), lora, ["generator", "aggregator"])
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.1 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
+def test_logprobs_are_near_those_of_float32(make_model, tokenizer, family, targets):
+    """Mean within 0.01 and largest within 0.1 nats of a float32 pass with the same weights; float32 itself is within 1e-5."""
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
+    base = llama(tokenizer, 3) if family == "llama" else make_model(POLICY).unload()
+    model = adapted(base, lora)
+    engine = TransformersEngine(tokenizer.eos_token_id, max_rows=30, prefix_bytes=1 << 20)
+    engine.publish(model, 0)
+    assert engine.empty_kv.dtype == torch.bfloat16
+    requests = [request for request in make_requests(60, len(tokenizer)) for _ in range(2)]
+    done = run_all(engine, requests)
+    model.float()
+    differences = torch.cat(
+        [
+            (reference_logprobs(model, request, reply.token_ids) - torch.tensor(reply.logprobs)).abs()
+            for request, reply in zip(requests, done, strict=True)
+        ]
+    )
+    assert 1e-5 < differences.mean() < 0.01 and differences.max() < 0.1, (differences.mean(), differences.max())
+
+
+@needs_bfloat16
+def test_small_updates_of_an_adapter_are_not_lost(make_model, tokenizer):
+    """Changes far below the rounding of the base's weights are served to 1 %: adapters are not merged."""
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = adapted(make_model(POLICY).unload(), lora)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data *= 1e-4
+    attention = model.get_base_model().model.layers[0].self_attn
+    changes = [
+        module.scaling["generator"] * module.lora_B["generator"].weight @ module.lora_A["generator"].weight
+        for module in (attention.q_proj, attention.k_proj, attention.v_proj)
+    ]
+    expected = torch.cat(changes).detach()  # (out, in)
+    assert expected.abs().max() < attention.q_proj.weight.abs().max() * 2**-9
+    part = make_weights(model, torch.bfloat16)["generator"].adapter[0][0]
+    served = (part.a.float() @ part.b.float()).t()
+    assert (served - expected).norm() < 0.01 * expected.norm()
+
+
+def test_float32_where_the_processor_lacks_it(make_model, tokenizer, monkeypatch):
+    monkeypatch.setattr("multirole.engines.transformers_engine.has_bfloat16", lambda: False)
+    engine = TransformersEngine(tokenizer.eos_token_id)
+    engine.publish(make_model(POLICY).bfloat16(), 0)
+    assert engine.empty_kv.dtype == torch.float32
+    assert all(weight.dtype == torch.float32 for weight in engine.weights["generator"].layers[0])

@@ -1,0 +1,114 @@
+"""Importance weights between sampler and trainer are stock TRL's, and so is the loss that takes them."""
+
+import logging
+import math
+
+import pytest
+import torch
+from trainers import episodes_of, library_trainer, rows_of
+
+from multirole.core.importance import Correction, WeightSums
+from multirole.core.rows import collate
+from multirole.core.stock import GRPOTrainer
+from multirole.workflows import Single, Voting
+
+MODES = [
+    ("token_truncate", None, 1.2), ("token_truncate", 0.9, None), ("token_mask", 0.8, 1.2), ("sequence_truncate", 0.5, 2.0),
+    ("sequence_mask", None, 3.0), ("sequence_mask", 0.5, None),
+]  # fmt: skip
+
+
+def trls_weights(old, sampled, mask, mode, clip_min, clip_max):
+    """The statements of TRL 1.16's `_generate_and_score_completions`, in its order."""
+    diff = torch.nan_to_num((old - sampled) * mask, nan=0.0)
+    ratio = torch.exp(diff.sum(dim=-1, keepdim=True) if mode in ("sequence_mask", "sequence_truncate") else diff)
+    if mode in ("sequence_truncate", "token_truncate"):
+        return torch.clamp(ratio, min=clip_min, max=clip_max)
+    low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
+    return ratio.masked_fill((ratio < low) | (ratio > high), value=0.0)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode)))
+def test_weights_of_planted_gaps(mode):
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand(6, 9, generator=generator)
+    sampled = old - 0.3 * torch.randn(6, 9, generator=generator)
+    sampled[2, 3] = math.nan  # vLLM could not say
+    mask = (torch.arange(9) < torch.tensor([9, 1, 5, 9, 3, 7])[:, None]).long()
+    weights, _ = Correction(*mode).weigh(old, sampled, mask)
+    expected = trls_weights(old, sampled, mask, *mode)
+    assert torch.equal(weights, expected) and weights.unique().numel() > 2
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+def test_rounding_has_weight_one(mode):
+    old = -torch.rand(3, 50)
+    sampled = old + 2e-5 * torch.randn(3, 50).clamp(-4, 4)
+    weights, _ = Correction(mode, None, 3.0).weigh(old, sampled, torch.ones(3, 50))
+    assert (weights == 1.0).all()
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "vespo"])
+@pytest.mark.parametrize("mode", MODES[::2], ids=lambda mode: mode[0])
+def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_type):
+    """A first step's loss and gradient, whose old log-probs are its own, and those of a batch for which TRL was given both."""
+    trainer = library_trainer(
+        Single(), tokenizer, tmp_path, old_logprobs="recomputed", updates="one", loss_type=loss_type, beta=0.1,
+        vllm_importance_sampling_mode=mode[0], vllm_importance_sampling_clip_min=mode[1], vllm_importance_sampling_clip_max=mode[2],
+    )  # fmt: skip
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
+    for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
+        noise = torch.randn(len(logps), generator=torch.Generator().manual_seed(len(logps)))
+        row.turn.logprobs = (logps - 0.2 * noise).tolist()
+    params, loss = trainer.accumulate(trainer.model, "shared", rows, len(rows))
+    gradient = torch.cat([p.grad.flatten() for p in params])
+
+    batch = collate(rows, tokenizer.pad_token_id, torch.device("cpu"), "recomputed")
+    old = torch.nn.utils.rnn.pad_sequence(trainer.logprobs_of(rows), True)
+    batch["old_per_token_logps"] = old
+    batch["num_items_in_batch"] = batch["completion_mask"].sum()
+    batch["importance_sampling_ratio"] = trls_weights(
+        old, batch["sampling_per_token_logps"], batch["completion_mask"], *mode
+    )
+    trainer.correction = None
+    for name in ("beta", "use_vllm"):
+        monkeypatch.setattr(trainer, name, 0.1 if name == "beta" else True)
+    trainer.activate("shared")
+    trainer.optimizer.zero_grad()
+    trainer.model.train()
+    stock = GRPOTrainer._compute_loss(trainer, trainer.model, batch)
+    stock.backward()
+    expected = torch.cat([p.grad.flatten() for p in params])
+    assert loss == pytest.approx(stock.item(), abs=1e-5)
+    assert expected.norm() > 1e-3 or loss_type == "vespo"  # whose weights vanish where a token is masked
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)  # weights are products over rounded log-probs
+
+
+@pytest.mark.parametrize(("old_logprobs", "is_on"), [("sampled", False), ("recomputed", True)])
+def test_on_where_the_ratio_does_not_start_from_the_sampler(tokenizer, tmp_path, old_logprobs, is_on):
+    trainer = library_trainer(Voting(), tokenizer, tmp_path, old_logprobs=old_logprobs)
+    assert (trainer.correction is not None) == is_on
+    off = library_trainer(
+        Voting(), tokenizer, tmp_path, old_logprobs=old_logprobs, vllm_importance_sampling_correction=False
+    )
+    assert off.correction is None
+
+
+def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):
+    """Two tokens of one row, of weights 1 and 4 (masked), and a role without a gap."""
+    trainer = library_trainer(Voting(), tokenizer, tmp_path)
+    rows = rows_of(trainer, episodes_of({"generator": 1, "aggregator": 1}, 1, 1))
+    mask, old = torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.zeros(2, 3)
+    sums, logger = WeightSums(), logging.getLogger("multirole.core.importance")
+    for gap, is_warned in ((0.0, False), (math.log(4), True)):
+        sampled = -torch.tensor([[0.0, gap, 9.0], [0.0, 0.0, 0.0]])
+        weights, unclipped = Correction("token_mask", None, 3.0).weigh(old, sampled, mask)
+        sums.add(rows, weights, unclipped, old, sampled, mask)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger.name):
+            metrics = sums.collect(lambda part: [part, {}])
+        assert bool(caplog.records) == is_warned
+    assert metrics["generator"] == pytest.approx(
+        {"importance_weight": 0.5, "importance_clipped": 0.5, "sampler_gap": math.log(4) / 2}
+    )
+    assert metrics["aggregator"] == {"importance_weight": 1.0, "importance_clipped": 0.0, "sampler_gap": 0.0}

@@ -1,0 +1,81 @@
+"""The wheel's library trains the README's own workflow with its own requirements alone: no study, no sandbox, none of their packages."""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MODEL = ROOT / "src" / "multirole_study" / "models" / "tiny-r"
+
+ALONE = """
+import json, sys
+allowed_path, code, forbidden = json.loads(sys.stdin.read())
+sys.modules |= dict.fromkeys(forbidden)  # None: as if they were not installed
+sys.path.insert(0, allowed_path)
+exec(compile(code, "README.md", "exec"))
+import multirole
+assert multirole.__file__.startswith(allowed_path), multirole.__file__
+assert trainer.state.global_step == 1 and set(trainer.adapters) == {"adapter_writer", "adapter_editor"}
+"""
+
+
+def required(name: str, found: set[str] | None = None) -> set[str]:
+    """The distributions that a distribution requires without extras, directly or not."""
+    found = set() if found is None else found
+    try:
+        texts = requires(name) or []
+    except PackageNotFoundError:
+        return found
+    for requirement in map(Requirement, texts):
+        other = requirement.name.lower().replace("_", "-")
+        needed = requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)
+        )
+        if needed and "extra ==" not in str(requirement.marker) and other not in found:
+            found.add(other)
+            required(other, found)
+    return found
+
+
+def test_the_library_has_about_eight_requirements():
+    direct = [text for text in requires("multirole") if "extra ==" not in text]
+    assert 6 <= len(direct) <= 10
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_trains_the_readmes_workflow(tmp_path):
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(tmp_path / "site", [name for name in files.namelist() if name.startswith("multirole/")])
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    rows = '__import__("datasets").Dataset.from_list([{"prompt": f"{i}+1"} for i in range(4)])'
+    for what, instead in (
+        ('"Qwen/Qwen3-0.6B"', repr(str(MODEL))),
+        ('load_dataset("trl-lib/tldr", split="train")', rows),
+        ("per_device_train_batch_size=64, num_generations=8", 'per_device_train_batch_size=8, num_generations=2, max_steps=1, max_completion_length=8, report_to="none"'),
+    ):  # fmt: skip
+        assert what in code
+        code = code.replace(what, instead)
+    study = {Requirement(text).name.lower() for text in requires("multirole") if 'extra == "study"' in text}
+    assert {"pydantic", "matplotlib", "math-verify", "papermill"} <= study
+    forbidden = [
+        module
+        for module, names in packages_distributions().items()
+        if {name.lower().replace("_", "-") for name in names} & (study - required("multirole"))
+    ]
+    forbidden += ["multirole_study", "multirole_sandbox"]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], input=json.dumps([str(tmp_path / "site"), code, forbidden]), cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

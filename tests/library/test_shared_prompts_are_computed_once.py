@@ -1,0 +1,201 @@
+"""Packed rows give the log-probs and the gradients, part by part, of separate rows, and compute shared tokens once."""
+
+import itertools
+
+import pytest
+import torch
+from trainers import episodes_of, library_trainer, rows_of
+
+from multirole.core import trainer as trainer_module
+from multirole.core.hooks import MultiRoleCallback
+from multirole.core.prefix_tree import block_lengths, in_tree_order, pack, packing_pays, shared_length, tree_batches
+from multirole.core.rows import Row
+from multirole.core.tree_attention import can_share_prefixes
+from multirole.core.types import Episode, Problem, Turn
+from multirole.workflows import EvalOpt, Voting
+
+
+def one_key(row: Row) -> int:
+    return 0
+
+
+def row_of(prompt: list[int], completion: list[int], slot: int = 0) -> Row:
+    turn = Turn("generator", slot, 0, prompt, completion, [-1.0] * len(completion), "", "stop")
+    return Row(Episode(Problem("0", "", "", None), 0), turn, "shared")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ([1, 2, 3], [1, 2, 4], 1),  # 2 is followed by another token
+        ([1, 2, 3], [1, 2, 3], 3),
+        ([1, 2], [1, 2, 3], 1),  # what ends is not what goes on
+        ([1, 2, 3], [4, 2, 3], 0),
+        ([1], [2], 0),
+    ],
+)
+def test_shared_length(one, other, shared):
+    assert (
+        shared_length(torch.tensor(one), torch.tensor(other))
+        == shared
+        == shared_length(torch.tensor(other), torch.tensor(one))
+    )
+
+
+def test_a_packing_counted_by_hand():
+    """Two replies to one prompt, and a later prompt that holds the first reply."""
+    rows = in_tree_order([row_of([7, 8], [1, 2]), row_of([7, 8], [3]), row_of([7, 8, 1, 2, 5], [6])], one_key)
+    assert [row.turn.prompt_ids + row.turn.completion_ids for row in rows] == [
+        [7, 8, 1, 2],
+        [7, 8, 1, 2, 5, 6],
+        [7, 8, 3],
+    ]
+    packing = pack(rows, one_key, torch.device("cpu"))
+    assert packing.ids.tolist() == [[7, 8, 1, 2, 2, 5, 6, 8, 3]]
+    assert packing.positions.tolist() == [[0, 1, 2, 3, 3, 4, 5, 1, 2]]
+    assert packing.labels.tolist() == [[-100, 1, 2, -100, -100, 6, -100, 3, -100]]
+    assert packing.blocks == [4, 3, 2]
+    assert packing.scores[packing.is_token].tolist() == [1, 2, 5, 7]
+
+
+def test_micro_batches_of_trees_hold_every_row_and_their_budget():
+    rows = [row_of([p, p, p, *range(10)], [p, r, r]) for p in range(3) for r in range(5)]
+    for budget in (16, 40, 1000):
+        batches = tree_batches(rows, budget, one_key)
+        assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, rows))
+        assert all(sum(block_lengths(batch, one_key)) <= max(budget, 16) for batch in batches)
+    assert len(batches) == 1
+
+
+class Parts(MultiRoleCallback):
+    """Keeps the parts of each optimizer step's gradient and every row's log-probs."""
+
+    def __init__(self) -> None:
+        self.parts, self.logps = [], {}
+
+    def on_micro_batch(self, trainer, rows, batch, logps, entropies):
+        for row, mine, entropy in zip(rows, logps, entropies, strict=True):
+            n = len(row.turn.completion_ids)
+            self.logps[id(row.turn)] = torch.cat([mine[:n], entropy[:n]])
+
+    def on_gradient_parts(self, trainer, adapter, parts, gradients):
+        self.parts.append((adapter, parts, gradients.clone()))
+
+
+class Steps(MultiRoleCallback):
+    """Has no use for parts."""
+
+
+def conversation(workflow, n_episodes: int = 4) -> list[Episode]:
+    """Episodes whose prompts begin alike and quote what was said before."""
+    episodes = episodes_of(workflow.roles, n_episodes, rounds=3)
+    for episode in episodes:
+        said = [5, 6, 7, int(episode.problem.id) + 8] * 5
+        for turn in episode.turns:
+            turn.prompt_ids = said + [9, 10] * (turn.role == "evaluator")
+            if turn.slot == workflow.roles[turn.role] - 1:
+                said = said + turn.completion_ids
+    episodes[1].turns[0].completion_ids = list(episodes[0].turns[0].completion_ids)  # said twice
+    episodes[1].turns[0].logprobs = list(episodes[0].turns[0].logprobs)
+    return episodes
+
+
+def updated(trainer, episodes: list[Episode], monkeypatch) -> list[torch.Tensor]:
+    """The applied gradients of the first steps of every adapter."""
+    applied, plain_set = [], trainer_module.set_gradient
+    monkeypatch.setattr(
+        trainer_module,
+        "set_gradient",
+        lambda params, gradient: applied.append(gradient.clone()) or plain_set(params, gradient),
+    )
+    trainer.update(trainer.model, rows_of(trainer, episodes))
+    monkeypatch.setattr(trainer_module, "set_gradient", plain_set)
+    return applied
+
+
+@pytest.mark.parametrize("merges", [True, False])
+@pytest.mark.parametrize("policy", ["sp", "ip"])
+@pytest.mark.parametrize("kind", [EvalOpt, Voting])
+def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypatch, kind, policy, merges):
+    found = []
+    for packs in (False, True):
+        seen = Parts()
+        trainer = library_trainer(kind(), tokenizer, tmp_path, policy=policy, updates="one", micro_batch_tokens=300,
+                                  callbacks=[seen])  # fmt: skip
+        trainer.merges = merges
+        monkeypatch.setattr(trainer_module, "packing_pays", lambda *_, packs=packs: packs)
+        episodes = conversation(trainer.workflow)
+        applied = updated(trainer, episodes, monkeypatch)
+        found.append((seen, applied, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns]))
+    (plain, applied, logps), (packed, others, packed_logps) = found
+    for one, other in zip(applied, others, strict=True):
+        assert one.norm() > 1e-2
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    for (_, parts, gradients), (_, same, expected) in zip(packed.parts, plain.parts, strict=True):
+        assert parts == same
+        torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-5)
+    for one, other in zip(logps, packed_logps, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_roles_share_tokens_where_nobody_asks_for_parts(tokenizer, tmp_path, monkeypatch, merges):
+    """An evaluator's prompt begins with the generator's; with parts, each role has a tree of its own."""
+    n_tokens, applied = [], []
+    for watcher in (Parts(), Steps()):
+        trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, updates="one", callbacks=[watcher])
+        trainer.merges = merges
+        monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+        counted = []
+        monkeypatch.setattr(trainer_module, "pack", lambda *a, c=counted: c.append(pack(*a)) or c[-1])
+        applied.append(updated(trainer, conversation(trainer.workflow), monkeypatch)[0])
+        monkeypatch.setattr(trainer_module, "pack", pack)
+        n_tokens.append(sum(packing.ids.numel() for packing in counted))
+    assert n_tokens[1] < n_tokens[0]
+    torch.testing.assert_close(*applied, atol=1e-6, rtol=1e-5)
+
+
+def test_logprobs_of_packed_rows(tokenizer, tmp_path, monkeypatch):
+    trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, policy="ip", micro_batch_tokens=300)
+    rows = rows_of(trainer, conversation(trainer.workflow))
+    for base in (False, True):
+        plain = trainer.logprobs_of(rows, base)
+        monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+        for one, other in zip(plain, trainer.logprobs_of(rows, base), strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+        monkeypatch.setattr(trainer_module, "packing_pays", packing_pays)
+
+
+def test_packing_is_chosen_by_counted_tokens():
+    shared, apart = [row_of([*range(30)], [r]) for r in range(40, 44)], [row_of([r, *range(30)], [r]) for r in range(4)]
+    assert packing_pays(shared, 10**8, one_key) and not packing_pays(apart, 10**8, one_key)
+    assert not packing_pays(shared, 450_000, one_key)  # tiny-r: its runs stay bit-equal
+    by_slot = [row_of([*range(30)], [slot], slot) for slot in range(4)]
+    assert not packing_pays(by_slot, 10**8, lambda row: row.turn.slot)
+
+
+def test_models_with_windows_take_the_plain_path(tokenizer, tmp_path):
+    trainer = library_trainer(Voting(), tokenizer, tmp_path)
+    base = trainer.peft_model.get_base_model()
+    assert trainer.packs and can_share_prefixes(base)
+    base.config.layer_types = ["sliding_attention"] * len(base.config.layer_types)
+    assert not can_share_prefixes(base)
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_gradient_checkpointing_changes_nothing(tokenizer, tmp_path, monkeypatch, recomputes):
+    """Only micro-batches that do not fit are computed again; packed ones, too."""
+    applied = []
+    monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+    for fits in (True, False):
+        trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, updates="one")
+        trainer.model.train()
+        if recomputes:
+            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        monkeypatch.setattr(trainer_module, "fits", lambda *_, fits=fits: fits)
+        layer, calls = trainer.peft_model.get_base_model().model.layers[0].self_attn, []
+        plain = layer.forward
+        layer.forward = lambda *a, c=calls, f=plain, **k: c.append(1) or f(*a, **k)
+        applied.append(updated(trainer, conversation(trainer.workflow), monkeypatch)[0])
+        assert len(calls) == (2 if recomputes and not fits else 1)
+    torch.testing.assert_close(*applied, atol=1e-7, rtol=0)

@@ -1,0 +1,38 @@
+"""The job that tries newer versions of what this project stands on names tests that exist, and reads their report."""
+
+import pytest
+import try_newest
+
+
+def test_every_named_test_exists():
+    files = try_newest.files_of(list(try_newest.TESTS))
+    assert files and not [file for file in files if not (try_newest.ROOT / file).exists()]
+
+
+@pytest.mark.parametrize(
+    ("cases", "result", "broken", "works"),
+    [
+        ("<testcase name='a'/><testcase name='b'><skipped/></testcase>", "1 passed, 0 failed, 1 skipped", "", True),
+        ("<testcase name='a'/><testcase name='b'><failure/></testcase>", "1 passed, 1 failed, 0 skipped", "b", False),
+        ("<testcase name='a'><error/></testcase>", "0 passed, 1 failed, 0 skipped", "a", False),
+        ("<testcase name='a'><skipped/></testcase>", "0 passed, 0 failed, 1 skipped", "", False),
+    ],
+)
+def test_a_report_is_read(tmp_path, cases, result, broken, works):
+    report = tmp_path / "report.xml"
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert try_newest.outcome(report) == (result, broken, works)
+
+
+def test_tests_that_did_not_start_are_not_well(tmp_path):
+    assert not try_newest.outcome(tmp_path / "none.xml")[2]
+
+
+def test_the_new_environment_sees_the_locked_one_behind_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", ["/code", "/locked/site-packages"])
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.setattr("sysconfig.get_path", lambda *_, **__: str(packages))
+    try_newest.let_see_this_environment(tmp_path)
+    lines = (packages / "base.pth").read_text().splitlines()
+    assert lines == [str(try_newest.ROOT / "src"), "/locked/site-packages"]
