@@ -6,7 +6,7 @@ from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import trainer as trainer_module
-from multirole.core.bfloat16 import NormProduct, _lora_product, has_fast_bfloat16
+from multirole.core.bfloat16 import NormProduct, _lora_product, half_layers, has_fast_bfloat16
 from multirole.core.hooks import MultiRoleCallback
 from multirole.workflows import Voting
 
@@ -51,6 +51,17 @@ def test_gradients_by_part_are_those_of_float32(tokenizer, tmp_path, monkeypatch
         assert cosine(one, other) > 0.999
         assert one.norm() == pytest.approx(other.norm().item(), rel=0.02)
     assert max((one - other).abs().max() for one, other in zip(logps, expected, strict=True)) < 0.05
+
+
+def test_angles_of_positions_that_bfloat16_cannot_count(tokenizer):
+    """Angles are products of positions with frequencies, and must not be rounded like other products."""
+    base = toy_model(tokenizer)
+    positions = torch.arange(5000)[None]
+    expected = base.model.rotary_emb(torch.zeros(1), positions)
+    with half_layers([], None, None, base):
+        angles = base.model.rotary_emb(torch.zeros(1), positions)
+    for one, other in zip(angles, expected, strict=True):
+        torch.testing.assert_close(one.float(), other, atol=2**-8, rtol=0)
 
 
 def test_all_parts_come_from_one_pass(tokenizer, tmp_path):

@@ -126,12 +126,19 @@ def half_layers(
                 replaced(norm, lambda x: F.rms_norm(x, x.shape[-1:], norm.weight.float(), norm.variance_epsilon))
             )
             stack.enter_context(replaced(embed, lambda ids: F.embedding(ids, embed.weight).float()))
-            angles = base.model.rotary_emb.forward
-            stack.enter_context(
-                replaced(base.model.rotary_emb, lambda *x, **named: [t.to(HALF) for t in angles(*x, **named)])
-            )
-            stack.enter_context(half_products())
+            stack.enter_context(replaced(base.model.rotary_emb, _half_angles(base.model.rotary_emb.forward)))
+            stack.enter_context(products_in("bf16"))
         yield
+
+
+def _half_angles(forward: Callable) -> Callable[..., list[Tensor]]:
+    """Cosines and sines in bfloat16 of angles in float32, products of positions, which bfloat16 rounds above 256."""
+
+    def angles(*args: Tensor, **named: Tensor) -> list[Tensor]:
+        with products_in("ieee"):
+            return [table.to(HALF) for table in forward(*args, **named)]
+
+    return angles
 
 
 def _lora_product(layer: LoraLinear, adapter: str | None, sums: PartSums | None) -> Callable[[Tensor], Tensor]:
@@ -146,10 +153,10 @@ def _lora_product(layer: LoraLinear, adapter: str | None, sums: PartSums | None)
 
 
 @contextmanager
-def half_products() -> Iterator[None]:
-    """Within it, a CPU multiplies float32 matrices with factors rounded to bfloat16."""
+def products_in(precision: str) -> Iterator[None]:
+    """Within it, a CPU multiplies float32 matrices as they are ("ieee"), or with factors rounded to bfloat16 ("bf16")."""
     former = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.backends.mkldnn.matmul.fp32_precision = precision
     try:
         yield
     finally:

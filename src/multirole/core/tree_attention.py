@@ -50,7 +50,7 @@ def tree_attention(
     """Attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
 
     The heads that share a key are laid behind each other as queries, so that keys are not copied for each of them. A CPU computes
-    in float32, with products as `bfloat16.half_products` has them.
+    in float32, with products as `bfloat16.products_in` has them.
     """
     dtype = torch.float32 if query.device.type == "cpu" else value.dtype
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads or n_kv, d)
@@ -77,7 +77,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Ten
     """Attention of q (S, n_kv, Q, d) to k and v (S, n_kv, K, d) where mask (S, 1, Q, K), which leaves each query a key -> like q.
 
     A CPU makes the matrix of scores where it is not too large. Its fused kernel takes as long in float32, and four times as long
-    within `bfloat16.half_products`, for blocks of some hundred tokens.
+    within `bfloat16.products_in`, for blocks of some hundred tokens.
     """
     if q.device.type != "cpu" or mask.numel() * k.size(1) > LARGEST_SCORES:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
