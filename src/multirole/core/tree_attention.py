@@ -25,6 +25,8 @@ from multirole.core.prefix_tree import Packing
 NAME = "multirole_prefix_tree"
 MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Models whose attention over a row depends on positions and causality alone."""
+LARGEST_SCORES = 2**26
+"""Numbers of a matrix of attention scores, up to which a CPU makes all of it."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the sequence."""
 
@@ -48,7 +50,7 @@ def tree_attention(
     """Attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
 
     The heads that share a key are laid behind each other as queries, so that keys are not copied for each of them. A CPU computes
-    in float32: the backward pass of its fused kernel takes twice as long in bfloat16.
+    in float32, with products as `bfloat16.half_products` has them.
     """
     dtype = torch.float32 if query.device.type == "cpu" else value.dtype
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads or n_kv, d)
@@ -65,10 +67,23 @@ def tree_attention(
             x.index_select(0, group.keys).view(n_blocks, n_keys, n_kv, head_dim).transpose(1, 2) for x in (k, v)
         )  # (S, n_kv, K, d)
         mask = group.mask.repeat(1, 1, n_rep, 1)  # (S, 1, rep * Q, K)
-        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+        attended = attend(queries, keys, values, mask, head_dim**-0.5 if scaling is None else scaling)
         attended = attended.unflatten(2, (n_rep, n_queries)).permute(0, 3, 1, 2, 4)  # (S, Q, n_kv, rep, d)
         outputs.append(attended.reshape(-1, n_kv * n_rep, head_dim).index_select(0, group.outputs))
     return torch.cat(outputs).index_select(0, prefix_tree.order)[None].to(value.dtype), None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Attention of q (S, n_kv, Q, d) to k and v (S, n_kv, K, d) where mask (S, 1, Q, K), which leaves each query a key -> like q.
+
+    A CPU makes the matrix of scores where it is not too large. Its fused kernel takes as long in float32, and four times as long
+    within `bfloat16.half_products`, for blocks of some hundred tokens.
+    """
+    if q.device.type != "cpu" or mask.numel() * k.size(1) > LARGEST_SCORES:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)  # (S, 1, Q, K)
+    scores = ((q * scaling) @ k.transpose(-1, -2)).add_(bias)  # (S, n_kv, Q, K)
+    return torch.softmax(scores, -1) @ v
 
 
 AttentionInterface.register(NAME, tree_attention)
