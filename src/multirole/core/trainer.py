@@ -643,8 +643,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         self._entropy = self.step_entropy(adapter, rows)
         params, layers = self.activate(adapter)
-        # a merged pass has the parts for nothing, and always sums them, so that callbacks do not change the order of additions
-        wants_parts = (self.merges and bool(layers)) or any(
+        # a merged pass has the parts for nothing and always sums them, so that callbacks do not change the order of additions; but
+        # where prompts are shared, a tree per part costs tokens
+        are_free = self.merges and bool(layers) and not (self.packs and packing_pays(rows, self.n_parameters, no_key))
+        wants_parts = are_free or any(
             type(w).on_gradient_parts is not MultiRoleCallback.on_gradient_parts for w in self.watchers
         )
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))} if wants_parts else {("", 0): 0}
