@@ -1,6 +1,8 @@
 """Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
 
 from importlib.resources import files
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -331,3 +333,12 @@ def test_the_best_checkpoint_may_be_chosen_by_loss(make):
         trainer = make(eval_dataset=ROWS.select(range(2)), metric_for_best_model=metric, **options)
         trainer.train()
         assert trainer.state.best_metric is not None
+
+
+def test_the_entropy_mask_outside_a_loss_is_trls():
+    """As TRL's tests call it, on a trainer that is not one; threshold 0.8 of ten tokens keeps two."""
+    trainer = Mock(spec=MultiRoleGRPOTrainer)
+    trainer.accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, pad_across_processes=lambda x, **_: x)
+    entropies, mask = torch.arange(12.0).view(2, 6), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+    selected = MultiRoleGRPOTrainer.get_high_entropy_mask(trainer, entropies, mask, 0.8)
+    assert selected.nonzero().tolist() == [[1, 2], [1, 3]]

@@ -18,10 +18,10 @@ def activation_bytes(model: PreTrainedModel, n_tokens: int, is_half: bool) -> in
     Per token a layer keeps some 14 vectors of the hidden size and 6 of the intermediate size: 59 GB for 16,384 tokens of a
     Qwen3 of 1.7B parameters under bfloat16 autocast, counted on fake tensors.
     """
-    config = model.config.get_text_config().to_dict()
-    hidden = config["hidden_size"]
-    values = 14 * hidden + 6 * config.get("intermediate_size", 4 * hidden)
-    return n_tokens * config["num_hidden_layers"] * values * (2 if is_half else 4)
+    config = model.config.get_text_config()  # its attributes have the common names, whatever a family calls them
+    hidden, sizes = config.hidden_size, config.to_dict()
+    values = 14 * hidden + 6 * (sizes.get("intermediate_size") or 4 * hidden)
+    return n_tokens * config.num_hidden_layers * values * (2 if is_half else 4)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -138,11 +138,13 @@ class Rollout:
         None
     )  # called in the rollout's thread, with its answer
 
+    _lasting: ClassVar[tuple[EngineSelector, asyncio.Runner] | None] = None
+    """The event loop of all rollouts that wait outside: frameworks keep clients, and clients belong to a loop."""
+
     def __post_init__(self) -> None:
         self.patience = PATIENCE
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
-        self._lasting: tuple[EngineSelector, asyncio.Runner] | None = None
         self._n_failed = 0
         self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
 
@@ -229,10 +231,10 @@ class Rollout:
             with asyncio.Runner(loop_factory=make_loop) as runner:
                 yield runner
             return
-        if self._lasting is None:
-            self._lasting = selector, asyncio.Runner(loop_factory=make_loop)
-        self._lasting[0].advance = advance
-        yield self._lasting[1]
+        if Rollout._lasting is None:
+            Rollout._lasting = selector, asyncio.Runner(loop_factory=make_loop)
+        Rollout._lasting[0].advance = advance
+        yield Rollout._lasting[1]
 
     async def _attempt(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
         """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""

@@ -643,7 +643,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         self._entropy = self.step_entropy(adapter, rows)
         params, layers = self.activate(adapter)
-        wants_parts = any(type(w).on_gradient_parts is not MultiRoleCallback.on_gradient_parts for w in self.watchers)
+        # a merged pass has the parts for nothing and always sums them, so that callbacks do not change the order of additions; but
+        # where prompts are shared, a tree per part costs tokens
+        are_free = self.merges and bool(layers) and not (self.packs and packing_pays(rows, self.n_parameters, no_key))
+        wants_parts = are_free or any(
+            type(w).on_gradient_parts is not MultiRoleCallback.on_gradient_parts for w in self.watchers
+        )
         parts = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))} if wants_parts else {("", 0): 0}
         losses: list[tuple[list[Row], Tensor]] = []
         gradients = torch.zeros(
@@ -716,8 +721,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._metrics["train"]["entropy_coef"].append(self.entropy_coef[adapter])
 
     def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
-        """The tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch."""
-        return self._entropy.mask(self._micro_batch, mask).bool()
+        """The tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's."""
+        micro = vars(self).get("_micro_batch")
+        if micro is None:
+            return super().get_high_entropy_mask(entropies, mask, threshold)
+        return self._entropy.mask(micro, mask).bool()
 
     def activate(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
         """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
@@ -791,7 +799,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self.beta, self.use_vllm = 0.0, False
             if has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
                 self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
-        self._packing, self._batch = None, {}
+        self._micro_batch, self._packing, self._batch = None, None, {}
         tokens = sum(len(row.turn.completion_ids) for row in micro) if weight else 0
         self._loss_metrics += [(name, tokens, value) for name, (value,) in self._metrics["train"].items()]
         self._metrics["train"] = logged

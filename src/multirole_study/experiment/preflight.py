@@ -17,7 +17,7 @@ from multirole.core.chat import check_chats
 from multirole.core.engine import Completion, Sampling
 from multirole.core.event_loop import in_thread
 from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
-from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user
+from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
 from multirole.core.validation import check_reward
 from multirole.engines import SERVED
 from multirole_study.experiment.base_models import locate
@@ -169,7 +169,12 @@ def try_reward(task: Task, problems: list[Problem]) -> None:
 
 
 def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Callable[[list[Message]], int]) -> list[int]:
-    """Return the length (by `length`) of the longest prompt in each problem's first stage, without a model call."""
+    """Return the length (by `length`) of the longest prompt in each problem's first stage, without a model call.
+
+    0 for a workflow that waits for threads or sockets, whose agents are not run once more for each problem.
+    """
+    if waits_outside(workflow):
+        return [0] * len(problems)
 
     async def measure(problem: Problem) -> int:
         stage = [0]
