@@ -1,1 +1,0 @@
-"""Workflows written for OpenAI's API: an endpoint in this process, where `model` names the role."""

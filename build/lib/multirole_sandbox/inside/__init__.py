@@ -1,1 +1,0 @@
-"""Code that runs inside the sandbox processes. It imports only the standard library."""
