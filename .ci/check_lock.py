@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Check that a lock still resolves for its target, from metadata alone: `check_lock.py requirements-cuda.lock`.
 
-Two questions, for Python 3.12 on Linux x86_64, whatever Python runs this:
+It checks two things, for Python 3.12 on Linux x86_64, with any Python that runs it:
 
-1. Does the index that pip is configured with still serve a wheel for every pin? pip's own dry run answers; its lazy
-   wheels fetch metadata by HTTP ranges (85 MB and half a minute here, mostly index pages). Where an index offers neither
-   metadata nor ranges, pip downloads the wheels instead: slow, but the same answer.
-2. Do the pins fit each other? pip reads markers such as `python_version > "3.11"` with the Python that runs it, so we
-   walk the requirements ourselves: nothing missing, nothing in conflict, nothing that no one asks for.
+1. Does pip's index still serve a wheel for every pin? This is pip's own dry run; its lazy wheels fetch metadata by HTTP
+   ranges (85 MB and half a minute here, mostly index pages). If an index offers neither metadata nor ranges, pip downloads
+   the wheels instead, which is slow but gives the same answer.
+2. Do the pins fit each other? pip evaluates markers such as `python_version > "3.11"` for the Python that runs it, so this
+   script follows the requirements itself: no pin may be missing, in conflict, or unused.
 """
 
 import argparse
@@ -33,13 +33,13 @@ PLATFORMS = [*MANYLINUX, "manylinux2014_x86_64", "manylinux2010_x86_64", "manyli
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Canonical package name -> version of a lock file."""
+    """Return canonical package name -> version of a lock file."""
     lines = [line.split("#")[0].strip() for line in lock.read_text().splitlines()]
     return {canonicalize_name(name): number for name, number in (line.split("==") for line in lines if line)}
 
 
 def environment(python: str) -> dict[str, str]:
-    """The marker variables of CPython `python` (such as "3.12") on Linux x86_64."""
+    """Return the marker variables of CPython `python` (such as "3.12") on Linux x86_64."""
     return {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
@@ -56,7 +56,7 @@ def environment(python: str) -> dict[str, str]:
 
 
 def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
-    """What the project asks for: its dependencies, one extra, notebooks, what runs a grid, and those dev tools that the lock pins."""
+    """Return the project's direct requirements: dependencies, one extra, notebooks, grid, and the dev tools that the lock pins."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     dev = [line for line in extras["dev"] if canonicalize_name(Requirement(line).name) in locked]
@@ -67,7 +67,7 @@ def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
 def walk(
     roots: list[str], locked: dict[str, str], requires: dict[str, list[str]], python: str
 ) -> tuple[list[str], set[str]]:
-    """Follow requirements from the roots through the pins; (what is missing or in conflict, the packages reached).
+    """Follow requirements from the roots through the pins; return (missing or conflicting pins, the packages reached).
 
     requires: canonical package name -> its Requires-Dist lines.
     """
@@ -93,7 +93,7 @@ def walk(
 
 
 def served(lock: Path, scratch: Path) -> list[dict]:
-    """Metadata of every pin as the configured index serves it; SystemExit with pip's words where one is not served."""
+    """Return the metadata of every pin from the configured index; SystemExit with pip's message if one is not served."""
     venv.create(scratch / "pip", with_pip=True)
     python, report = str(scratch / "pip" / "bin" / "python"), scratch / "report.json"
     subprocess.run([python, "-m", "pip", "install", "--quiet", PIP], check=True)

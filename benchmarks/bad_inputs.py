@@ -1,8 +1,8 @@
-"""Gives `multirole train` and `evaluate` some hundred bad inputs in turn and counts what becomes of them.
+"""Give `multirole train` and `evaluate` several hundred bad inputs, one by one, and count the outcomes.
 
     python benchmarks/bad_inputs.py
 
-`tests/bad_inputs.py` has the inputs; `tests/test_bad_input_is_refused.py` tries the same. Writes results/bench/bad_inputs.json
+`tests/support/bad_inputs.py` has the inputs; `tests/study/test_bad_input_is_refused.py` tries the same. Writes results/bench/bad_inputs.json
 and its table in docs/reliability.md.
 """
 
@@ -22,18 +22,18 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as scratch, bad_inputs.on_a_bare_machine(Path(scratch, "cache")):
         classes = bad_inputs.CLASSES | {"records of runs": bad_inputs.records(bad_inputs.whole_run(Path(scratch)))}
         for name, cases in classes.items():
-            other = bad_inputs.problems(cases, Path(scratch, name))
-            counts = Counter(case.outcome for one, case in cases.items() if one not in other)
-            found[name] = {end: counts[end] for end in ENDS} | {"tried": len(cases), "otherwise": len(other)}
-            print(name, found[name], *map(": ".join, other.items()), sep="\n    ", flush=True)
-    write_text(ROOT / "results" / "bench" / "bad_inputs.json", json.dumps(found, indent=2) + "\n")
+            unexpected = bad_inputs.problems(cases, Path(scratch, name))
+            counts = Counter(case.outcome for name_of_case, case in cases.items() if name_of_case not in unexpected)
+            results[name] = {end: counts[end] for end in ENDS} | {"tried": len(cases), "otherwise": len(unexpected)}
+            print(name, results[name], *map(": ".join, unexpected.items()), sep="\n    ", flush=True)
+    write_text(ROOT / "results" / "bench" / "bad_inputs.json", json.dumps(results, indent=2) + "\n")
     page = ROOT / "docs" / "reliability.md"
     before, rest = page.read_text().split(START)
-    write_text(page, before + START + table(found) + END + rest.split(END)[1])
+    write_text(page, before + START + table(results) + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Ratios of this machine and this run. Prints medians over alternating repeats and writes them to `--out` as JSON.
+"""Measure ratios of rollouts and updates on this machine; print medians over alternating repeats and write them to `--out` as JSON.
 
     python benchmarks/bench.py [--repeats 5] [--out results/bench/bench.json]
 
-- `rollout/*`: tokens per second of a workflow's rollout over those of the same engine given the same requests all at once, and how
-  many steps the engine takes in each; docs/speed.md has them as a table.
-- `role-mixed rows`: the speed of one Voting-SP update, diagnostics included, over that of stock TRL's loss and optimizer on the
+- `rollout/*`: tokens per second of a workflow's rollout divided by those of the same engine with all requests at once, and the
+  engine's steps in both; docs/speed.md has them as a table.
+- `role-mixed rows`: the speed of one Voting-SP update, diagnostics included, divided by that of stock TRL's loss and optimizer on the
   same rows. The batch holds voters and aggregators, whose prompts differ in length, and stock TRL pads all of them to one
-  length. Stock TRL alone never sees such a batch, so this is not a comparison of the two trainers: it shows what
+  length. Stock TRL never gets such a batch by itself, so this does not compare the two trainers: it shows what
   micro-batches of similar length save here.
-- `iteration/ip_over_sp`: the time of a whole Voting iteration under IP over that under SP.
-- `overlap/*`: the speed of episodes that move on at once over that of stages in lockstep, on 64 episodes whose completion
+- `iteration/ip_over_sp`: the time of a whole Voting iteration under IP divided by that under SP.
+- `overlap/*`: the speed of episodes that continue at once divided by that of stages in lockstep, on 64 episodes whose completion
   lengths are lognormal (median 16, sigma 1, at most 256 tokens) instead of sampled.
 
 Times are CPU time of this process (one thread), which a busy machine disturbs less than wall-clock time; IP over SP is
@@ -38,7 +38,7 @@ from multirole_study.experiment.cell_trainer import load_model, make_trainer, tr
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds of one call by `clock`."""
+    """Return the seconds of one call by `clock`."""
     started = clock()
     work()
     return clock() - started
@@ -47,13 +47,13 @@ def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 def alternate(
     first: Callable, second: Callable, repeats: int, clock: Callable[[], float] = time.process_time
 ) -> list[float]:
-    """second's time / first's time, pair by pair, after one uncounted pair: first's speed-up over second."""
+    """Return second's time / first's time for each pair, after a warm-up pair: the speed-up of first over second."""
     first(), second()
     return [seconds(second, clock) / seconds(first, clock) for _ in range(repeats)]
 
 
 def trainer_of(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRoleGRPOTrainer:
-    """The cell's trainer on 256 problems, ready to take optimizer steps."""
+    """Build the cell's trainer on 256 problems, ready to take optimizer steps."""
     problems = cell.make_task().problems("train", 256)
     trainer = make_trainer(cell, folder, problems=(problems, problems[:8]), engine=engine)
     trainer.create_optimizer_and_scheduler(cell.iterations)
@@ -62,19 +62,19 @@ def trainer_of(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRo
 
 
 def attempts(trainer: MultiRoleGRPOTrainer) -> list[Attempt]:
-    """The episodes of one iteration."""
+    """Return the attempts of one iteration."""
     args = trainer.args
     return [(problem, i) for problem in trainer.problems[: args.n_problems] for i in range(args.num_generations)]
 
 
 def inputs(trainer: MultiRoleGRPOTrainer) -> list[dict]:
-    """The same episodes as rows of the dataset, as the data loader yields them."""
+    """Return the same attempts as rows of the dataset, as the data loader yields them."""
     args = trainer.args
     return [trainer.train_dataset[i] for i in range(args.n_problems) for _ in range(args.num_generations)]
 
 
 class Watched:
-    """An engine that remembers what it was asked."""
+    """An engine wrapper that records its requests."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.requests, self.n_steps = engine, [], 0
@@ -90,7 +90,7 @@ class Watched:
 
 
 class LongTail(Watched):
-    """Requests with lognormal lengths drawn from their seeds; `is_lockstep` holds new ones until all running are done."""
+    """An engine wrapper with lognormal reply lengths by seed; with `is_lockstep` new requests wait until all running ones end."""
 
     def __init__(self, engine: Engine, is_lockstep: bool, median: float = 16.0, sigma: float = 1.0) -> None:
         super().__init__(engine)
@@ -109,13 +109,13 @@ class LongTail(Watched):
                 self.engine.add(key, request)
             self.running += len(self.held)
             self.held = []
-        done = self.engine.step()
-        self.running -= len(done)
-        return done
+        finished = self.engine.step()
+        self.running -= len(finished)
+        return finished
 
 
 def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float], dict[str, int]]:
-    """Workflow-driven rollouts against the same engine given the same requests all at once: tokens/s ratio; steps of each."""
+    """Compare a workflow's rollouts with the same engine given all requests at once: ratio of tokens/s, and steps of both."""
     cell = Cell(workflow, "sp")
     trainer = trainer_of(cell, folder)
     engine = trainer.rollout.engine = Watched(trainer.engine)
@@ -128,18 +128,18 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float]
     requests, counts = list(engine.requests), {"steps": engine.n_steps, "requests": len(engine.requests)}
 
     def all_at_once() -> None:
-        engine.n_steps, left = 0, len(requests)
+        engine.n_steps, n_left = 0, len(requests)
         for key, request in enumerate(requests):
             engine.engine.add(key, request)
-        while left:
-            left -= len(engine.step())
+        while n_left:
+            n_left -= len(engine.step())
         counts["steps, all at once"] = engine.n_steps
 
     return alternate(rollout, all_at_once, repeats), counts
 
 
 def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: int, step_rows: int) -> None:
-    """Stock TRL's loss and optimizer on a collated generation batch (N, ...), an optimizer step per `step_rows` rows."""
+    """Run stock TRL's loss and optimizer on a collated generation batch (N, ...), with an optimizer step per `step_rows` rows."""
     model = stock.model.train()
     for start in range(0, len(rows["advantages"]), slice_rows):
         part = {name: tensor[start : start + slice_rows] for name, tensor in rows.items()}
@@ -151,7 +151,7 @@ def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: 
 
 
 def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[float]:
-    """The update on one iteration of Voting-SP rows, against stock TRL's loss on the same mini-batches.
+    """Compare the update on one iteration of Voting-SP rows with stock TRL's loss on the same mini-batches.
 
     Stock TRL pads the whole generation batch, voters and aggregators, to its longest prompt and completion and cuts slices
     of `slice_rows`.
@@ -180,7 +180,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
 
 
 def bench_policies(repeats: int, folder: str) -> list[float]:
-    """Wall-clock time of one whole Voting iteration, rollout and update, under IP over SP."""
+    """Return the wall-clock time of a whole Voting iteration, rollout and update, under IP divided by SP."""
 
     def iteration(trainer: MultiRoleGRPOTrainer) -> Callable[[], object]:
         def run() -> None:
@@ -194,7 +194,7 @@ def bench_policies(repeats: int, folder: str) -> list[float]:
 
 
 def bench_overlap(workflow: str, repeats: int, folder: str) -> list[float]:
-    """64 episodes with lognormal completion lengths: episodes that move on at once, against stages in lockstep."""
+    """Compare episodes that continue at once with stages in lockstep, on 64 episodes with lognormal completion lengths."""
     cell = Cell(workflow, "sp", n_problems=8, max_prompt_tokens=1800)
 
     def play(is_lockstep: bool) -> Callable[[], object]:
@@ -228,10 +228,10 @@ def main() -> None:
         "| workflow | rate | requests | engine steps | all at once | pairs |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, found in report.items():
+    for name, measured in report.items():
         if name in steps:
-            counts = [found[key] for key in ("requests", "steps", "steps, all at once", "pairs")]
-            lines.append(f"| {name.partition('/')[2]} | {shown(found)} | {' | '.join(map(str, counts))} |")
+            counts = [measured[key] for key in ("requests", "steps", "steps, all at once", "pairs")]
+            lines.append(f"| {name.partition('/')[2]} | {shown(measured)} | {' | '.join(map(str, counts))} |")
     write("bench", args.out, report, "\n".join(lines))
 
 

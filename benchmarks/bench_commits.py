@@ -1,14 +1,14 @@
-"""CPU-seconds of this checkout against those of another one, cell by cell, in interleaved pairs.
+"""Compare the CPU-seconds of this checkout with those of another one, cell by cell, in interleaved pairs.
 
     git worktree add /tmp/before 9153f33
     python benchmarks/bench_commits.py /tmp/before [--pairs 5] [--out results/bench/commits.json]
 
-Each measurement is a process of its own, one thread, on the first problems of a cell of `tiny-r`: `start` until the trainer stands,
-`rollout` and `update` of one iteration (the second of two, so that nothing is warmed up for the first time). It is written against the
-library's public names, and takes model, prompts and problems from this checkout, so that both train the same cell. The untrained base
-has hardly a group whose rewards are all equal, and the grid's runs have many; so the advantages of the first problems are set to
-0, as many as such groups were in the committed runs of that cell. Both checkouts train on the same rows: the sampled tokens are
-equal, which is checked. Prints, and with `--out` writes, minimum, median and maximum of the ratios other / this.
+Each measurement is a separate process with one thread, on the first problems of a cell of `tiny-r`: `start` until the trainer is built,
+`rollout` and `update` of one iteration (the second of two, after the warm-up). It uses only the library's public names, and takes
+model, prompts and problems from this checkout, so that both train the same cell. The untrained base has almost no group with equal
+rewards, while the grid's runs have many; so the advantages of as many problems are set to 0 as there are such groups in the
+committed runs of that cell. Both checkouts train on the same rows: the script checks that the sampled tokens are equal.
+It prints, and with `--out` writes, minimum, median and maximum of the ratios other / this.
 """
 
 import argparse
@@ -28,7 +28,7 @@ N_PROBLEMS, N_EPISODES, LENGTHS = 8, 8, (6 * 272, 272)
 
 
 def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
-    """Times of one iteration in this process; runs in either checkout."""
+    """Measure one iteration in this process; runs in either checkout."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -44,7 +44,7 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
     )
 
     def right(prompts: list, completions: list, reference: list, **_: object) -> list[float]:
-        return [float(f"boxed{{{one}}}" in text) for text, one in zip(completions, reference, strict=True)]
+        return [float(f"boxed{{{value}}}" in text) for text, value in zip(completions, reference, strict=True)]
 
     kinds = {"single": Single, "eval_opt": EvalOpt, "voting": Voting, "orch_workers": OrchWorkers}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
         )  # fmt: skip
         trainer.create_optimizer_and_scheduler(60)
         trainer.model.train()
-        found = {"start": time.process_time()}
+        seconds = {"start": time.process_time()}
         weights = {name: tensor.clone() for name, tensor in trainer.peft_model.state_dict().items()}
         for _ in range(2):
             trainer.peft_model.load_state_dict(weights)
@@ -72,7 +72,7 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
             started = time.process_time()
             episodes = trainer._generate_and_score_completions(inputs)
             trainer._rest_engine()
-            found["rollout"] = time.process_time() - started
+            seconds["rollout"] = time.process_time() - started
             rows = trainer.prepare_rows(episodes)
             ids = list(dict.fromkeys(row.episode.problem.id for row in rows))
             silent = set(sorted(ids)[: round(share * len(ids))])
@@ -80,19 +80,19 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
                 row.advantage *= row.episode.problem.id not in silent
             started = time.process_time()
             steps, _ = trainer.update(trainer.model, rows)
-            found["update"] = time.process_time() - started
+            seconds["update"] = time.process_time() - started
     assert torch.get_num_threads() == 1
-    return found | {"tokens": sum(len(row.turn.completion_ids) for row in rows), "norm": steps[0].grad_norm}
+    return seconds | {"tokens": sum(len(row.turn.completion_ids) for row in rows), "norm": steps[0].grad_norm}
 
 
-def one(checkout: Path, cell: str, problems: str, share: float) -> dict:
-    """`measure` in a process of a checkout."""
+def measure_in(checkout: Path, cell: str, problems: str, share: float) -> dict:
+    """Run `measure` in a process of a checkout."""
     workflow, policy, _ = cell.split()
     return alone(__file__, str(checkout), "--one", workflow, policy, problems, str(share), checkout=checkout)
 
 
 def write_problems(path: Path) -> None:
-    """The first training problems of the embedded arithmetic, as rows."""
+    """Write the first training problems of the embedded arithmetic as rows."""
     from multirole_study.tasks.tiny_chain import TinyChain
 
     problems = TinyChain().problems("train", 64)
@@ -101,7 +101,7 @@ def write_problems(path: Path) -> None:
 
 
 def silent_shares() -> dict[str, float]:
-    """The mean share of groups with equal rewards in the committed grid runs of each cell."""
+    """Return the mean fraction of groups with equal rewards in the committed grid runs of each cell."""
     import pandas as pd
 
     runs = pd.read_parquet(HERE / "results/tiny-r/runs.parquet")
@@ -114,11 +114,11 @@ def silent_shares() -> dict[str, float]:
 
 
 def table(result: dict[str, dict]) -> str:
-    """The rows of docs/speed.md."""
+    """Return the rows of the table in docs/speed.md."""
     lines = ["| cell | silent rows | update | rollout | start | pairs |", "| --- | --- | --- | --- | --- | --- |"]
-    for cell, found in result.items():
-        spans = " | ".join(shown(found[what]) for what in ("update", "rollout", "start"))
-        lines.append(f"| {cell} | {found['silent_share']:.0%} | {spans} | {found['pairs']} |")
+    for cell, ratios in result.items():
+        spans = " | ".join(shown(ratios[phase]) for phase in ("update", "rollout", "start"))
+        lines.append(f"| {cell} | {ratios['silent_share']:.0%} | {spans} | {ratios['pairs']} |")
     return "\n".join(lines)
 
 
@@ -140,7 +140,7 @@ def main() -> None:
         write_problems(problems)
         for cell in args.cells:
             pairs = [
-                [one(checkout, cell, str(problems), shares[cell]) for checkout in (args.other, HERE)]
+                [measure_in(checkout, cell, str(problems), shares[cell]) for checkout in (args.other, HERE)]
                 for _ in range(args.pairs)
             ]
             assert len({run["tokens"] for pair in pairs for run in pair}) == 1, (
@@ -148,10 +148,10 @@ def main() -> None:
             )
             assert max(abs(a["norm"] - b["norm"]) / a["norm"] for a, b in pairs) < 1e-3, "the gradients differ"
             result[cell] = {"silent_share": shares[cell], "pairs": args.pairs}
-            for what in ("start", "rollout", "update"):
-                ratios = [a[what] / b[what] for a, b in pairs]
-                result[cell][what] = spread(ratios) | {"seconds": statistics.median(b[what] for _, b in pairs)}
-            spans = "   ".join(f"{what} {shown(result[cell][what])}" for what in ("start", "rollout", "update"))
+            for phase in ("start", "rollout", "update"):
+                ratios = [a[phase] / b[phase] for a, b in pairs]
+                result[cell][phase] = spread(ratios) | {"seconds": statistics.median(b[phase] for _, b in pairs)}
+            spans = "   ".join(f"{phase} {shown(result[cell][phase])}" for phase in ("start", "rollout", "update"))
             print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {spans}", flush=True)
     write("bench_commits", args.out, result, table(result))
 

@@ -1,8 +1,8 @@
-"""What calls through OpenAI's API cost: rollouts of Voting, natively and as an agent, in interleaved pairs of CPU-seconds.
+"""Measure the cost of calls through OpenAI's API: rollouts of Voting, native and as an agent, in interleaved pairs of CPU-seconds.
 
     python benchmarks/bench_endpoint.py [--model FOLDER] [--pairs 3] [--write]
 
-Both play the same episodes and sample the same tokens (`turn_seeds="prompt"`). Calls stay in memory. `--write` keeps the numbers in
+Both play the same episodes and sample the same tokens (`turn_seeds="prompt"`). Calls stay in memory. `--write` stores the numbers in
 results/bench/endpoint.json.
 """
 
@@ -80,8 +80,8 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if options.write:
         path = ROOT / "results" / "bench" / "endpoint.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(kept | {result["model"]: result}, indent=1) + "\n")
+        recorded = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(recorded | {result["model"]: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""The rollout engine against vLLM and against HF `generate` on the same prompts, in CPU-seconds of one thread per token.
+"""Compare the rollout engine with vLLM and HF `generate` on the same prompts, in CPU-seconds of one thread per token.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_engine.py [--scale smollm2] [--model FOLDER] [--pairs 5] [--out results/bench/engine.json]
 
 Two kinds of requests, with samples at temperature 1 of at most 64 tokens:
 
 - `groups`: 16 problems, each sampled 8 times.
-- `turns`: 16 problems, each played 4 times in three turns; the prompt of a turn is the conversation so far. Everyone goes on with
+- `turns`: 16 problems, each with 4 conversations of three turns; the prompt of a turn is the conversation so far. Every engine continues
   the replies that it has sampled itself.
 
-Everyone samples from the base (`base`) and from one LoRA adapter of rank 16 on all linear layers (`adapter`), which `generate` gets
-merged. The scale tiny-r is measured in float32, in which it is trained; any other model in bfloat16. vLLM is the CPU build, compiled,
-with its prefix cache; ours has one from ten million parameters on. What serves the base, and what serves the adapter, run in
-one process each and take turns in it. A ratio is theirs / ours: above 1, ours needs less. Tokens are counted up to and including the end of a reply. With `--out`, the table of docs/speed.md
-is written too.
+Every engine samples from the base (`base`) and from one LoRA adapter of rank 16 on all linear layers (`adapter`), which is merged for
+`generate`. The scale tiny-r is measured in float32, in which it is trained; any other model in bfloat16. vLLM is the CPU build, compiled,
+with its prefix cache; ours has one for models of at least ten million parameters. The engines for the base share one process and run
+in turn, and so do those for the adapter. A ratio above 1 means that ours needs less time. Tokens are counted up to and including the end
+of a reply. With `--out`, the table of docs/speed.md is written, too.
 """
 
 import argparse
@@ -47,17 +47,17 @@ Rows = list[tuple[list[int], int]]
 """(prompt ids, max_tokens) of each row."""
 
 
-# ---- what plays
+# ---- engines
 
 
 def run_generate(model: PeftModel, rows: Rows, eos: int, pad: int) -> int:
-    """One left-padded `generate` call on all rows; returns the tokens up to each row's own cap or end-of-turn."""
+    """Run one left-padded `generate` call on all rows; return the number of tokens up to each row's cap or end-of-turn."""
     caps = [cap for _, cap in rows]
     return sum(len(reply[:cap]) for reply, cap in zip(generate(model, rows, eos, pad), caps, strict=True))
 
 
 def generate(model: PeftModel, rows: Rows, eos: int, pad: int) -> list[list[int]]:
-    """The replies of one left-padded `generate` call, up to and including the end-of-turn."""
+    """Return the replies of one left-padded `generate` call, up to and including the end-of-turn."""
     longest = max(len(ids) for ids, _ in rows)
     tokens = torch.tensor([[pad] * (longest - len(ids)) + ids for ids, _ in rows])  # (N, T)
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in rows])  # (N, T)
@@ -71,7 +71,7 @@ def generate(model: PeftModel, rows: Rows, eos: int, pad: int) -> list[list[int]
 
 
 def run_engine(engine: Engine, rows: Rows, adapters: list[str | None]) -> int:
-    """All rows at once, adapters taking turns by row; returns the tokens of the completions."""
+    """Run all rows at once, with adapters alternating by row; return the number of completion tokens."""
     requests = [
         Request(ids, adapters[key % len(adapters)], seed=key, max_tokens=cap, temperature=1.0)
         for key, (ids, cap) in enumerate(rows)
@@ -80,7 +80,7 @@ def run_engine(engine: Engine, rows: Rows, adapters: list[str | None]) -> int:
 
 
 def play(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    """The replies, all requests added at once."""
+    """Return the replies to requests that are all added at once."""
     for key, request in enumerate(requests):
         engine.add(key, request)
     replies: dict[int, list[int]] = {}
@@ -99,7 +99,7 @@ def our_player(engine: Engine, adapter: str | None) -> Player:
 
 
 def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype) -> Player:
-    """`vllm.LLM.generate`, built for what it serves: without LoRA layers for the base."""
+    """Build a player of `vllm.LLM.generate`, without LoRA layers for the base."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -112,16 +112,16 @@ def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype) -> Player:
     settings = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0, detokenize=False)
 
     def replies(prompts: Prompts, seed: int) -> list[list[int]]:
-        done = llm.generate(
+        outputs = llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts], settings, use_tqdm=False, lora_request=request
         )
-        return [list(one.outputs[0].token_ids) for one in done]
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
     return replies
 
 
 def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str]) -> dict[str, Player]:
-    """Who -> player of the base or of the adapter. What merging costs `generate` is not counted."""
+    """Return engine -> player of the base or of the adapter. The merge for `generate` is not timed."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
@@ -136,24 +136,26 @@ def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str]) -> 
     saved = Path(tempfile.mkdtemp())
     model.save_pretrained(saved)
     is_base = served == "base"
-    found = {"ours": our_player(engine, None if is_base else "adapter")}
+    players_by_name = {"ours": our_player(engine, None if is_base else "adapter")}
     if "vllm" in rivals:
-        found["vllm"] = vllm_player(folder, None if is_base else str(saved / "adapter"), dtype)
+        players_by_name["vllm"] = vllm_player(folder, None if is_base else str(saved / "adapter"), dtype)
     if "generate" in rivals:
         plain = (model.unload() if is_base else model.merge_and_unload()).eval()
-        found["generate"] = lambda prompts, seed: generate(plain, [(ids, MAX_TOKENS) for ids in prompts], eos, pad)
-    return found
+        players_by_name["generate"] = lambda prompts, seed: generate(
+            plain, [(ids, MAX_TOKENS) for ids in prompts], eos, pad
+        )
+    return players_by_name
 
 
-# ---- what is played
+# ---- requests
 
 
 def sums(tokenizer: PreTrainedTokenizerBase, n: int) -> Prompts:
-    """Chat prompts of `n` sums of three numbers below 100."""
+    """Return chat prompts of `n` sums of three numbers below 100."""
     rng = random.Random(0)
-    asked = [" + ".join(str(rng.randint(1, 99)) for _ in range(3)) for _ in range(n)]
+    questions = [" + ".join(str(rng.randint(1, 99)) for _ in range(3)) for _ in range(n)]
     intro = "Solve the problem. Think briefly, then write the final answer in \\boxed{}.\n\n"
-    return [chat(tokenizer, [f"{intro}What is {terms}?"]) for terms in asked]
+    return [chat(tokenizer, [f"{intro}What is {terms}?"]) for terms in questions]
 
 
 def chat(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
@@ -161,18 +163,18 @@ def chat(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
-def play_groups(player: Player, prompts: Prompts, more: list[int], seed: int) -> int:
-    """Tokens of 8 replies to each prompt."""
+def play_groups(player: Player, prompts: Prompts, follow_up: list[int], seed: int) -> int:
+    """Count the tokens of 8 replies to each prompt."""
     return sum(map(len, player([ids for ids in prompts for _ in range(8)], seed)))
 
 
-def play_turns(player: Player, prompts: Prompts, more: list[int], seed: int) -> int:
-    """Tokens of three replies in each of 4 conversations per prompt; `more` is between a reply and the next."""
+def play_turns(player: Player, prompts: Prompts, follow_up: list[int], seed: int) -> int:
+    """Count the tokens of three replies in each of 4 conversations per prompt; `more` is between a reply and the next."""
     conversations, n_tokens = [ids for ids in prompts for _ in range(4)], 0
     for turn in range(3):
         replies = player(conversations, 3 * seed + turn)
         n_tokens += sum(map(len, replies))
-        conversations = [ids + reply + more for ids, reply in zip(conversations, replies, strict=True)]
+        conversations = [ids + reply + follow_up for ids, reply in zip(conversations, replies, strict=True)]
     return n_tokens
 
 
@@ -183,43 +185,46 @@ REQUESTS = {"groups": play_groups, "turns": play_turns}
 
 
 def measure(players: dict[str, Player], folder: str, n_pairs: int) -> dict[str, dict[str, list[float]]]:
-    """Kind of requests -> who -> tokens per CPU-second of each repeat; everyone in turn, once before it counts."""
+    """Return kind of requests -> engine -> tokens per CPU-second of each repeat; engines alternate, after one warm-up."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = sums(tokenizer, 16)
-    more = chat(tokenizer, ["Check your answer, and write it again."])
-    speeds: dict[str, dict[str, list[float]]] = {kind: {who: [] for who in players} for kind in REQUESTS}
+    follow_up = chat(tokenizer, ["Check your answer, and write it again."])
+    speeds: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in players} for kind in REQUESTS}
     for repeat in range(n_pairs + 1):
         for kind, ask in REQUESTS.items():
-            for who, player in players.items():
+            for name, player in players.items():
                 started = time.process_time()
-                n_tokens = ask(player, prompts, more, 1 + repeat)
+                n_tokens = ask(player, prompts, follow_up, 1 + repeat)
                 if repeat:
-                    speeds[kind][who].append(n_tokens / (time.process_time() - started))
+                    speeds[kind][name].append(n_tokens / (time.process_time() - started))
     return speeds
 
 
 def summary(speeds: dict[str, dict[str, list[float]]]) -> dict[str, dict]:
-    """Rival and work -> spread of ratios, with the median speeds."""
-    found = {}
+    """Return rival and work -> spread of ratios, with the median speeds."""
+    ratios_by_work = {}
     for work, by_who in speeds.items():
-        for who in by_who.keys() - {"ours"}:
-            ratios = [ours / theirs for ours, theirs in zip(by_who["ours"], by_who[who], strict=True)]
-            medians = {"ours": statistics.median(by_who["ours"]), "theirs": statistics.median(by_who[who])}
-            found[f"{who}, {work}"] = spread(ratios) | {"pairs": len(ratios), "tokens per CPU-second": medians}
-    return dict(sorted(found.items()))
+        for rival in by_who.keys() - {"ours"}:
+            ratios = [ours / rival_speed for ours, rival_speed in zip(by_who["ours"], by_who[rival], strict=True)]
+            medians = {"ours": statistics.median(by_who["ours"]), "theirs": statistics.median(by_who[rival])}
+            ratios_by_work[f"{rival}, {work}"] = spread(ratios) | {
+                "pairs": len(ratios),
+                "tokens per CPU-second": medians,
+            }
+    return dict(sorted(ratios_by_work.items()))
 
 
 def table(result: dict[str, dict]) -> str:
-    """The rows of docs/speed.md."""
+    """Return the rows of the table in docs/speed.md."""
     lines = [
         "| model | against | requests, served | median | from | to | pairs |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for model, found in result.items():
-        for name, value in found.items():
-            who, work = name.split(", ", 1)
+    for model, ratios in result.items():
+        for name, value in ratios.items():
+            rival, work = name.split(", ", 1)
             numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
-            lines.append(f"| {model} | {who} | {work} | {numbers} | {value['pairs']} |")
+            lines.append(f"| {model} | {rival} | {work} | {numbers} | {value['pairs']} |")
     return "\n".join(lines)  # fmt: skip
 
 

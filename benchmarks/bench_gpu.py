@@ -1,16 +1,16 @@
-"""What to measure when a GPU can be had, in the order of what it tells; random weights, local rows, no network.
+"""Measure what needs a GPU, the most informative step first, with random weights and local rows, without a network.
 
-    python benchmarks/bench_gpu.py all --out results/bench/gpu        every step; each leaves OUT/STEP.json, also if a later one fails
-    python benchmarks/bench_gpu.py doctor iterations --scale 1.7b     some of them
-    python benchmarks/bench_gpu.py all --rehearse --out /tmp/gpu      a toy shape on this CPU, to see that everything runs
+    python benchmarks/bench_gpu.py all --out results/bench/gpu        every step; each writes OUT/STEP.json, also if a later one fails
+    python benchmarks/bench_gpu.py doctor iterations --scale 1.7b     some steps
+    python benchmarks/bench_gpu.py all --rehearse --out /tmp/gpu      a toy shape on this CPU, to check that everything runs
 
 doctor      the doctor's checks and measurements at the scale's shape
-iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, beside the plan's
-publish     seconds and bytes of an adapter's way to vLLM at each shape, without vLLM's own part: needs no GPU
-sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (transformers' engine where vLLM is not)
-update      tokens/s of an update, of both policies, and of TRL's own padded passes on the same rows of one adapter
+iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, and the plan's estimate
+publish     seconds and bytes to pass an adapter to vLLM at each shape, without vLLM's part; needs no GPU
+sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (our "transformers" engine if there is no vLLM)
+update      tokens/s of an update, of both policies, and of TRL's padded passes on the same rows of one adapter
 shapes      the update at the other two shapes
-tiny        the embedded scale's first iterations on CUDA and on the CPU: largest differences of what is recorded
+tiny        the embedded scale's first iterations on CUDA and on the CPU: largest differences of the recorded metrics
 """
 
 import argparse
@@ -63,7 +63,7 @@ TOY_LENGTHS = {"max_prompt_tokens": 256, "max_response_tokens": 32, "micro_batch
 
 
 def random_model(shape: Shape, cell: Cell, seed: int = 0) -> PeftModel:
-    """A Qwen3 of this shape with random weights in the cell's dtype, and one adapter per name of its policy."""
+    """Build a Qwen3 of this shape with random weights in the cell's dtype, and one adapter per name of its policy."""
     torch.manual_seed(seed)
     with DEVICE:
         base = Qwen3ForCausalLM(config_of(shape)).to(torch.bfloat16 if cell.dtype == "bfloat16" else torch.float32)
@@ -72,7 +72,7 @@ def random_model(shape: Shape, cell: Cell, seed: int = 0) -> PeftModel:
 
 
 def voting_episodes(cell: Cell, vocab: int, seed: int = 0) -> list[Episode]:
-    """Episodes with made-up tokens: three voters on a short prompt, an aggregator that has read all of them."""
+    """Return episodes with random tokens: three voters on a short prompt, and an aggregator whose prompt quotes them all."""
     rng = random.Random(seed)
 
     def reply(cap: int) -> list[int]:
@@ -97,7 +97,7 @@ def voting_episodes(cell: Cell, vocab: int, seed: int = 0) -> list[Episode]:
 
 
 def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of one call, and peak device memory during it in GiB (0 on a CPU)."""
+    """Return the seconds of one call, and its peak device memory in GiB (0 on a CPU)."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -110,8 +110,8 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def trainer_of(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTrainer:
-    """The cell's trainer, ready to take optimizer steps; its engine is never asked."""
-    tokenizer = AutoTokenizer.from_pretrained(locate(Cell("voting", "sp")))  # any: tokens here are made up
+    """Build the cell's trainer, ready to take optimizer steps; its engine is not used."""
+    tokenizer = AutoTokenizer.from_pretrained(locate(Cell("voting", "sp")))  # any tokenizer: tokens here are random
     problems = [Problem(str(i), cell.task_label, "", None) for i in range(cell.n_problems)]
     trainer = make_trainer(
         cell, folder, problems=(problems, problems[:1]), model=(model, tokenizer), engine=TransformersEngine(-1)
@@ -121,7 +121,7 @@ def trainer_of(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTraine
 
 
 def bench_update(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dict[str, float]:
-    """The rows' log-probs and all optimizer steps of one iteration, after a small one that warms up."""
+    """Time the rows' log-probs and all optimizer steps of one iteration, after a small warm-up."""
     episodes = voting_episodes(cell, shape.vocab)
     trainer.model.train()
 
@@ -138,7 +138,7 @@ def bench_update(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dic
 
 
 def bench_padded(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dict[str, float]:
-    """Forward and backward of TRL's own log-probs on the same rows, padded on both sides, in batches of 4 in their order."""
+    """Time forward and backward of TRL's log-probs on the same rows, padded on both sides, in batches of 4, in order."""
     episodes = voting_episodes(cell, shape.vocab)
     rows = [Row(e, turn, trainer.adapters[0]) for e in episodes for turn in e.turns]
 
@@ -158,7 +158,7 @@ def bench_padded(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dic
 
 
 class Steps:
-    """The measurements; each returns what its JSON file holds."""
+    """The measurements; each returns the content of its JSON file."""
 
     def __init__(self, scale: str, is_rehearsal: bool, n_problems: int, folder: Path) -> None:
         self.scale, self.is_rehearsal, self.n_problems, self.folder = scale, is_rehearsal, n_problems, folder
@@ -166,7 +166,7 @@ class Steps:
         self.lengths = TOY_LENGTHS if is_rehearsal else {}
 
     def fields(self, policy: str, **changes: object) -> dict[str, Any]:
-        """A cell at the scale's shape on local files."""
+        """Return the fields of a cell at the scale's shape on local files."""
         model = self.folder / "model"
         if not model.exists():
             with torch.random.fork_rng():
@@ -174,9 +174,9 @@ class Steps:
             base.to(torch.bfloat16).save_pretrained(model)
             toy_tokenizer().save_pretrained(model)
         lengths = {"max_prompt_tokens": 2000, "max_response_tokens": 32} if self.is_rehearsal else {}
-        given = {"workflow": "voting", "policy": policy, "scale": self.scale, "model": str(model), "data": str(ROWS),
+        options = {"workflow": "voting", "policy": policy, "scale": self.scale, "model": str(model), "data": str(ROWS),
                  "n_problems": self.n_problems, "n_validation": 2, "warmup_iterations": 1}  # fmt: skip
-        return given | lengths | changes
+        return options | lengths | changes
 
     def doctor(self) -> dict[str, object]:
         started = time.perf_counter()
@@ -198,7 +198,7 @@ class Steps:
         return report
 
     def publish(self) -> dict[str, object]:
-        """The file is read back as vLLM reads it."""
+        """Time the publishing of an adapter, and reading its file as vLLM does."""
         report: dict[str, object] = {}
         for scale, shape in self.shapes.items():
             model, read = adapter_of(shape), []
@@ -229,10 +229,10 @@ class Steps:
         def play() -> int:
             for key, request in enumerate(requests):
                 engine.add(key, request)
-            done = []
-            while len(done) < len(requests):
-                done += engine.step()
-            return sum(len(completion.token_ids) for _, completion in done)
+            completions = []
+            while len(completions) < len(requests):
+                completions += engine.step()
+            return sum(len(completion.token_ids) for _, completion in completions)
 
         play()
         tokens: list[int] = []
@@ -246,8 +246,8 @@ class Steps:
             lora = engine.lora[requests[0].adapter]
 
             def generate() -> None:
-                found = engine._do(lambda: engine.llm.generate(inputs, params, lora_request=lora, use_tqdm=False))
-                tokens.append(sum(len(one.outputs[0].token_ids) for one in found))
+                outputs = engine._do(lambda: engine.llm.generate(inputs, params, lora_request=lora, use_tqdm=False))
+                tokens.append(sum(len(output.outputs[0].token_ids) for output in outputs))
 
             seconds, _ = measured(generate)
             report["generate"] = {"tokens_per_second": tokens[-1] / seconds}
@@ -269,7 +269,7 @@ class Steps:
         return {scale: self.update(scale) for scale in self.shapes if scale != self.scale}
 
     def tiny(self) -> dict[str, object]:
-        """The same seed on both devices; sampled texts part where a uniform falls between the two roundings."""
+        """Compare the same seed on both devices; texts diverge where a uniform number falls between the two roundings."""
         frames = {}
         for device in ("cpu", DEVICE.type + " again"):
             folder = self.folder / device.replace(" ", "-")
@@ -280,9 +280,9 @@ class Steps:
                 [sys.executable, "-m", "multirole_study", "train", *words], env=os.environ | hidden, check=True
             )
             frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
-        one, other = frames.values()
-        columns = [name for name in one if not name.endswith("seconds")]
-        gaps = (one[columns] - other[columns]).abs().groupby(one["iteration"]).max()
+        on_cuda, on_cpu = frames.values()
+        columns = [name for name in on_cuda if not name.endswith("seconds")]
+        gaps = (on_cuda[columns] - on_cpu[columns]).abs().groupby(on_cuda["iteration"]).max()
         return {"compared": list(frames), "largest differences by iteration": json.loads(gaps.to_json(orient="index"))}
 
 
@@ -293,7 +293,7 @@ STEPS: dict[str, Callable[[Steps], dict[str, object]]] = {
 
 
 def main() -> int:
-    """Run the named steps; a step that fails leaves its error, and the next ones run."""
+    """Run the named steps; if a step fails, its error is written and the next ones run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="+", choices=["all", *STEPS])
     parser.add_argument("--scale", default="0.6b", choices=list(MODELS))
@@ -312,11 +312,11 @@ def main() -> int:
         steps = Steps(args.scale, args.rehearse, 2 if args.rehearse else args.problems, Path(folder))
         for step in STEPS if "all" in args.steps else args.steps:
             try:
-                found = STEPS[step](steps)
+                result = STEPS[step](steps)
             except Exception as error:  # noqa: BLE001 (time on a GPU is short: the other steps are worth having)
-                found, n_failed = {"error": f"{type(error).__name__}: {error}"}, n_failed + 1
-            write_text(args.out / f"{step}.json", json.dumps({"step": step, **about, "found": found}, indent=2) + "\n")
-            print(step, json.dumps(found)[:300], flush=True)
+                result, n_failed = {"error": f"{type(error).__name__}: {error}"}, n_failed + 1
+            write_text(args.out / f"{step}.json", json.dumps({"step": step, **about, "found": result}, indent=2) + "\n")
+            print(step, json.dumps(result)[:300], flush=True)
     return n_failed
 
 

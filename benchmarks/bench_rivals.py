@@ -1,20 +1,20 @@
-"""This library against the ones that a user would take instead, on the same work, in CPU-seconds of one thread.
+"""Compare this library with alternatives on the same work, in CPU-seconds of one thread.
 
     python benchmarks/bench_rivals.py [NAME ...] [--pairs 5] [--out results/bench/rivals.json]
 
-- `trl update N`: TRL's `GRPOTrainer`, micro-batches of N rows, against ours: one optimizer step on the same single-agent rows,
-  an iteration's 64.
+- `trl update N`: TRL's `GRPOTrainer` with micro-batches of N rows, and ours: one optimizer step on the same 64 single-agent rows of
+  an iteration.
 - `trl iteration N`: the same two trainers, whole iterations with generation, per completion token (TRL generates with
   `transformers` here; both sample 64 episodes of 8 problems).
-- `generate`, `vllm`: `transformers`' `generate` and `vllm.LLM.generate` (CPU build) against our engine, given the same requests of a
-  Voting rollout's first stage at once, per completion token.
-- `comlrl`: one Voting problem through CoMLRL's MAGRPO against one iteration of ours under IP, with the same model, ranks and
-  lengths. CoMLRL plays trees: every agent speaks in every turn, and each of 8 roots has 8 second turns. So the ratio is given per
+- `generate`, `vllm`: `transformers`' `generate` and `vllm.LLM.generate` (CPU build), and our engine, with the requests of a Voting
+  rollout's first stage all at once, per completion token.
+- `comlrl`: one Voting problem through CoMLRL's MAGRPO, and one iteration of ours under IP, with the same model, ranks and
+  lengths. CoMLRL rolls out trees: every agent replies in every turn, and each of 8 roots has 8 second turns. So the ratio is given per
   root episode, per leaf, per sequence and per completion token.
 
-Each measurement is a process of its own; rival and ours alternate. A ratio is rival / ours: above 1, ours needs less. CoMLRL is
-installed into an environment of its own under `--environment`, on top of this one's packages. With `--out`, the table of
-docs/speed.md is written too.
+Each measurement is a separate process; rival and ours alternate. A ratio rival / ours above 1 means that ours needs less time. CoMLRL is
+installed into a separate environment under `--environment`, on top of this one's packages. With `--out`, the table of
+docs/speed.md is written, too.
 """
 
 import argparse
@@ -44,7 +44,7 @@ RIVALS = {
 """Name -> (what we measure, what we measure of the rival)."""
 
 
-# ---- what is measured, each in a process of its own: a dict with "seconds" and what they were spent on
+# ---- measurements, each in a separate process: a dict with "seconds" and the amount of work
 
 
 def make(workflow: str, policy: str = "sp"):
@@ -68,7 +68,7 @@ def rows_of_single():
 
 
 def timed(work, repeats: int = 3) -> float:
-    """CPU-seconds of one call, the first of which is not counted."""
+    """Return the CPU-seconds of one call, after a warm-up call."""
     work()
     started = time.process_time()
     for _ in range(repeats):
@@ -77,13 +77,13 @@ def timed(work, repeats: int = 3) -> float:
 
 
 def update() -> dict:
-    """Our optimizer step on the first iteration's rows."""
+    """Time our optimizer step on the first iteration's rows."""
     _, trainer, rows = rows_of_single()
     return {"seconds": timed(lambda: trainer.update(trainer.model, rows)), "rows": len(rows)}
 
 
 def stock(cell, model, tokenizer, rows, micro: int):
-    """TRL's trainer with the cell's settings."""
+    """Build TRL's trainer with the cell's settings."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -103,7 +103,7 @@ def stock(cell, model, tokenizer, rows, micro: int):
 
 
 def trl_update(micro: int) -> dict:
-    """The same step in stock TRL, which pads the generation batch to its longest prompt and completion."""
+    """Time the same step in stock TRL, which pads the generation batch to its longest prompt and completion."""
     import torch
     from bench import stock_update
 
@@ -112,23 +112,23 @@ def trl_update(micro: int) -> dict:
 
     cell, _, rows = rows_of_single()
     model, tokenizer = load_model(cell)
-    other = stock(cell, model, tokenizer, [{"prompt": "a"}], micro)
-    other.create_optimizer()
-    other.current_gradient_accumulation_steps = len(rows) // micro
+    stock_trainer = stock(cell, model, tokenizer, [{"prompt": "a"}], micro)
+    stock_trainer.create_optimizer()
+    stock_trainer.current_gradient_accumulation_steps = len(rows) // micro
     whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
     real = sum(int(whole[name].sum()) for name in ("prompt_mask", "completion_mask"))
     size = sum(whole[name].numel() for name in ("prompt_mask", "completion_mask"))
-    seconds = timed(lambda: stock_update(other, whole, micro, len(rows)))
+    seconds = timed(lambda: stock_update(stock_trainer, whole, micro, len(rows)))
     return {"seconds": seconds, "rows": len(rows), "padding": 1 - real / size}
 
 
 def iteration() -> dict:
-    """Whole iterations of ours, with rollout, scoring and update, at a learning rate of 0."""
+    """Time whole iterations of ours, with rollout, scoring and update, at a learning rate of 0."""
     return iterations_of("single", "sp")
 
 
 def voting() -> dict:
-    """The same of Voting with an adapter per role."""
+    """Time whole iterations of Voting with an adapter per role."""
     return iterations_of("voting", "ip")
 
 
@@ -142,12 +142,12 @@ def iterations_of(workflow: str, policy: str) -> dict:
         tokens.append(sum(len(row.turn.completion_ids) for row in rows))
         episodes.append(len(played))
         sequences.append(len(rows))
-        for row in rows:  # or TRL would compute gradients of rows that ours leaves out
+        for row in rows:  # otherwise TRL would compute gradients of rows that ours skips
             row.advantage = row.advantage or 0.1
         return rows
 
     trainer.prepare_rows = count
-    trainer.learning_rate_of = lambda call: 0.0
+    trainer.adapter_learning_rate = lambda adapter, call: 0.0
 
     def work() -> None:
         trainer.training_step(trainer.model, [dict(row) for row in batch])
@@ -160,7 +160,7 @@ def iterations_of(workflow: str, policy: str) -> dict:
 
 
 def trl_iteration(micro: int) -> dict:
-    """Whole iterations of TRL's own `train`: from the second to the last."""
+    """Time whole iterations of TRL's `train`, from the second to the last."""
     from transformers import TrainerCallback
 
     from multirole_study.experiment.cell_trainer import load_model
@@ -170,23 +170,23 @@ def trl_iteration(micro: int) -> dict:
     trainer.args.num_generations = 1  # each problem's prompt, as the workflow writes it
     first = trainer.play([(problem, 0) for problem in trainer.problems[: 4 * cell.n_problems]], 0)
     rows = [{"prompt": tokenizer.decode(episode.turns[0].prompt_ids)} for episode in first]
-    other = stock(cell, model, tokenizer, rows, micro)
+    stock_trainer = stock(cell, model, tokenizer, rows, micro)
     marks, tokens = [], []
-    score = other._generate_and_score_completions
+    score = stock_trainer._generate_and_score_completions
 
     def count(inputs):
         scored = score(inputs)
         tokens.append(int(scored["completion_mask"].sum()))
         return scored
 
-    other._generate_and_score_completions = count
+    stock_trainer._generate_and_score_completions = count
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_, **__) -> None:
             marks.append(time.process_time())
 
-    other.add_callback(Clock())
-    other.train()
+    stock_trainer.add_callback(Clock())
+    stock_trainer.train()
     n = len(marks) - 1
     return {"seconds": (marks[-1] - marks[0]) / n, "tokens": sum(tokens[1:]) / n}
 
@@ -194,42 +194,42 @@ def trl_iteration(micro: int) -> dict:
 def requests_of_voting():
     """(trainer, requests) of the voters of one iteration."""
     _, trainer, _ = make("voting")
-    asked, add = [], trainer.engine.add
-    trainer.engine.add = lambda key, request: (asked.append(request), add(key, request))[1]
+    requests, add = [], trainer.engine.add
+    trainer.engine.add = lambda key, request: (requests.append(request), add(key, request))[1]
     trainer.play([(p, i) for p in trainer.problems[:16] for i in range(8)], 0)
     trainer.engine.add = add
-    return trainer, asked[:384]
+    return trainer, requests[:384]
 
 
 def engine() -> dict:
-    """Our engine on the requests, all at once."""
+    """Time our engine on all requests at once."""
     from bench_engine import run_engine
 
-    trainer, asked = requests_of_voting()
-    rows, tokens = [(request.prompt_ids, request.max_tokens) for request in asked], []
-    seconds = timed(lambda: tokens.append(run_engine(trainer.engine, rows, [asked[0].adapter])))
+    trainer, requests = requests_of_voting()
+    rows, tokens = [(request.prompt_ids, request.max_tokens) for request in requests], []
+    seconds = timed(lambda: tokens.append(run_engine(trainer.engine, rows, [requests[0].adapter])))
     return {"seconds": seconds, "tokens": tokens[-1]}
 
 
 def generate() -> dict:
-    """`transformers`' `generate` of the merged model, all rows in one left-padded call."""
+    """Time `transformers`' `generate` of the merged model, with all rows in one left-padded call."""
     from bench_engine import run_generate
 
-    trainer, asked = requests_of_voting()
+    trainer, requests = requests_of_voting()
     model, tokenizer = trainer.peft_model.merge_and_unload().eval(), trainer.processing_class
-    rows, tokens = [(request.prompt_ids, request.max_tokens) for request in asked], []
+    rows, tokens = [(request.prompt_ids, request.max_tokens) for request in requests], []
     ends = tokenizer.eos_token_id, tokenizer.pad_token_id
     seconds = timed(lambda: tokens.append(run_generate(model, rows, *ends)))
     return {"seconds": seconds, "tokens": tokens[-1]}
 
 
 def vllm() -> dict:
-    """`vllm.LLM.generate` with one LoRA adapter, as its documentation has it."""
+    """Time `vllm.LLM.generate` with one LoRA adapter, used as its documentation shows."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     from multirole_study.experiment.base_models import locate
     from multirole_study.experiment.cell import Cell
 
-    trainer, asked = requests_of_voting()
+    trainer, requests = requests_of_voting()
     folder = tempfile.mkdtemp()
     trainer.peft_model.save_pretrained(folder)
     from vllm import LLM, SamplingParams
@@ -240,19 +240,19 @@ def vllm() -> dict:
         disable_log_stats=True, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 28,
     )  # fmt: skip
     adapter = LoRARequest("shared", 1, str(Path(folder, "shared")))
-    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in asked]
-    settings = [SamplingParams(temperature=1.0, max_tokens=request.max_tokens, logprobs=0) for request in asked]
+    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+    settings = [SamplingParams(temperature=1.0, max_tokens=request.max_tokens, logprobs=0) for request in requests]
     tokens = []
 
     def work() -> None:
-        done = llm.generate(prompts, settings, use_tqdm=False, lora_request=adapter)
-        tokens.append(sum(len(one.outputs[0].token_ids) for one in done))
+        outputs = llm.generate(prompts, settings, use_tqdm=False, lora_request=adapter)
+        tokens.append(sum(len(output.outputs[0].token_ids) for output in outputs))
 
     return {"seconds": timed(work), "tokens": tokens[-1]}
 
 
 def comlrl() -> dict:
-    """One problem through CoMLRL: three voters, then an aggregator that reads them in the second turn."""
+    """Time one problem through CoMLRL: three voters, then an aggregator that reads them in the second turn."""
     import torch
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
     from datasets import Dataset
@@ -369,11 +369,11 @@ def main() -> None:
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        what, *numbers = args.measure
+        measure, *numbers = args.measure
         import torch
 
         torch.set_num_threads(1)
-        print(json.dumps(globals()[what](*map(int, numbers))))
+        print(json.dumps(globals()[measure](*map(int, numbers))))
         return
     if unknown := set(args.names) - set(RIVALS):
         parser.error(f"{sorted(unknown)} are not rivals; choose from {list(RIVALS)}")
@@ -381,9 +381,9 @@ def main() -> None:
     for name in args.names or RIVALS:
         ours, theirs = RIVALS[name]
         python = environment_with(COMLRL, args.environment) if theirs == "comlrl" else sys.executable
-        found = ratios([(one(sys.executable, ours), one(python, theirs)) for _ in range(args.pairs)])
-        result[name] = found
-        for unit, value in found.items():
+        measured = ratios([(one(sys.executable, ours), one(python, theirs)) for _ in range(args.pairs)])
+        result[name] = measured
+        for unit, value in measured.items():
             print(f"{name:18} {unit:12} {value['median']:6.2f}  [{value['min']:.2f}, {value['max']:.2f}]", flush=True)
         write("bench_rivals", args.out, result, table(result))
 

@@ -1,12 +1,12 @@
-"""How fast the sandbox grades, against a peer on the same cores in the same run; prints ratios (ours is faster: > 1).
+"""Measure how fast the sandbox grades, compared with a peer on the same cores in the same run; print ratios (above 1: ours is faster).
 
     python benchmarks/bench_sandbox.py [--repeats 3] [--against FOLDER] [--write]
 
-The peer, `fresh`, starts `python -I` per test, with rlimits and without any isolation. Ours runs with all its walls and a
-process per test. Wall-clock seconds, medians over alternating repeats; --write puts them into results/bench/sandbox.json.
+The peer, `fresh`, starts `python -I` per test, with rlimits and without isolation. Ours runs with full isolation and a
+process per test. Wall-clock seconds, medians over alternating repeats; --write stores them in results/bench/sandbox.json.
 The program with 30 lines is a shortest-path search with imports.
 
---against compares the CPU-seconds of programs with 10 tests with those of another checkout, in pairs that take turns.
+--against compares the CPU-seconds of programs with 10 tests with those of another checkout, in alternating pairs.
 """
 
 import argparse
@@ -79,21 +79,21 @@ Batch = list[tuple[str, list[dict]]]
 
 
 def limit() -> None:
-    """What the peer allows: 2 GiB and 4 CPU seconds."""
+    """Set the peer's limits: 2 GiB and 4 CPU seconds."""
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
 
 
-def start(code: str, given: str) -> str:
-    """One fresh Python."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], input=given, capture_output=True, text=True, check=False, preexec_fn=limit
+def start(code: str, stdin: str) -> str:
+    """Run code in a new Python process."""
+    completed = subprocess.run(
+        [sys.executable, "-I", "-c", code], input=stdin, capture_output=True, text=True, check=False, preexec_fn=limit
     )
-    return done.stdout
+    return completed.stdout
 
 
 def run_fresh(batch: Batch) -> None:
-    """A process per test."""
+    """Grade with a new process per test."""
 
     def grade(program: str, tests: list[dict]) -> list[bool]:
         return [start(program, test["input"]).strip() == test["output"].strip() for test in tests]
@@ -103,20 +103,20 @@ def run_fresh(batch: Batch) -> None:
 
 
 def run_ours(batch: Batch) -> None:
-    """The sandbox."""
+    """Grade with the sandbox."""
     sandbox.grade_batch([program for program, _ in batch], [tests for _, tests in batch])
 
 
 def make_graphs(outcome: str, n_programs: int, n_tests: int) -> Batch:
-    """Programs of 30 lines that pass, fail, or pass every second test."""
-    given = "4 4\n1 2 3\n2 3 4\n1 3 9\n3 4 1\n"
+    """Return programs of 30 lines that pass, fail, or pass every second test."""
+    stdin = "4 4\n1 2 3\n2 3 4\n1 3 9\n3 4 1\n"
     outputs = ["x" if outcome == "failing" or (outcome == "mixed" and i % 2) else "0 3 7 8" for i in range(n_tests)]
-    tests = [{"input": given, "output": output, "testtype": "stdin"} for output in outputs]
+    tests = [{"input": stdin, "output": output, "testtype": "stdin"} for output in outputs]
     return [(f"{PROGRAM}# {i}\n", tests) for i in range(n_programs)]
 
 
 def make_squares(share_wrong: float, is_slow: bool = False, n_problems: int = 16, n_tests: int = 20) -> Batch:
-    """Problems with 20 tests; a wrong program fails from a different test on."""
+    """Return problems with 20 tests; each wrong program begins to fail at another test."""
     batch = []
     for problem in range(n_problems):
         tests = [{"input": f"{n}\n", "output": str(n * n), "testtype": "stdin"} for n in range(n_tests)]
@@ -127,14 +127,14 @@ def make_squares(share_wrong: float, is_slow: bool = False, n_problems: int = 16
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Wall-clock seconds of one call."""
+    """Return the wall-clock seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def compare(batch: Batch, repeats: int) -> dict[str, float]:
-    """Median milliseconds per program of ours, and the peer's ratio to it."""
+    """Return our median milliseconds per program, and the peer's ratio to it."""
     run_ours(batch[:4])  # workers started
     ours, ratios = [], []
     for _ in range(repeats):
@@ -145,18 +145,18 @@ def compare(batch: Batch, repeats: int) -> dict[str, float]:
 
 
 def cpu_pairs(other: Path, pairs: int) -> dict[str, object]:
-    """CPU milliseconds per program of 10 tests, ours and of another checkout, its managers' and tests' included."""
-    batch = [one for outcome in ("passing", "failing", "mixed") for one in make_graphs(outcome, 48, 10)]
+    """Return the CPU milliseconds per program of 10 tests, of this and another checkout, child processes included."""
+    batch = [program for outcome in ("passing", "failing", "mixed") for program in make_graphs(outcome, 48, 10)]
     folders = {"ours": Path(__file__).parents[1], "other": other}
     spent: dict[str, list[float]] = {name: [] for name in folders}
     for pair in range(pairs):
         rewards = []
         for name in sorted(folders, reverse=bool(pair % 2)):
-            done = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-c", CPU_SECONDS], input=json.dumps(batch), capture_output=True, text=True, check=True,
                 env=os.environ | {"PYTHONPATH": str(folders[name] / "src")},
             )  # fmt: skip
-            cpu_seconds, reward = json.loads(done.stdout)
+            cpu_seconds, reward = json.loads(completed.stdout)
             spent[name].append(1000 * cpu_seconds / len(batch))
             rewards.append(reward)
         assert rewards[0] == rewards[1], "other verdicts"
@@ -177,26 +177,26 @@ class Shown(dict[str, dict]):
 
 
 def main() -> None:
-    """Run everything; one line per workload."""
+    """Run all workloads and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of this repository")
     parser.add_argument("--write", action="store_true", help="write results/bench/sandbox.json")
     options = parser.parse_args()
-    found: dict[str, dict] = Shown()
+    results: dict[str, dict] = Shown()
     level = sandbox.require()
     if options.against:
-        found["30 lines, 10 tests, CPU milliseconds per program"] = cpu_pairs(options.against, 7)
+        results["30 lines, 10 tests, CPU milliseconds per program"] = cpu_pairs(options.against, 7)
     for outcome in ("passing", "failing", "mixed"):
-        found[f"30 lines, 10 tests, {outcome}"] = compare(make_graphs(outcome, 16, 10), options.repeats)
-    found["30 lines, 1 test"] = compare(make_graphs("passing", 60, 1), options.repeats)
-    found["16 x 20, 80 % wrong"] = compare(make_squares(0.8), 1)
-    found["16 x 20, slow but right"] = compare(make_squares(0.0, is_slow=True), 1)
+        results[f"30 lines, 10 tests, {outcome}"] = compare(make_graphs(outcome, 16, 10), options.repeats)
+    results["30 lines, 1 test"] = compare(make_graphs("passing", 60, 1), options.repeats)
+    results["16 x 20, 80 % wrong"] = compare(make_squares(0.8), 1)
+    results["16 x 20, slow but right"] = compare(make_squares(0.0, is_slow=True), 1)
     record = {
         "level": level,
         "cores": len(os.sched_getaffinity(0)),
         "python": sys.version.split()[0],
-        "workloads": found,
+        "workloads": results,
     }
     if options.write:
         target = Path(__file__).parents[1] / "results" / "bench" / "sandbox.json"

@@ -1,12 +1,12 @@
-"""How the cost of an iteration grows with roles, group size, completion length and episodes: CPU-seconds and memory.
+"""Measure how CPU-seconds and memory of an iteration grow with roles, group size, completion length and episodes.
 
     python benchmarks/bench_scaling.py [--repeats 3] --out results/bench/scaling
 
-A workflow of R roles that answer side by side, on the embedded model (0.45M parameters), one thread, each point in a process of
-its own, points in turn. Unless a curve varies it: 4 roles under Shared-Policy, 64 episodes in groups of 8, 256 rows of exactly 24
-completion tokens. The curve over roles keeps the rows (and so the tokens) of an iteration: more roles, fewer episodes. A shared adapter
-then takes an optimizer step per role (`updates="per_batch"`), as an isolated one does; with `updates="one"` it takes a single step. Writes
-medians as JSON and one figure.
+The workflow has R roles that answer in parallel, on the embedded model (0.45M parameters) with one thread. Each point is a separate
+process, and points alternate. The defaults are 4 roles under Shared-Policy, 64 episodes in groups of 8, and 256 rows of exactly 24
+completion tokens; each curve varies one of them. The curve over roles keeps the number of rows, and so of tokens: more roles, fewer episodes.
+A shared adapter then takes an optimizer step per role (`updates="per_batch"`), as many as isolated adapters together; with
+`updates="one"` it takes a single step. Writes medians as JSON and one figure.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LABELS = {
 
 
 def measure(roles: int, policy: str, updates: str, episodes: int, group: int, tokens: int) -> dict:
-    """CPU-seconds of the second iteration, and the peak resident set in MiB."""
+    """Return the CPU-seconds of the second iteration, and the peak resident set in MiB."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -56,7 +56,7 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
     torch.set_num_threads(1)
 
     class SideBySide:
-        """Every role answers the same question."""
+        """Workflow in which every role answers the same question."""
 
         name = "side_by_side"
 
@@ -86,23 +86,23 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
     for _ in range(2):
         inputs = [trainer.train_dataset[i] for i in range(episodes // group) for _ in range(group)]
         marks = [time.process_time()]
-        played = trainer._generate_and_score_completions(inputs)
+        episodes_played = trainer._generate_and_score_completions(inputs)
         trainer._rest_engine()
         marks.append(time.process_time())
-        trainer.update(trainer.model, trainer.prepare_rows(played))
+        trainer.update(trainer.model, trainer.prepare_rows(episodes_played))
         marks.append(time.process_time())
         trainer.state.global_step += 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"rollout": marks[1] - marks[0], "update": marks[2] - marks[1], "peak_mebibytes": peak}
 
 
-def one(point: dict) -> dict:
-    """A point in a process of its own."""
+def measure_alone(point: dict) -> dict:
+    """Measure a point in a separate process."""
     return alone(str(HERE), "--measure", json.dumps(USUAL | point))
 
 
 def plot(points: list[dict], path: Path) -> None:
-    """Time above, memory below, a column per curve."""
+    """Plot time in the upper row and memory in the lower one, with a column per curve."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, len(CURVES), figsize=(13, 5.4), sharey="row", layout="constrained")
@@ -112,9 +112,9 @@ def plot(points: list[dict], path: Path) -> None:
             if not line:
                 continue
             x = [p[name] for p in line]
-            for what, style in (("update", "-"), ("rollout", ":")):
+            for quantity, style in (("update", "-"), ("rollout", ":")):
                 axes[0, column].plot(
-                    x, [p[what] for p in line], style, marker=marker, color=colour, label=f"{what}, {who}"
+                    x, [p[quantity] for p in line], style, marker=marker, color=colour, label=f"{quantity}, {who}"
                 )
             axes[1, column].plot(x, [p["peak_mebibytes"] for p in line], "-", marker=marker, color=colour, label=who)
         for row in axes[:, column]:
@@ -123,8 +123,8 @@ def plot(points: list[dict], path: Path) -> None:
             row.minorticks_off()
             row.spines[["top", "right"]].set_visible(False)
         axes[1, column].set_xlabel(label)
-    for row, most in zip(axes, ("update", "peak_mebibytes"), strict=True):
-        row[0].set_ylim(0, 1.05 * max(point[most] for point in points))
+    for row, quantity_of_row in zip(axes, ("update", "peak_mebibytes"), strict=True):
+        row[0].set_ylim(0, 1.05 * max(point[quantity_of_row] for point in points))
     axes[0, 0].set_ylabel("CPU-seconds per iteration")
     axes[1, 0].set_ylabel("peak resident set, MiB")
     axes[0, 0].legend(frameon=False, fontsize=8)
@@ -141,13 +141,13 @@ def main() -> None:
         print(json.dumps(measure(**args.measure)))
         return
     todo = [{"curve": name} | USUAL | point for name, points in CURVES.items() for point in points]
-    found: list[list[dict]] = [[] for _ in todo]
+    measured: list[list[dict]] = [[] for _ in todo]
     for _ in range(args.repeats):
-        for point, results in zip(todo, found, strict=True):
-            results.append(one({k: v for k, v in point.items() if k != "curve"}))
+        for point, results in zip(todo, measured, strict=True):
+            results.append(measure_alone({k: v for k, v in point.items() if k != "curve"}))
     points = [
         point | {k: statistics.median(result[k] for result in results) for k in results[0]} | {"repeats": args.repeats}
-        for point, results in zip(todo, found, strict=True)
+        for point, results in zip(todo, measured, strict=True)
     ]
     for point in points:
         print(*(f"{k}={v:.2f}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items()))

@@ -1,8 +1,8 @@
-"""Times a training pass and a decoding step of small Llamas with one and with two torch threads: the numbers of `core/threads.py`.
+"""Time a training pass and a decoding step of small Llamas with one and two torch threads, for the numbers in `core/threads.py`.
 
     python benchmarks/bench_threads.py
 
-Wall and CPU time of the fastest of four repetitions, and the load of the machine, which decides: run it idle and busy.
+Prints wall and CPU time of the fastest of four repetitions, and the load of the machine, on which they depend: run it idle and busy.
 """
 
 import os
@@ -25,7 +25,7 @@ def build(hidden: int, layers: int, vocabulary: int) -> LlamaForCausalLM:
 
 
 def fastest(work: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU milliseconds of the repetition with the least wall time."""
+    """Return wall and CPU milliseconds of the repetition with the smallest wall time."""
     times = []
     for _ in range(REPEATS):
         wall, cpu = time.perf_counter(), time.process_time()

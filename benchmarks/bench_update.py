@@ -1,15 +1,15 @@
-"""The update on a pretrained model, against another commit and against stock TRL, on the same rows.
+"""Compare the update on a pretrained model with that of another commit and of stock TRL, on the same rows.
 
-    python benchmarks/bench_update.py OTHER --model FOLDER [--pairs 2] [--out results/bench/update.json] [--docs docs/speed_update.md]
+    python benchmarks/bench_update.py OTHER --model FOLDER [--pairs 2] [--out results/bench/update.json]
 
 OTHER is a checkout of another commit. An iteration of each workflow is rolled out once by this checkout (4 problems of
-multiplication, 8 episodes each, replies of at most 48 tokens) and stored. Then every pair is two processes of one thread, one of each
-checkout, that take one update on these rows with an adapter whose B is not zero; `--pairs` of them alternate. Stock TRL's `GRPOTrainer`
-takes its loss and gradient on the single agent's rows, padded by TRL, in bfloat16, with each of `STOCK_ROWS` rows per micro-batch.
+multiplication, 8 episodes each, replies of at most 48 tokens) and stored. A pair is two processes with one thread, one of each
+checkout, that run one update on these rows with an adapter whose B is not zero; `--pairs` of them alternate. Stock TRL's `GRPOTrainer`
+computes loss and gradient of the single agent's rows, padded by TRL, in bfloat16, for each number of rows in `STOCK_ROWS` per micro-batch.
 
-CPU-seconds of the process. `tokens` are all rows' tokens, `unique` those that are left when shared beginnings are counted once, and
-`floor` is the arithmetic of the unique ones at the speed of this processor's matrix products, measured in the same run: a forward
-pass for all, a backward pass for those with an advantage, and the head for completion tokens.
+Times are CPU-seconds of the process. `tokens` counts the tokens of all rows, `unique` counts shared prefixes once, and
+`floor` is the time of the unique tokens' arithmetic at the speed of this processor's matrix products, measured in the same run: a
+forward pass for all, a backward pass for those with an advantage, and the head for completion tokens.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import alone, shown, spread
+from measuring import alone, shown, spread, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
@@ -28,16 +28,16 @@ N_PROBLEMS, N_EPISODES, N_TOKENS = 4, 8, 48
 MICRO_BATCH_TOKENS = 4096
 
 
-def options(folder: str, **others: object) -> dict:
-    """Of the configuration, for both trainers."""
+def options(folder: str, **changes: object) -> dict:
+    """Return the configuration options of both trainers."""
     return {
         "output_dir": folder, "num_generations": N_EPISODES, "max_completion_length": N_TOKENS, "temperature": 0.7,
         "learning_rate": 2e-4, "use_cpu": True, "report_to": "none", "max_steps": 10, "gradient_checkpointing": False,
-    } | others  # fmt: skip
+    } | changes  # fmt: skip
 
 
 def make_trainer(workflow: str, model: str, folder: str, bf16: bool):
-    """A trainer of either checkout."""
+    """Build a trainer of either checkout."""
     from datasets import Dataset
     from peft import LoraConfig
 
@@ -83,12 +83,17 @@ def record(workflow: str, model: str, path: str) -> dict:
 
 
 def read_episodes(path: str) -> list:
-    """The episodes that `record` has stored."""
+    """Read the episodes that `record` has stored."""
     from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+
+    def turn_of(values: dict) -> Turn:
+        return Turn(
+            **{name: value for name, value in values.items() if name in Turn.__dataclass_fields__}
+        )  # as of then
 
     return [
         Episode(
-            Problem(e["problem"], "math", "", None), e["index"], [Turn(**turn) for turn in e["turns"]], Answer(""),
+            Problem(e["problem"], "math", "", None), e["index"], [turn_of(turn) for turn in e["turns"]], Answer(""),
             Reward(e["reward"]), e["advantage"],
         )
         for e in json.loads(Path(path).read_text())
@@ -96,7 +101,7 @@ def read_episodes(path: str) -> list:
 
 
 def perturb(model) -> None:
-    """Give every adapter an effect."""
+    """Set every adapter's B to random values, so that it has an effect."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -106,7 +111,7 @@ def perturb(model) -> None:
 
 
 def update(workflow: str, model: str, path: str, bf16: bool) -> dict:
-    """CPU-seconds of one update on stored rows; runs in either checkout."""
+    """Time one update on stored rows, in CPU-seconds; runs in either checkout."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(workflow, model, folder, bf16)
         perturb(trainer.peft_model)
@@ -117,7 +122,7 @@ def update(workflow: str, model: str, path: str, bf16: bool) -> dict:
 
 
 def stock(model: str, path: str, n_rows: int) -> dict:
-    """CPU-seconds of stock TRL's loss and gradient on the stored rows, and its optimizer step."""
+    """Time stock TRL's loss, gradient and optimizer step on the stored rows, in CPU-seconds."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
@@ -155,7 +160,7 @@ def stock(model: str, path: str, n_rows: int) -> dict:
 
 
 def floor(model: str, path: str) -> dict:
-    """Counted tokens, and the seconds of their matrix products."""
+    """Count tokens, and time their matrix products."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -186,23 +191,23 @@ def floor(model: str, path: str) -> dict:
 
 
 def timed(work) -> float:
-    """CPU-seconds of one call."""
+    """Return the CPU-seconds of one call."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def table(result: dict) -> str:
-    """The rows of the page."""
+    """Return the rows of the page's table."""
     lines = [
         "| workflow | rows | tokens, unique | floor, s | this, s | commit before, s | ratio | float32: ratio |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for workflow, found in result["workflows"].items():
-        counted = found["floor"]
+    for workflow, measured in result["workflows"].items():
+        counted = measured["floor"]
         lines.append(
             f"| {workflow} | {counted['rows']} | {counted['tokens']:,}, {counted['unique']:,} | {counted['floor']:.1f} | "
-            f"{found['this']['median']:.1f} | {found['other']['median']:.1f} | {shown(found['ratio'])} | {shown(found['ratio_float32'])} |"
+            f"{measured['this']['median']:.1f} | {measured['other']['median']:.1f} | {shown(measured['ratio'])} | {shown(measured['ratio_float32'])} |"
         )
     if trl := result.get("stock"):
         lines += [
@@ -219,14 +224,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--workflows", nargs="+", default=WORKFLOWS)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--docs", type=Path, help="page whose table between its marks is replaced")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        what, *rest = args.one
-        work = {"record": record, "update": update, "stock": stock, "floor": floor}[what]
+        measure_name, *rest = args.one
+        work = {"record": record, "update": update, "stock": stock, "floor": floor}[measure_name]
         values = {"update": lambda w, m, p, b: (w, m, p, b == "1"), "stock": lambda m, p, n: (m, p, int(n))}
-        print(json.dumps(work(*values.get(what, lambda *given: given)(*rest))))
+        print(json.dumps(work(*values.get(measure_name, lambda *arguments: arguments)(*rest))))
         return
     result: dict = {"pairs": args.pairs, "workflows": {}}
     common = [str(args.other), "--model", args.model, "--one"]
@@ -256,12 +260,7 @@ def main() -> None:
                 ]
                 result["stock"] = {"rows": best, "seconds": by_rows, "ratio": spread(ratios)}
                 print("stock", json.dumps(result["stock"]), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    if args.docs:
-        text = args.docs.read_text()
-        before, mark, rest = text.partition("<!-- table: benchmarks/bench_update.py writes it -->\n")
-        args.docs.write_text(f"{before}{mark}{table(result)}\n{rest[rest.index('<!-- end -->') :]}")
+    write("bench_update", args.out, result, table(result), "speed_update")
 
 
 if __name__ == "__main__":

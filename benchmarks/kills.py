@@ -1,8 +1,8 @@
-"""Kills small runs by SIGKILL, at every file operation and at random moments, and counts those that end as if nothing was.
+"""Kill small runs with SIGKILL, at every file operation and at random moments, and count those with the same result after a resume.
 
     OMP_NUM_THREADS=1 python benchmarks/kills.py [--scratch /dev/shm] --out results/bench/kills.json
 
-`tests/kill_run.py` says what is killed and what is compared. It takes about an hour on one core.
+`tests/support/kill_run.py` defines the runs and the comparison. It takes about an hour on one core.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
             }
             sys.stderr.write(f"{workflow}: {runs[workflow]}\n")
             points = 0
-    total = {name: sum(one[name] for one in runs.values()) for name in ("points", "random", "equal")}
+    total = {name: sum(run[name] for run in runs.values()) for name in ("points", "random", "equal")}
     text = json.dumps({"cell": SMALL, "runs": runs, "total": total}, indent=2)
     print(text)
     if arguments.out:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a measurement in a process of its own, the spread of ratios, the tables of pages in docs/."""
+"""Helpers of the benchmarks: a measurement in a separate process, the spread of ratios, the tables of pages in docs/."""
 
 import json
 import os
@@ -11,30 +11,30 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def alone(script: str, *arguments: str, checkout: Path = ROOT, python: str = sys.executable) -> dict:
-    """The JSON that a script prints last, run with one thread on a checkout's sources; RuntimeError if it fails."""
+    """Run a script with one thread on a checkout's sources, and return the JSON that it prints last; RuntimeError if it fails."""
     environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [python, "-W", "ignore", script, *arguments]
-    done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed in {checkout}:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed in {checkout}:\n{completed.stderr[-3000:]}")
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Minimum, median and maximum."""
+    """Return minimum, median and maximum."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def shown(found: dict[str, float]) -> str:
-    """A spread as a table's cell: median [minimum, maximum]."""
-    return f"{found['median']:.2f} [{found['min']:.2f}, {found['max']:.2f}]"
+def shown(ratio: dict[str, float]) -> str:
+    """Format a spread as a table's cell: median [minimum, maximum]."""
+    return f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]"
 
 
-def write(name: str, out: Path | None, result: dict, table: str) -> None:
-    """Write a benchmark's result, if it goes to a file, and its table between its marks in docs/speed.md."""
+def write(name: str, out: Path | None, result: dict, table: str, page: str = "speed") -> None:
+    """Write a benchmark's result to `out`, if given, and its table between its marks in docs/<page>.md."""
     if out is None:
         return
     out.write_text(json.dumps(result, indent=1) + "\n")
-    path = ROOT / "docs" / "speed.md"
+    path = ROOT / "docs" / f"{page}.md"
     before, mark, rest = path.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
     path.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")

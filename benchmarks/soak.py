@@ -1,10 +1,10 @@
-"""Trains one tiny cell for many iterations and watches the process: does its memory grow, does it lose descriptors?
+"""Train one tiny cell for many iterations, and check that the process leaks neither memory nor file descriptors.
 
     python benchmarks/soak.py [--iterations 500] --out results/bench/soak
 
-Writes soak.json and soak.png. Resident memory and open descriptors are read after every iteration. Flat means: over the last half,
-a straight line through the memory rises by less than `BOUND` per iteration, and descriptors do not rise. Some rise is meant to
-be: the run's tables stay in memory until its end.
+Writes soak.json and soak.png. Resident memory and open descriptors are read after every iteration. They count as flat if, over the last
+half, a straight line through the memory rises by less than `BOUND` per iteration and descriptors do not rise. Some rise is
+expected: the run's tables stay in memory until its end.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CELL = {
 
 @dataclass
 class Watch(TrainerCallback):
-    """What the process holds after each iteration."""
+    """Callback that records memory and descriptors of the process after each iteration."""
 
     megabytes: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Watch(TrainerCallback):
 
 
 def slope(values: list[float]) -> float:
-    """The rise per iteration of a straight line through the last half."""
+    """Return the rise per iteration of a straight line through the last half."""
     half = values[len(values) // 2 :]
     return float(np.polyfit(range(len(half)), half, 1)[0])
 

@@ -13,8 +13,8 @@ done
 if [[ " $* " != *" papermill "* ]]; then
   exec "$@"
 fi
-# On SIGTERM papermill exits at once, and the container with it, before its kernel has saved a checkpoint. Signal the kernel,
-# its child, instead: papermill then ends after it with an error and the executed notebook.
+# On SIGTERM papermill exits at once, and so does the container, before the kernel has saved a checkpoint. So signal the kernel,
+# papermill's child: papermill then ends after it, with an error and the executed notebook.
 set -m                # its own process group, which tini does not signal
 "$@" < /dev/null &    # papermill reads a notebook from a piped stdin
 papermill=$!

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Run a command under SLURM on this machine alone: controller, node and accounting are started for it and end with it.
+# Run a command under SLURM on this machine: controller, node and accounting are started for it and end with it.
 #
 #     docker/slurm.sh make grid ARGS="--workflow-profile profiles/slurm"
 #
 # For trying profiles/slurm and batch scripts without a cluster. Needs root, and on Debian
 #     apt-get install --no-install-recommends slurm-wlm slurmdbd munge mariadb-server
-# CPUS (2) and MEMORY (16000, in MB) are what the one node offers. Snakemake's plugin learns from the accounting alone that a job
-# has ended, hence the database.
+# CPUS (2) and MEMORY (16000, in MB) are the resources of the only node. The database is needed because Snakemake's plugin
+# learns only from the accounting that a job has ended.
 set -euo pipefail
 [[ $# -gt 0 ]] || { echo "usage: docker/slurm.sh COMMAND ..." >&2; exit 2; }
 for program in slurmctld slurmd slurmdbd munged mariadbd; do

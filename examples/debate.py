@@ -19,7 +19,7 @@ class Debate:
 
     name = "debate"
     roles = {"debater": 2, "judge": 1}  # noqa: RUF012  (role -> slots in one stage)
-    # optional: what is measured of each role, and the diagram in the inspector
+    # optional: how each role's skill is measured, and the diagram in the inspector
     structure = Structure(
         duties={"debater": Duty("solves"), "judge": Duty("selects", "debater")},
         edges=(

@@ -1,9 +1,9 @@
-"""Who should share weights? Three policy maps of one workflow, trained on the same problems. Two minutes on a CPU.
+"""Which roles should share weights? Train three policy maps of one workflow on the same problems. Two minutes on a CPU.
 
     python examples/partial_sharing.py
 
 Orch-Workers has three roles: Shared-Policy (one adapter), Isolated-Policy (three), and a map in between, where the worker,
-which fills three slots, has an adapter of its own and the two supervisors share another.
+which fills three slots, has its own adapter and the two supervisors share another.
 """
 
 from pathlib import Path

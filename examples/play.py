@@ -1,4 +1,4 @@
-"""Play a trained workflow on one problem: the same object, with a `call` of your own. After `examples/debate.py`, in the same folder:
+"""Run a trained workflow on one problem, with your own `call`. Run it after `examples/debate.py`, in the same folder:
 
     python examples/play.py "Compute left to right: 3+2-5+2"
 """
@@ -26,7 +26,7 @@ use_fitting_threads(model.num_parameters())  # as the trainer does; torch would 
 
 
 async def call(role, messages, slot=0, round=0):
-    """One reply of a role. A workflow reads `text` of it, and may set `outcome`."""
+    """Sample one reply of a role. A workflow reads its `text`, and may set its `outcome`."""
     model.set_adapter(ADAPTER[role])
     # as in training: the chat template without thinking, temperature 1
     template = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": True, "return_tensors": "pt"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run a command with COUNT of this node's GPUs to itself: profiles/gpus.sh COUNT COMMAND ...
-# Snakemake counts GPUs and does not number them, so each is a lock that the command holds for as long as it lives. SLURM numbers them.
+# Run a command with COUNT GPUs of this node, used by no other command: profiles/gpus.sh COUNT COMMAND ...
+# Snakemake counts GPUs but does not assign them, so each GPU has a lock file that the command locks until it ends. SLURM assigns them.
 set -euo pipefail
 count=$1
 shift

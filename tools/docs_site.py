@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: pages that stand elsewhere in the repository, the API's page, and links that lead out of docs/."""
+"""Hooks of mkdocs.yml: add pages from outside docs/ and the API's page, and rewrite links that point outside docs/."""
 
 import re
 from pathlib import Path
@@ -27,12 +27,12 @@ WITHOUT_MEMBERS = ("MultiRoleGRPOConfig", "MultiRoleGRPOTrainer")
 
 
 def static(config: MkDocsConfig, path: Path) -> File:
-    """A file outside docs/ that the site holds as it is, at the same place below its root."""
+    """Return a file outside docs/ that the site copies unchanged to the same path below its root."""
     return File(path.relative_to(ROOT).as_posix(), str(ROOT), config.site_dir, use_directory_urls=False)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/, one with the API, and the page of the results with all that it links to."""
+    """Add the pages from outside docs/, a page with the API, and the page of the results with all files that it links to."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     ordered = sorted(multirole.__all__, key=lambda name: not name.startswith("MultiRole"))
@@ -48,13 +48,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to pages of the site and to copies of other files; folders lose theirs. PluginError where one is dead."""
-    here = ROOT / SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    """Rewrite links to pages of the site or copies of other files; links to folders are removed. PluginError for a dead link."""
+    source = ROOT / SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def mended(link: re.Match[str]) -> str:
-        text, target, anchor = link[1], (here.parent / link[2]).resolve(), link[3] or ""
+        text, target, anchor = link[1], (source.parent / link[2]).resolve(), link[3] or ""
         if not target.exists():
-            raise PluginError(f"{here.relative_to(ROOT)} links to {link[2]}, which does not exist.")
+            raise PluginError(f"{source.relative_to(ROOT)} links to {link[2]}, which does not exist.")
         name = target.relative_to(ROOT).as_posix()
         if target.is_dir():
             return text[1:-1]

@@ -1,4 +1,4 @@
-"""The model card of scale smollm2: what the untrained base does on its tasks, from evaluations, written into docs/smollm2.md.
+"""Write the model card of scale smollm2 into docs/smollm2.md: the untrained base on its tasks, from evaluations.
 
     export OMP_NUM_THREADS=1
     multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p n_validation 128 -p results_dir card
@@ -26,14 +26,14 @@ WANTED = {"accuracy": (0.10, 0.40), "one of three right - accuracy": (0.15, 1.0)
 
 
 def mean_interval(values: pd.Series) -> dict[str, float]:
-    """Mean over problems with its 95 % normal interval."""
+    """Return the mean over problems with its 95 % normal interval."""
     half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
-    rounded = [round(float(one), 4) for one in (values.mean(), values.mean() - half, values.mean() + half)]
+    rounded = [round(float(number), 4) for number in (values.mean(), values.mean() - half, values.mean() + half)]
     return dict(zip(("value", "low", "high"), rounded, strict=True)) | {"n": len(values)}
 
 
 def solver_facts(folder: Path) -> dict[str, dict[str, float]]:
-    """What the single agent does in `ROLLOUTS` episodes per problem."""
+    """Measure the single agent in `ROLLOUTS` episodes per problem."""
     episodes, turns = (pd.read_parquet(folder / f"{name}.parquet") for name in ("eval", "turns"))
     by_problem = episodes.groupby("problem")
     accuracy, any_right = by_problem["correct"].mean(), by_problem["correct"].any().astype(float)
@@ -50,7 +50,7 @@ def solver_facts(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def workflow_facts(folder: Path) -> dict[str, dict[str, float]]:
-    """Accuracy of a workflow, and how often each role's reply could be read."""
+    """Measure a workflow's accuracy, and how often each role's reply could be parsed."""
     episodes, turns = (pd.read_parquet(folder / f"{name}.parquet") for name in ("eval", "turns"))
     facts = {"accuracy": mean_interval(episodes["correct"].astype(float))}
     for role, rows in turns[turns["outcome"].notna()].groupby("role"):
@@ -62,7 +62,7 @@ def workflow_facts(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def measure(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """All facts of a results folder `<results_dir>/smollm2` with the evaluations above."""
+    """Measure all facts from a results folder `<results_dir>/smollm2` with the evaluations above."""
     found = {}
     for path in sorted(folder.glob("evaluations/base*/*/eval.parquet")):
         config = json.loads((path.parent / "config.json").read_text())
@@ -74,7 +74,7 @@ def measure(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def written(measured: dict) -> str:
-    """The tables of the page."""
+    """Format the tables of the page."""
     facts = measured["facts"]
     lines = [
         f"Base: {measured['base']['name']}, SHA-256 of its weights `{next(iter(measured['base']['sha256'].values()))[:12]}`.",
@@ -87,9 +87,12 @@ def written(measured: dict) -> str:
         cells = [_cell(facts[f"single, {task}"][name]) for task in ("math", "code")]
         lines.append(f"| {name} | {wanted} | {' | '.join(cells)} |")
     lines += ["", "| workflow, untrained, math | | |", "|---|---|---|"]
-    for workflow, own in facts.items():
+    for workflow, workflow_facts in facts.items():
         if not workflow.startswith("single"):
-            lines += [f"| {workflow.removesuffix(', math')} | {name} | {_cell(fact)} |" for name, fact in own.items()]
+            lines += [
+                f"| {workflow.removesuffix(', math')} | {name} | {_cell(fact)} |"
+                for name, fact in workflow_facts.items()
+            ]
     return "\n".join(lines)
 
 
@@ -100,13 +103,13 @@ def _cell(fact: dict[str, float]) -> str:
 
 
 def page_with(page: str, measured: dict) -> str:
-    """The page with the card between its marks."""
+    """Return the page with the card between its marks."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{written(measured)}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> None:
-    """Measure, and write facts and page."""
+    """Measure, and write the facts and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="<results_dir>/smollm2")
     measured = measure(parser.parse_args().folder)

@@ -1,12 +1,12 @@
-"""Try the newest TRL, transformers, PEFT and vLLM against the contract tests, and say what breaks: a job for a machine with a network.
+"""Run the contract tests with the newest TRL, transformers, PEFT and vLLM, and report failures. Needs a network.
 
-    .venv/bin/python tools/try_newest.py                      each alone over the locked environment, then all together
-    .venv/bin/python tools/try_newest.py trl peft             some of them
+    .venv/bin/python tools/try_newest.py                      each alone on top of the locked environment, then all together
+    .venv/bin/python tools/try_newest.py trl peft             some packages
     .venv/bin/python tools/try_newest.py --dry-run            print the commands and run none
 
-Each try is a virtual environment of its own in a temporary folder: it sees the packages of the environment that runs this file,
-and pip installs the newest version of one package, and what that needs, in front of them. Nothing is installed into the
-environment itself. The last line of the table has all of them at once. Exit code 1 where something breaks.
+Each try uses a separate virtual environment in a temporary folder: it sees the packages of the environment that runs this file,
+and pip installs the newest version of one package, with its requirements, before them. Nothing is installed into the
+environment itself. The last line of the table has all packages at once. The exit code is 1 if a test fails.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
 TRL = ("trl_contract", "config", "one_role_is_stock_grpo", "six_iterations_equal_stock_trl", "trl_options_equal_stock")
-VLLM = ("engine_vllm", "vllm_on_cuda", "vllm_serves_saved_adapters")
+VLLM = ("engine_vllm", "vllm_server_equals_vllm", "vllm_on_cuda", "vllm_serves_saved_adapters")
 TESTS = {
     "trl": TRL,
     "transformers": ("engine_logprobs", "engine_matches_trainer", "engine_generate", "renderers", *TRL),
@@ -49,7 +49,7 @@ class Try(NamedTuple):
 
 
 def is_installed(package: str) -> bool:
-    """Whether the running environment has a package."""
+    """Return whether the running environment has a package."""
     try:
         return bool(version(package))
     except PackageNotFoundError:
@@ -57,13 +57,13 @@ def is_installed(package: str) -> bool:
 
 
 def files_of(packages: Sequence[str]) -> list[str]:
-    """The paths of the tests of some packages, each once."""
+    """Return the paths of the tests of some packages, each once."""
     names = dict.fromkeys(name for package in packages for name in TESTS[package])
     return [f"tests/library/test_{name}.py" for name in names]
 
 
 def commands(folder: Path, packages: Sequence[str], slow: bool) -> list[list[str]]:
-    """What makes the environment, upgrades the packages in it, and runs the tests into `folder/report.xml`."""
+    """Return the commands that create the environment, upgrade its packages, and run the tests into `folder/report.xml`."""
     python = str(folder / "bin" / "python")
     marked = ["-m", ""] if slow else []
     return [
@@ -74,23 +74,25 @@ def commands(folder: Path, packages: Sequence[str], slow: bool) -> list[list[str
 
 
 def let_see_this_environment(folder: Path) -> None:
-    """Put this tree and the packages of the running environment behind the new environment's own."""
+    """Append this tree and the packages of the running environment to the new environment's path."""
     scheme = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     behind = [path for path in sys.path if Path(path).name == "site-packages"]
     (Path(scheme) / "base.pth").write_text("\n".join([str(ROOT / "src"), *behind, ""]))
 
 
 def installed(folder: Path, packages: Sequence[str]) -> str:
-    """The versions of packages that the new environment imports."""
+    """Return the versions of packages that the new environment imports."""
     ask = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    done = subprocess.run([folder / "bin" / "python", "-c", ask, *packages], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    completed = subprocess.run(
+        [folder / "bin" / "python", "-c", ask, *packages], capture_output=True, text=True, check=True
+    )
+    return completed.stdout.strip()
 
 
 def outcome(report: Path) -> tuple[str, str, bool]:
-    """How many tests passed and failed, the first that failed, and whether all is well, of a JUnit report.
+    """Read a JUnit report: return the numbers of passed and failed tests, the first failure, and whether the try succeeded.
 
-    Tests that are all skipped, as where vLLM cannot be imported, show nothing and are not well.
+    If all tests are skipped, for example because vLLM cannot be imported, the try has not succeeded.
     """
     if not report.exists():
         return "the tests did not start", "see the output above", False
@@ -116,8 +118,8 @@ def attempt(packages: Sequence[str], slow: bool) -> Try:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         subprocess.run(test, cwd=ROOT, env=environment, check=False)
         after = installed(folder, packages)
-        found = outcome(folder / "report.xml")
-    return Try(name, before if before == after else f"{before} -> {after}", *found)
+        result = outcome(folder / "report.xml")
+    return Try(name, before if before == after else f"{before} -> {after}", *result)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A tool-using agent of smolagents, which runs in a thread: it writes code that calls a calculator, and is asked again when that fails.
+"""A tool-using agent of smolagents, which runs in a thread: it writes code that calls a calculator, and tries again if that fails.
 
     python examples/frameworks/smolagents_tool.py
 """

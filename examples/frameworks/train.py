@@ -1,4 +1,4 @@
-"""Trains a workflow of this folder on the embedded model and arithmetic, for four iterations; a minute on a CPU."""
+"""Train a workflow of this folder on the embedded model and arithmetic, for four iterations; a minute on a CPU."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Multi-role GRPO: reinforcement learning of multi-agent LLM workflows on stock TRL.
 
-The names below are imported when they are first used, so that `import multirole` and the command line cost nothing.
+The names below are imported at their first use, so that `import multirole` and the command line start fast.
 """
 
 # ruff: noqa: F401, PLE0604
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
-if TYPE_CHECKING:  # the same names once more: type checkers read no strings
+if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole.core.config import MultiRoleGRPOConfig
+    from multirole.core.credit import credit_callback
+    from multirole.core.forks import Fork, fork, play_forks
     from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
     from multirole.core.rows import Row
     from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -28,11 +30,14 @@ if TYPE_CHECKING:  # the same names once more: type checkers read no strings
         user,
     )
     from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+    from multirole.diagnostics.role_value import RoleEffect, RoleValue, role_values
     from multirole.endpoint.workflow import from_openai
     from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 _HOME = {
     "multirole.core.config": ("MultiRoleGRPOConfig",),
+    "multirole.core.credit": ("credit_callback",),
+    "multirole.core.forks": ("Fork", "fork", "play_forks"),
     "multirole.core.hooks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
     "multirole.core.rows": ("Row",),
     "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
@@ -51,6 +56,7 @@ _HOME = {
     ),
     "multirole.endpoint.workflow": ("from_openai",),
     "multirole.diagnostics.role_diagnostics": ("RoleDiagnostics",),
+    "multirole.diagnostics.role_value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -72,8 +72,8 @@ class Pool:
         self.is_ending = False
         with ThreadPoolExecutor(n_workers) as threads:
             try:
-                for done in as_completed([threads.submit(self._work, queue, limits) for _ in range(n_workers)]):
-                    done.result()
+                for future in as_completed([threads.submit(self._work, queue, limits) for _ in range(n_workers)]):
+                    future.result()
             except BaseException:  # also Ctrl-C: start nothing more, and kill what runs
                 self.is_ending = True
                 for worker in list(self.busy):
@@ -130,7 +130,7 @@ class Pool:
             job.reasons[test] = reason
             job.left.remove(test)
         if job.left and frame.reason not in ("timeout", "error"):
-            raise SandboxError(f"A manager {frame.reason}: {worker.last_words()}")
+            raise SandboxError(f"A manager {frame.reason}: {worker.error_tail()}")
         job.end(frame.reason)  # remaining tests, if the program does not compile or its time is up
 
     def _blame(self, job: Job, error: SandboxError) -> None:

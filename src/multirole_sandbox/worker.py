@@ -75,15 +75,15 @@ class Worker:
                 body.flush()
                 socket.send_fds(self.channel, [wire.PACKET.pack(len(head), limits.problem_seconds)], [body.fileno()])
         except OSError as error:
-            raise SandboxError(f"A worker accepts no work ({error}): {self.last_words()}") from error
+            raise SandboxError(f"A worker accepts no work ({error}): {self.error_tail()}") from error
         index = 0
         while index >= 0:
             yield (frame := self._frame(limits.output_bytes, deadline))
             index = frame.test
 
-    def _frame(self, most: int, deadline: float) -> Frame:
+    def _frame(self, max_bytes: int, deadline: float) -> Frame:
         mark, test, reason, size = wire.FRAME.unpack(self._read(wire.FRAME.size, deadline))
-        if mark != wire.MARK or size > most or not 0 <= reason < len(wire.REASONS):
+        if mark != wire.MARK or size > max_bytes or not 0 <= reason < len(wire.REASONS):
             raise SandboxError("A worker sent bytes that are not a frame.")
         return Frame(test, wire.REASONS[reason], self._read(size, deadline))
 
@@ -91,13 +91,13 @@ class Worker:
         read = bytearray()
         while len(read) < size:
             if not self.poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-                raise SandboxError(f"A worker does not answer: {self.last_words()}")
+                raise SandboxError(f"A worker does not answer: {self.error_tail()}")
             if not (chunk := os.read(self.answers, size - len(read))):
-                raise SandboxError(f"A worker has ended: {self.last_words()}")
+                raise SandboxError(f"A worker has ended: {self.error_tail()}")
             read += chunk
         return bytes(read)
 
-    def last_words(self) -> str:
+    def error_tail(self) -> str:
         """Return the last 2,000 bytes of the worker's error output."""
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 2000))

@@ -1,13 +1,13 @@
 """The study of the paper: its tasks, cells, runs, tables and figures, on the public API of `multirole`.
 
-The names below are imported when they are first used.
+The names below are imported at their first use.
 """
 
 # ruff: noqa: F401, PLE0604
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the same names once more: type checkers read no strings
+if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole_study.experiment.cell import Cell
     from multirole_study.experiment.run import run_cell
     from multirole_study.tasks import Task

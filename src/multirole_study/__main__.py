@@ -81,7 +81,7 @@ def evaluate(argv: list[str]) -> int:
 
 
 def plan(argv: list[str]) -> int:
-    """Report whether a cell fits memory and disk, and estimate its time; the exit code is 1 if it does not fit."""
+    """Report whether a cell fits memory and disk, and estimate its time. The exit code is 1 if it does not fit."""
     from multirole_study import plan as planner
     from multirole_study.experiment.cell import Cell
     from multirole_study.paper.grid import Grid
@@ -105,7 +105,7 @@ def plan(argv: list[str]) -> int:
 
 
 def doctor(argv: list[str]) -> int:
-    """Train two iterations of a cell on this machine: checks, speed and memory. The exit code is 1 if a check fails.
+    """Train two iterations of a cell on this machine to check it and measure time and memory. The exit code is 1 if a check fails.
 
     For several processes, write torchrun --nproc_per_node 2 -m multirole_study doctor -p workflow voting -p policy ip
     """
@@ -143,6 +143,53 @@ def serve(argv: list[str]) -> int:
     return 0
 
 
+def vllm_server(argv: list[str]) -> int:
+    """Start a vLLM server on this machine for the rollouts of a cell (engine vllm_server).
+
+    The cell's parameters decide on model, lengths, rank and LoRA slots. Words after -- go to vLLM, such as -- --tensor-parallel-size 2.
+    """
+    from multirole_study.experiment.cell import Cell
+
+    parser = _parser(vllm_server)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000)")
+    parser.add_argument("--print", action="store_true", help="print the command and start nothing")
+    split = argv.index("--") if "--" in argv else len(argv)
+    options, parameters = _read(parser, argv[:split])
+    cell, launch = Cell.from_parameters({"engine": "vllm_server"} | parameters)
+    from multirole_study import vllm_server as server  # this imports torch
+
+    with user_errors():
+        command = server.command_of(cell, launch, options.host, options.port, argv[split + 1 :])
+    sys.stdout.write(f"{server.as_text(command)}\n")
+    sys.stdout.flush()
+    if not options.print:
+        server.start(command)
+    return 0
+
+
+def role_value(argv: list[str]) -> int:
+    """Measure what each role of a trained cell is worth: resampled, played by the base, replaced by its twin."""
+    from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters, steps_of
+
+    parser = _parser(role_value, evaluation_parameters())
+    parser.add_argument("--problems", type=int, default=128, help="validation problems (default: 128)")
+    parser.add_argument("--draws", type=int, default=1, help="replays of each episode and intervention (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table as CSV, in fractions")
+    options, parameters = _read(parser, argv)
+    evaluation, launch = Evaluation.from_parameters({"checkpoints": "best,terminal"} | parameters)
+    with user_errors():
+        steps_of(evaluation, launch.results_dir)
+        from multirole_study import plan as planner
+        from multirole_study.role_value import as_text, measure
+
+        table = measure(evaluation, planner.settled(evaluation.cell, launch), options.problems, options.draws)
+        if options.out is not None:
+            table.to_csv(options.out, index=False)
+    sys.stdout.write(f"{as_text(table)}\n")
+    return 0
+
+
 def inspect(argv: list[str]) -> int:
     """Write an HTML page for one run, or for every finished run below a folder, with an index."""
     parser = _parser(inspect)
@@ -159,12 +206,31 @@ def inspect(argv: list[str]) -> int:
     return 0
 
 
+def signal(argv: list[str]) -> int:
+    """Measure signal and noise of a run's gradients, role by role, at its checkpoints."""
+    parser = _parser(signal)
+    parser.add_argument(
+        "folder", type=Path, metavar="RUN", help="a run's folder, which receives gradient_signal.parquet"
+    )
+    parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
+    batches = "independent batches of episodes at each, each as large as an iteration (default: 16)"
+    parser.add_argument("--batches", type=int, default=16, help=batches)
+    options = parser.parse_args(argv)
+    if options.batches < 2:
+        parser.error(f"--batches must be 2 or more, got {options.batches}: noise is what differs between batches.")
+    from multirole_study.experiment.role_gradients import measure_run
+
+    with user_errors():
+        sys.stdout.write(f"{measure_run(options.folder, options.at, options.batches)} is written\n")
+    return 0
+
+
 def pack(argv: list[str]) -> int:
     """Pack finished runs into one file per table."""
     parser = _parser(pack)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which receives the packed tables")
-    there = "folder that contains the runs (default: the same folder)"
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help=there)
+    runs_help = "folder that contains the runs (default: the same folder)"
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help=runs_help)
     options = parser.parse_args(argv)
     folder = options.folder
     from multirole_study.paper import pack as packing
@@ -216,16 +282,26 @@ def questions(argv: list[str]) -> int:
     parser.add_argument(
         "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
     )
+    out = "also write the answers as questions.md, and the figure scales.png of validation accuracy, into this folder"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
     options = parser.parse_args(argv)
+    from multirole_study.experiment.storage import write_text
+    from multirole_study.paper.output import write_figure
     from multirole_study.paper.questions import table
+    from multirole_study.paper.results import Results
+    from multirole_study.paper.scales_figure import scales_figure
 
     with user_errors():
-        sys.stdout.write(table(options.folders))
+        answers = table(options.folders)
+        if options.out is not None:
+            write_text(options.out / "questions.md", answers)
+            write_figure(scales_figure([Results(folder) for folder in options.folders]), options.out)
+        sys.stdout.write(answers)
     return 0
 
 
 def fetch(argv: list[str]) -> int:
-    """Download the base model of a scale unless it is on this machine, and print its folder."""
+    """Download the base model of a scale, if it is not on this machine, and print its folder."""
     from multirole_study.experiment.cell import Cell
     from multirole_study.experiment.presets import MODELS, SMOLLM2
 
@@ -248,7 +324,21 @@ def fetch(argv: list[str]) -> int:
 
 COMMANDS = {
     command.__name__: command
-    for command in (train, evaluate, plan, doctor, inspect, serve, pack, paper, questions, fetch)
+    for command in (
+        train,
+        evaluate,
+        role_value,
+        plan,
+        doctor,
+        inspect,
+        signal,
+        serve,
+        vllm_server,
+        pack,
+        paper,
+        questions,
+        fetch,
+    )
 }
 
 

@@ -1,12 +1,12 @@
-"""`multirole doctor`: two real iterations of a cell on this machine, what they show of its parts, and what they cost.
+"""Run two real iterations of a cell on this machine, check its parts, and measure time and memory (`multirole doctor`).
 
-The cell's own trainer, engine and optimizer run at the cell's batch and lengths, and save a checkpoint. Three things are not the
-cell's, so that each check has something to see: every adapter starts from random weights of its own (fresh ones equal the base,
-and a mix-up of adapters would not show), every episode is given an advantage, and the learning rate is large. The first iteration
-is watched in detail, the second is measured.
+The cell's trainer, engine and optimizer run with the cell's batch and lengths, and save a checkpoint. Three things differ from
+the cell, so that a fault becomes visible: every adapter starts from different random weights (fresh adapters all equal the
+base, which would hide a mix-up), every episode has an advantage, and the learning rate is large. The first iteration is checked
+in detail, the second is measured.
 
-Whether engine and trainer agree is not judged by a fixed number, since both round: their difference must be small against the
-one that a fault would make (another adapter, old weights) on the same rows.
+Engine and trainer both round, so there is no fixed tolerance for their difference: it must be small compared with the difference
+that a fault (another adapter, old weights) would cause on the same rows.
 """
 
 import hashlib
@@ -46,15 +46,15 @@ from multirole_study.tasks.gym import Gym
 
 ITERATIONS = 2
 PHASES = ("rollout", "update")
-NOISE, STEP = 0.15, 0.05
-"""What an adapter adds to a module's output at first, as a part of that; and the learning rate times the root of the model's width.
-Both move log-probs by far more than rounding to bfloat16 does, and leave the model able to write."""
-SHARE = 0.25
-"""The log-probs of engine and trainer may differ by this part of what a fault would make."""
-FEW = 8
-"""Rows of a role on which that is measured."""
-CERTAIN = -1e-3
-"""Tokens of a larger log-prob may have a gradient that rounds to zero."""
+NOISE, STEP_SIZE = 0.15, 0.05
+"""Size of a random adapter's contribution relative to its module's output, and the learning rate times the root of the model's width.
+Both change log-probs by far more than rounding to bfloat16, and leave the model able to write."""
+TOLERANCE = 0.25
+"""Largest difference between the log-probs of engine and trainer, as a fraction of the difference that a fault would cause."""
+FAULT_ROWS = 8
+"""Number of a role's rows on which the difference by a fault is measured."""
+MAX_LOGPROB = -1e-3
+"""Tokens with a larger log-prob may have a gradient that rounds to zero."""
 
 
 class Finding(NamedTuple):
@@ -66,13 +66,13 @@ class Finding(NamedTuple):
 
 
 def digest(tensor: Tensor) -> str:
-    """A hash of a tensor's bytes, as far as this process holds it."""
+    """Hash the bytes of this process's shard of a tensor."""
     values = local(tensor.detach()).cpu().reshape(-1)
     return hashlib.sha256(values.view(torch.uint8).numpy().data).hexdigest()
 
 
 def digests(trainer: MultiRoleGRPOTrainer, is_base: bool = False) -> dict[str, str]:
-    """name -> hash of the tensors of all adapters, or of the base."""
+    """Return name -> hash of every adapter tensor, or of every tensor of the base."""
     for module in trainer.peft_model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -81,19 +81,19 @@ def digests(trainer: MultiRoleGRPOTrainer, is_base: bool = False) -> dict[str, s
 
 
 def trained_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
-    """All adapters, as far as this process holds them; shares their memory."""
+    """Return this process's shards of all adapters, which share their memory."""
     return [local(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
 
 
 def saved_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
-    """All adapters and the optimizer's moments, as far as this process holds them; shares their memory."""
+    """Return this process's shards of all adapters and of the optimizer's moments, which share their memory."""
     states = trainer.optimizer.state.values()
     return trained_tensors(trainer) + [local(state[key]) for state in states for key in ("exp_avg", "exp_avg_sq")]
 
 
 @torch.no_grad()
 def randomise(trainer: MultiRoleGRPOTrainer) -> None:
-    """Give each adapter random weights of its own, the same on every process."""
+    """Give each adapter different random weights, the same on every process."""
     for i, name in enumerate(trainer.adapters):
         generator = torch.Generator().manual_seed(i)
         for layer in [module for module in trainer.peft_model.modules() if isinstance(module, LoraLayer)]:
@@ -104,35 +104,35 @@ def randomise(trainer: MultiRoleGRPOTrainer) -> None:
 
 
 class PhasePeak:
-    """The most memory of this process from its making on: on a GPU all that is in use, torch's cache included, else in RAM.
+    """Peak memory since this object was created: on a GPU all memory in use, torch's cache included, else the process's RAM.
 
-    The GPU's is what is in use at the start, and by how much torch's reserved memory has grown at most since; where RAM's peak
-    cannot be reset (`/proc/self/clear_refs`), it is that of the whole process.
+    The GPU's peak is the memory in use at the start plus the largest growth of torch's reserved memory. If the peak of RAM cannot
+    be reset (`/proc/self/clear_refs`), it is the peak of the whole process.
     """
 
     def __init__(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-            self.beside_torch = memory_in_use() - torch.cuda.memory_reserved()
+            self.outside_torch = memory_in_use() - torch.cuda.memory_reserved()
             return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the resident peak, see proc(5)
 
     def bytes(self) -> int:
-        """Bytes at most until now."""
+        """Return the peak so far in bytes."""
         if torch.cuda.is_available():
-            return max(self.beside_torch + torch.cuda.max_memory_reserved(), memory_in_use())
+            return max(self.outside_torch + torch.cuda.max_memory_reserved(), memory_in_use())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def memory_in_use() -> int:
-    """Bytes in use on the GPU, torch's cache included."""
+    """Return the bytes in use on the GPU, torch's cache included."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
 class Trial(MultiRoleCallback):
-    """Records two iterations of a trainer; the second with nothing that takes time."""
+    """Callback that records two iterations of a trainer; in the second it does nothing that takes time."""
 
     trainer: MultiRoleGRPOTrainer
 
@@ -140,23 +140,23 @@ class Trial(MultiRoleCallback):
         self.cell = cell
         self.iterations: list[Iteration] = []
         self.gaps: list[dict[int, float]] = []
-        """Of each iteration: row -> mean |log-prob of the trainer - of the engine|, of each adapter's first step."""
+        """For each iteration: row -> mean |log-prob of the trainer - of the engine|, in each adapter's first step."""
         self.trained: list[int] = []
-        """Rows that the first iteration trained, in its micro-batches."""
+        """Indices of the rows in the micro-batches of the first iteration."""
         self.lost = self.others = 0
         self.peaks = dict.fromkeys(PHASES, 0)
-        """Bytes at most of each phase, over the iterations."""
+        """Peak bytes of each phase over the iterations."""
         self.moved: list[tuple[int, int, int]] = []
-        """Of each step of the first iteration: tensors of its own adapter, those that moved, and those of others that moved."""
+        """For each step of the first iteration: the number of its adapter's tensors, of those that changed, and of others that did."""
         self.reached = torch.zeros(0)
 
     def run(self) -> None:
-        """Train, lose what was saved, load it, and put back the weights of the start."""
+        """Train, overwrite the saved tensors with zeros, load the checkpoint, and restore the initial weights."""
         randomise(self.trainer)
         self.phase = PhasePeak()
         self.trainer.train()
-        now = digests(self.trainer, is_base=True)
-        self.changed = sum(now[name] != value for name, value in self.base.items())
+        base_digests = digests(self.trainer, is_base=True)
+        self.changed = sum(base_digests[name] != value for name, value in self.base.items())
         self.saved = [digest(tensor) for tensor in saved_tensors(self.trainer)]
         for tensor in saved_tensors(self.trainer):
             tensor.zero_()
@@ -168,7 +168,7 @@ class Trial(MultiRoleCallback):
             tensor.copy_(values)
 
     def end_phase(self, phase: str) -> None:
-        """Take the peak of a phase; the next one begins."""
+        """Record the peak of a phase and begin the next one."""
         self.peaks[phase] = max(self.peaks[phase], self.phase.bytes())
         self.phase = PhasePeak()
 
@@ -194,7 +194,7 @@ class Trial(MultiRoleCallback):
             self.handle = decoder.register_forward_hook(self.on_forward)
 
     def on_forward(self, _: object, __: object, output: Any) -> None:
-        """Remember at which positions (N, width) the decoder's outputs get a gradient."""
+        """Record at which positions (N, width) the decoder's outputs get a gradient."""
         hidden = output.last_hidden_state
         self.reached = torch.zeros(hidden.shape[:2], dtype=torch.bool)
         if hidden.requires_grad:
@@ -214,7 +214,7 @@ class Trial(MultiRoleCallback):
         ratio, is_up = (logps - batch["old_per_token_logps"]).exp(), batch["advantages"][:, None] > 0
         too_low = (ratio < 1 - trainer.epsilon_low) | (ratio > (trainer.args.delta or math.inf))
         is_clipped = torch.where(is_up, ratio > 1 + trainer.epsilon_high, too_low)
-        due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < CERTAIN)).cpu()
+        due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < MAX_LOGPROB)).cpu()
         for i, row in enumerate(rows):
             start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # rows lie at the left edge
             reached = self.reached[i, start : start + n]
@@ -238,7 +238,7 @@ class Trial(MultiRoleCallback):
         self.iterations.append(iteration)
 
     def judge(self, at: int, fault: Callable[[list[Row]], float], fault_name: str) -> Finding:
-        """Compare the gaps of an iteration with what a fault would make of them, role by role."""
+        """Compare each role's gap in an iteration with the gap that a fault would cause."""
         rows, distances = self.iterations[at].rows, []
         gaps = dict(itertools.chain.from_iterable(part.items() for part in gather_objects(self.gaps[at])))
         for role in self.trainer.policy:
@@ -246,15 +246,17 @@ class Trial(MultiRoleCallback):
             if role_places:
                 gap, due = (
                     sum(gaps[place] for place in role_places) / len(role_places),
-                    fault([rows[place] for place in role_places[:FEW]]),
+                    fault([rows[place] for place in role_places[:FAULT_ROWS]]),
                 )
                 distances.append((gap / max(due, 1e-9), gap, due, role))
-        part, gap, due, role = max(distances)
+        ratio, gap, due, role = max(distances)
         measured = f"log-probs of engine and trainer differ by {gap:.1e} (mean of {role})"
-        return Finding(part <= SHARE, measured, f"at most {SHARE * due:.1e}; {fault_name} would make {due:.1e}")
+        return Finding(
+            ratio <= TOLERANCE, measured, f"at most {TOLERANCE * due:.1e}; {fault_name} would give {due:.1e}"
+        )
 
     def distance(self, rows: Iterable[Row], is_base: bool = False) -> float:
-        """Mean |log-prob of the trainer - of the engine| of rows, under the weights of the start."""
+        """Return the mean |log-prob of the trainer - of the engine| of rows, under the initial weights."""
         rows = list(rows)
         pairs = zip(self.trainer.logprobs_of(rows, is_base), rows, strict=True)
         gaps = [(logps - torch.tensor(row.turn.logprobs)).abs().mean().item() for logps, row in pairs]
@@ -265,48 +267,48 @@ class Trial(MultiRoleCallback):
 
 
 def engine(trial: Trial) -> Finding:
-    """The engine's log-probs are the trainer's at the first step of every adapter."""
+    """Check that engine and trainer have the same log-probs at the first step of every adapter."""
 
-    def others(rows: list[Row]) -> float:
+    def other_adapters(rows: list[Row]) -> float:
         names = [name for name in trial.trainer.adapters if name != rows[0].adapter]
         distances = [trial.distance(replace(row, adapter=name) for row in rows) for name in names]
         return min([*distances, trial.distance(rows, is_base=True)])
 
-    return trial.judge(0, others, "another adapter or none")
+    return trial.judge(0, other_adapters, "another adapter or none")
 
 
 def published_weights(trial: Trial) -> Finding:
-    """The second iteration is sampled from the weights after the first one, and not from those before it."""
+    """Check that the second iteration samples from the weights after the first one, not from those before it."""
     return trial.judge(1, trial.distance, "the weights before the update")
 
 
 def masks(trial: Trial) -> Finding:
-    """Every turn is trained once, and the loss reaches the outputs that predict its completion and no others."""
-    seen = gather_objects((trial.trained, trial.lost, trial.others))
-    lost, others = sum(counts[1] for counts in seen), sum(counts[2] for counts in seen)
+    """Check that every turn is trained once, and that the loss has a gradient exactly at the outputs that predict its completion."""
+    counts_by_process = gather_objects((trial.trained, trial.lost, trial.others))
+    lost, unexpected = sum(counts[1] for counts in counts_by_process), sum(counts[2] for counts in counts_by_process)
     first = trial.iterations[0]
     sampled = Counter(id(turn) for episode in first.episodes for turn in episode.turns)
-    sampled.subtract(id(first.rows[place].turn) for places, _, _ in seen for place in places)
+    sampled.subtract(id(first.rows[place].turn) for places, _, _ in counts_by_process for place in places)
     wrong = sum(times != 0 for times in sampled.values())
     measured = (
-        f"{lost} completion tokens have no gradient, {others} other tokens have one; "
+        f"{lost} completion tokens have no gradient, {unexpected} other tokens have one; "
         f"{wrong} of {len(sampled)} turns are not trained exactly once"
     )
-    return Finding(not (lost or others or wrong), measured, "0, 0 and 0")
+    return Finding(not (lost or unexpected or wrong), measured, "0, 0 and 0")
 
 
 def adapters(trial: Trial) -> Finding:
-    """A step on the rows of a role moves the tensors of the role's adapter and no other tensor."""
-    n_moved, n_own, others = (sum(column) for column in zip(*trial.moved, strict=True))
+    """Check that a step on the rows of a role changes the tensors of the role's adapter and no other tensor."""
+    n_moved, n_own, n_others = (sum(column) for column in zip(*trial.moved, strict=True))
     measured = (
-        f"{len(trial.moved)} steps moved {n_own} of {n_moved} tensors of their own adapters, {others} of other adapters; "
-        f"{trial.changed} of the base have changed"
+        f"{len(trial.moved)} steps changed {n_own} of {n_moved} tensors of their own adapters, {n_others} of other adapters, "
+        f"and {trial.changed} of the base"
     )
-    return Finding(n_own == n_moved and not others and not trial.changed, measured, "all, 0 and 0")
+    return Finding(n_own == n_moved and not n_others and not trial.changed, measured, "all, 0 and 0")
 
 
 def grading(trial: Trial) -> Finding:
-    """Right and wrong answers of a built-in task are told apart here, in the sandbox where it is code."""
+    """Check that this machine grades a right, a wrong and an empty answer of a built-in task correctly (code in the sandbox)."""
     task = trial.cell.make_task()
     if isinstance(task, Gym):
         problem = task.problems("validation", 1)[0]
@@ -315,7 +317,7 @@ def grading(trial: Trial) -> Finding:
         reference, right, wrong = ANSWERS[task.name]
         problem = Problem("doctor", task.name, "", reference)
     else:
-        return Finding(True, "no answers to a task of your own are known", "nothing")
+        return Finding(True, "not checked: a user-supplied task has no known answers", "nothing")
     rewards = task.score([problem] * 3, [right, wrong, ""])
     verdicts = [bool(reward.is_correct) for reward in rewards]
     due = [True, False, False]
@@ -323,7 +325,7 @@ def grading(trial: Trial) -> Finding:
 
 
 def checkpoint(trial: Trial) -> Finding:
-    """A checkpoint gives back every adapter and the optimizer's moments, bit for bit."""
+    """Check that loading a checkpoint restores every adapter and the optimizer's moments, bit for bit."""
     differ = sum(before != after for before, after in zip(trial.saved, trial.loaded, strict=True))
     return Finding(differ == 0, f"{differ} of {len(trial.saved)} tensors differ after loading", "0")
 
@@ -350,22 +352,22 @@ ANSWERS: dict[str, tuple[object, str, str]] = {
         FENCE % "print(2 * int(input()))", FENCE % "print(0)",
     ),
 }  # fmt: skip
-"""name of a built-in task -> a reference, a right answer and a wrong one."""
+"""Built-in task -> a reference, a right answer and a wrong one."""
 
 
 # ---- the command
 
 
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
-    """Train two iterations in a folder; every process gets the same findings by check, and measurements."""
+    """Train two iterations in a folder; return the same findings by check, and measurements, on every process."""
     short = {"iterations": ITERATIONS, "save_every": ITERATIONS, "eval_every": ITERATIONS + 1}
-    rate = STEP / math.sqrt(shape_of(cell).hidden)
+    rate = STEP_SIZE / math.sqrt(shape_of(cell).hidden)
     trial_cell = cell.replace(**short, learning_rate=rate, warmup_iterations=0)
     trial, is_main = Trial(cell), processes().is_main_process
     with announced("loading the model and the rollout engine", is_main):
         train, validation, _ = load_problems(trial_cell, AutoTokenizer.from_pretrained(locate(cell)))
-        few = train[: ITERATIONS * cell.n_problems], validation[:1]
-        trainer = make_trainer(trial_cell, folder, launch.replace(report_to="none"), [trial], problems=few)
+        problems = train[: ITERATIONS * cell.n_problems], validation[:1]
+        trainer = make_trainer(trial_cell, folder, launch.replace(report_to="none"), [trial], problems=problems)
         trial.trainer = trainer
     activity = (
         f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
@@ -378,7 +380,7 @@ def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding]
 
 
 def measurements(trial: Trial) -> dict[str, float]:
-    """What the last iteration has cost, and the cell's training at that rate."""
+    """Return time and memory of the last iteration, and the training time of the cell at that rate."""
     last = trial.iterations[-1]
     rollout, update = last.seconds["rollout"], last.seconds["update"]
     sampled = sum(len(turn.completion_ids) for episode in last.episodes for turn in episode.turns)
@@ -392,9 +394,10 @@ def measurements(trial: Trial) -> dict[str, float]:
 
 
 def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) -> int:
-    """Print the preflight, the findings and the measurements, from the first of several processes; 1 where a check fails.
+    """Print the preflight, the findings and the measurements, on the first process only; return 1 if a check fails, else 0.
 
-    `planned` are the bytes that the plan expects in each phase, shown beside the measured ones. ValueError or OSError where the cell cannot run.
+    `planned` are the bytes that the plan expects in each phase, printed with the measured ones. ValueError or OSError if the cell
+    cannot run.
     """
     is_main, widths = processes().is_main_process, (None, None, 60, 60)
     if is_main:
@@ -410,7 +413,7 @@ def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) ->
     if is_main:
         rows = [(name, "pass" if holds else "FAIL", *rest) for name, (holds, *rest) in findings.items()]
         table = tabulate(rows, headers=("check", "result", "measured", "expected"), maxcolwidths=widths)
-        where = "GPU memory in use" if torch.cuda.is_available() else "resident memory of a process"
+        memory_kind = "GPU memory in use" if torch.cuda.is_available() else "resident memory of a process"
         peaks = [f"{phase} {measured[f'{phase}_peak_gib']:.2f} GiB" for phase in PHASES]
         if planned:
             peaks = [f"{peak} (planned {planned[phase] / GIB:.2f})" for peak, phase in zip(peaks, PHASES, strict=True)]
@@ -418,6 +421,6 @@ def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) ->
             f"\n{table}\n\nThe last iteration took {measured['rollout_seconds']:.1f} s of rollout, at "
             f"{measured['sampled_tokens_per_second']:.0f} sampled tokens/s, and {measured['update_seconds']:.1f} s of update.\n"
             f"At that rate {cell.iterations} iterations take {measured['hours_of_training']:.2f} hours. Validation is not "
-            f"counted, and replies change in length while they are trained.\nPeak {where}: {', '.join(peaks)}."
+            f"counted, and replies change in length during training.\nPeak {memory_kind}: {', '.join(peaks)}."
         )
     return 0 if all(finding.holds for finding in findings.values()) else 1

@@ -1,4 +1,4 @@
-"""Validation accuracy: its interval, and when it falls. One definition for tables, benchmarks, the inspector and a run's lines."""
+"""Define the interval of a validation accuracy and its falls, for tables, benchmarks, the inspector and a run's progress lines."""
 
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import pandas as pd
 Z = NormalDist().inv_cdf(0.975)
 
 FALL = 0.05
-"""Fraction of the validation problems."""
+"""Drop of accuracy that counts as a fall, as a fraction of the validation problems."""
 
 
 class Fall(NamedTuple):
@@ -21,7 +21,7 @@ class Fall(NamedTuple):
 
 
 def wilson(right: Any, n: Any) -> tuple[Any, Any]:
-    """The 95 % Wilson interval of a fraction `right` / `n`; of numbers, or of arrays of them."""
+    """Return the 95 % Wilson interval of a fraction `right` / `n`, for numbers or arrays."""
     p, weight = right / n, 1 + Z * Z / n
     centre, half = p + Z * Z / (2 * n), Z * np.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
     return (centre - half) / weight, (centre + half) / weight

@@ -1,9 +1,9 @@
 """Estimate how long a cell trains on GPUs, from memory bandwidth and arithmetic. **Not measured: no run on a GPU has checked it.**
 
 Inputs, all assumed, are the constants below. A rollout reads the KV cache of every sampled token and the weights of every decoding
-step, and prefills each prompt; its longest chain of replies does not shrink with more GPUs. An update scores every row, computes
-forward and backward of the rows with an advantage, and forward of the others. Not covered: overlap, the prefix cache, kernels'
-launches, communication beside `UNEVEN`, the length of replies as it changes in training, and the evaluations of a grid.
+step, and prefills each prompt; more GPUs do not shorten its longest chain of replies. An update scores every row, computes forward
+and backward of rows with an advantage, and only forward of the others. Not covered: overlap, the prefix cache, kernel launches,
+communication except `UPDATE_IMBALANCE`, changes of the reply length in training, and the evaluations of a grid.
 """
 
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import Shape
 
 REPLY_SHARE = 1250 / 5120
-"""Mean length of a reply as a part of its cap."""
+"""Mean length of a reply as a fraction of its cap."""
 INSTRUCTION_TOKENS = 150
-"""Tokens of a prompt beside the replies in it: the question and the role's instructions."""
+"""Tokens of a prompt without the replies in it: the question and the role's instructions."""
 CORRECT_VERDICTS = 0.6
-"""Share of the drafts that Eval-Opt's evaluator accepts, in each round."""
+"""Fraction of the drafts that Eval-Opt's evaluator accepts in each round."""
 SILENT_ROWS = 0.4
-"""Share of the rows whose group has equal rewards, so that they have no gradient."""
+"""Fraction of the rows whose group has equal rewards, so that they have no gradient."""
 BANDWIDTH_USED = 0.75
-"""Of the memory bandwidth, while decoding."""
+"""Fraction of the memory bandwidth that decoding reaches."""
 PREFILL_MFU, UPDATE_MFU = 0.4, 0.25
-"""Used share of the dense bfloat16 FLOP/s."""
-LONE_STEP = 0.0015
-"""Seconds of a decoding step beside the reading of weights, with few requests."""
-UNEVEN = 1.1
-"""Of the update on several processes: the slowest share, and all_reduce."""
-ALL_ROWS = 256
-"""Validation problems where a cell plays all rows of a file, which is not read here."""
+"""Fraction of the dense bfloat16 FLOP/s that prefill and update reach."""
+STEP_OVERHEAD = 0.0015
+"""Seconds of a decoding step with few requests, in addition to reading the weights."""
+UPDATE_IMBALANCE = 1.1
+"""Factor for the update on several processes: the slowest one, and all_reduce."""
+DEFAULT_VALIDATION = 256
+"""Assumed validation problems of a cell that uses all rows of a file, because the file is not read here."""
 SWITCH_SECONDS, GRADE_SECONDS = 8.0, 6.0
-"""Of an iteration: sleep, wake-up and publishing; grading and records, which processes share."""
+"""Seconds per iteration for sleep, wake-up and publishing, and for grading and records, which processes share."""
 
 
 class Gpu(NamedTuple):
-    """A GPU by its data sheet."""
+    """A GPU's data sheet."""
 
     name: str
     gib: int
@@ -54,20 +54,20 @@ GPUS = (
 
 
 def gpu_of(gpu_bytes: int) -> Gpu:
-    """The smallest of `GPUS` with so much memory, or else the largest."""
+    """Return the smallest of `GPUS` with at least this much memory, or else the largest."""
     return next((gpu for gpu in GPUS if gpu_bytes <= gpu.gib * 2**30), GPUS[-1])
 
 
 class Calls(NamedTuple):
-    """Expected calls of one kind in an episode, which run at the same time."""
+    """Expected number of calls of one stage of an episode, which run at the same time."""
 
     n: float
     replies_read: float
-    """Replies in the prompt, in units of the mean reply."""
+    """Number of earlier replies that the prompt holds."""
 
 
 def calls_of(cell: Cell) -> list[Calls]:
-    """The stages of an episode in their order. A user's workflow: one call of each slot, which reads all earlier replies."""
+    """Return the stages of an episode in order. For a user's workflow, each slot makes one call that reads all earlier replies."""
     if cell.workflow == "single":
         return [Calls(1, 0)]
     if cell.workflow == "voting":
@@ -90,7 +90,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(cell: Cell, n_episodes: int) -> list[Rows]:
-    """The rows of so many episodes by stage; prompts and replies are cut at the cell's caps."""
+    """Return the rows of `n_episodes` episodes by stage; prompts and replies are limited by the cell's caps."""
     reply = REPLY_SHARE * cell.max_response_tokens
     return [
         Rows(n_episodes * n, min(INSTRUCTION_TOKENS + read * reply, cell.max_prompt_tokens), reply)
@@ -102,12 +102,12 @@ def rows_of(cell: Cell, n_episodes: int) -> list[Rows]:
 
 
 def forward_flops(s: Shape, rank: int, tokens: float, context: float) -> float:
-    """FLOP of a forward pass of so many tokens, each of which attends to `context` others."""
+    """Return the FLOP of a forward pass over `tokens`, each of which attends to `context` others."""
     return tokens * (2 * (s.parameters + s.adapter_parameters(rank)) + 4 * context * s.layers * s.heads * s.head_dim)
 
 
 def rollout_seconds(cell: Cell, gpu: Gpu, n_processes: int, n_episodes: int, rows_at_once: int) -> float:
-    """Of an iteration's or a validation's episodes, on processes with `rows_at_once` requests each."""
+    """Estimate the seconds of a rollout of `n_episodes`, on processes with `rows_at_once` requests each."""
     s, stages = shape_of(cell), rows_of(cell, n_episodes)
     bandwidth = BANDWIDTH_USED * gpu.bandwidth
     weights = 2 * s.parameters / bandwidth  # seconds to read them once
@@ -115,23 +115,23 @@ def rollout_seconds(cell: Cell, gpu: Gpu, n_processes: int, n_episodes: int, row
     steps = sum(n * reply for n, _, reply in stages) / rows_at_once
     prefill = sum(forward_flops(s, cell.lora_rank, n * prompt, prompt / 2) for n, prompt, _ in stages)
     packed = kv + steps * weights + prefill / (PREFILL_MFU * gpu.flops)
-    chain = sum(min(n, 1) for n, _ in calls_of(cell)) * cell.max_response_tokens * (weights + LONE_STEP)
+    chain = sum(min(n, 1) for n, _ in calls_of(cell)) * cell.max_response_tokens * (weights + STEP_OVERHEAD)
     return packed / n_processes + chain * (1 - 1 / n_processes)
 
 
 def update_seconds(cell: Cell, gpu: Gpu, n_processes: int, recomputes: bool) -> float:
-    """Of an iteration: in units of a forward pass, scoring is 1, backward of the frozen base 1, and recomputing 1."""
+    """Estimate the seconds of an update. Scoring, backward through the frozen base, and recomputing cost one forward pass each."""
     s, stages = shape_of(cell), rows_of(cell, cell.n_problems * cell.n_episodes)
-    one = sum(
+    forward = sum(
         forward_flops(s, cell.lora_rank, n * (prompt + reply), (prompt + reply) / 2) for n, prompt, reply in stages
     )
     passes = 1 + (1 - SILENT_ROWS) * (1 + recomputes) + (cell.old_logprobs == "recomputed")
-    return passes * one / (UPDATE_MFU * gpu.flops) / n_processes * (UNEVEN if n_processes > 1 else 1)
+    return passes * forward / (UPDATE_MFU * gpu.flops) / n_processes * (UPDATE_IMBALANCE if n_processes > 1 else 1)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a cell's parts on `n_processes` GPUs; estimated, not measured."""
+    """Estimated seconds of each part of a cell's training on `n_processes` GPUs; not measured."""
 
     gpu: Gpu
     n_processes: int
@@ -140,27 +140,27 @@ class Estimate:
     update: float
     other: float
     validation: float
-    """Of one validation."""
+    """Seconds of one validation."""
     validations: int
 
     @property
     def iteration(self) -> float:
-        """Seconds of an iteration, without validation."""
+        """Return the seconds of an iteration, without validation."""
         return self.rollout + self.update + self.other
 
     @property
     def hours(self) -> float:
-        """Of the whole training, with its validations."""
+        """Return the hours of the whole training, with its validations."""
         return (self.iterations * self.iteration + self.validations * self.validation) / 3600
 
     @property
     def gpu_hours(self) -> float:
-        """Hours times GPUs."""
+        """Return hours times GPUs."""
         return self.hours * self.n_processes
 
 
 def mean_context(cell: Cell) -> float:
-    """Mean tokens that a request holds in the KV cache while it is decoded."""
+    """Return the mean number of tokens that a request has in the KV cache while it is decoded."""
     stages = rows_of(cell, 1)
     return sum(n * reply * (prompt + reply / 2) for n, prompt, reply in stages) / sum(
         n * reply for n, _, reply in stages
@@ -168,10 +168,11 @@ def mean_context(cell: Cell) -> float:
 
 
 def estimate(cell: Cell, gpu: Gpu, n_processes: int, recomputes: bool, rows_at_once: int) -> Estimate:
-    """Estimate a cell's training; `rows_at_once` are the requests that one process decodes together."""
+    """Estimate a cell's training; `rows_at_once` is the number of requests that one process decodes at once."""
     n = cell.n_problems * cell.n_episodes
     rollout, validation = (
-        rollout_seconds(cell, gpu, n_processes, played, rows_at_once) for played in (n, cell.n_validation or ALL_ROWS)
+        rollout_seconds(cell, gpu, n_processes, n_episodes, rows_at_once)
+        for n_episodes in (n, cell.n_validation or DEFAULT_VALIDATION)
     )
     return Estimate(
         gpu, n_processes, cell.iterations,

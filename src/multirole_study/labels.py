@@ -1,4 +1,4 @@
-"""The names and colours of workflows, policies, tasks and roles: the same in every table, every figure and the inspector."""
+"""Names and colours of workflows, policies, tasks and roles, for every table, every figure and the inspector."""
 
 from multirole.workflows import WORKFLOWS
 
@@ -13,26 +13,36 @@ TASK_NAMES = {"math": "math", "code": "code"}
 """At tiny-r, math is arithmetic from left to right and code is list programs."""
 
 ROLES = tuple(dict.fromkeys(role for workflow in WORKFLOWS.values() for role in workflow().roles))
-"""The roles of the built-in workflows, in their order."""
+"""The roles of the built-in workflows, in order."""
 PALETTE = ("#0173b2", "#029e73", "#de8f05", "#d55e00", "#cc78bc", "#ca9161")
 ROLE_COLOURS = dict(zip(ROLES, PALETTE, strict=True))
 SPARE_COLOURS = ("#3f7fb5", "#6b6b6b", "#a3386c", "#7a7000", "#5b4bb3", "#00796b")
-"""For the roles of a user's own workflow, in their order."""
+"""Colours for the roles of a user's workflow, in order."""
 POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
 """The colour of "sp" is also that of its one shared adapter."""
 POLICY_STYLES = {"ip": "-", "sp": "--"}
 TASK_COLOURS = {"math": "#30343f", "code": "#c99700"}
 WORKFLOW_MARKERS = {"single": "D", "eval_opt": "o", "voting": "s", "orch_workers": "^"}
 SETUP_COLOURS = ("#8a8a8a", "#0173b2")
-"""The grid's own setup, and a variant of it."""
+"""Colours of the grid's setup and of a variant."""
 SETUP_STYLES = ("--", "-")
 
 
 def colours_of(roles: list[str]) -> dict[str, str]:
-    """Map every role to its colour; roles of a user's own workflow take the spare ones in turn."""
-    others = [role for role in roles if role not in ROLE_COLOURS]
-    spare = {role: SPARE_COLOURS[i % len(SPARE_COLOURS)] for i, role in enumerate(others)}
+    """Map every role to its colour; roles of a user's workflow take the spare colours in turn."""
+    unknown = [role for role in roles if role not in ROLE_COLOURS]
+    spare = {role: SPARE_COLOURS[i % len(SPARE_COLOURS)] for i, role in enumerate(unknown)}
     return {role: ROLE_COLOURS.get(role) or spare[role] for role in roles}
+
+
+def task_name(task: str) -> str:
+    """Name a task in figures; one that is not the paper's is named as its runs are, such as "gym_products"."""
+    return TASK_NAMES.get(task, task)
+
+
+def task_colour(task: str) -> str:
+    """Return the colour of a task; all that are not the paper's share one."""
+    return TASK_COLOURS.get(task, SPARE_COLOURS[0])
 
 
 def cell_name(workflow: str, policy: str, task: str | None = None) -> str:
@@ -40,4 +50,4 @@ def cell_name(workflow: str, policy: str, task: str | None = None) -> str:
     name = WORKFLOW_NAMES.get(workflow, workflow)
     if workflow != "single":
         name += f"-{POLICY_NAMES[policy]}" if policy in POLICY_NAMES else f" ({policy})"
-    return name if task is None else f"{name}, {TASK_NAMES.get(task, task)}"
+    return name if task is None else f"{name}, {task_name(task)}"

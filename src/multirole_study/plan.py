@@ -1,13 +1,13 @@
-"""Count what a cell needs of memory, disk and time before anything is downloaded or loaded.
+"""Estimate the memory, disk space and time of a cell before anything is downloaded or loaded.
 
     multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
 
-On a GPU it also estimates the time (`hours`), which no run has checked.
+The time is estimated on GPUs only (`hours`), and no run has checked it.
 
-Memory is the sum of the tensors that each piece of code keeps alive at its peak; of the transformers engine's KV cache an upper
-bound is told and nothing is refused for it. Not covered: what an allocator keeps beside live tensors, float32 on a GPU (its
-attention has no fused kernel), the buffers of several processes' communication, the host memory of GPU runs, and a container's
-limit on memory that is below the machine's.
+Memory is the sum of the tensors that each part keeps alive at its peak. For the KV cache of the "transformers" engine only an upper
+bound is printed; it never makes a plan fail. Not covered: memory that an allocator keeps in addition to live tensors, float32 on a
+GPU (its attention has no fused kernel), communication buffers, host memory of GPU runs, and a container's memory limit below the
+machine's.
 """
 
 import shutil
@@ -24,29 +24,30 @@ from multirole.workflows import WORKFLOWS
 from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import GIB, blocking_problems, engine_of, has_cuda, preflight_checks
+from multirole_study.experiment.hardware import GIB, blocking_problems, dtype_of, engine_of, has_cuda, preflight_checks
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.presets import PAPER_SCALES, Shape, is_small, is_tiny
-from multirole_study.experiment.run_folder import KEPT, folder_of
+from multirole_study.experiment.run_folder import N_KEPT, folder_of
 
 BYTES = {"float32": 4, "bfloat16": 2}
-PROCESS = round(0.75 * GIB)
-"""Of one process beside the counted tensors: on a CPU 0.59 to 0.64 GiB were measured; on a GPU (context, workspaces) nothing was."""
+PROCESS_BYTES = round(0.75 * GIB)
+"""Memory of one process without the counted tensors: 0.59 to 0.64 GiB were measured on a CPU; not measured on a GPU."""
 VLLM_GRAPHS = GIB
-"""Not measured: vLLM's CUDA graphs and sampling buffers, which stay when it sleeps."""
+"""vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps (not measured)."""
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
-"""TRL's fused LM head works on tiles of so many tokens and columns."""
+"""Tokens and columns of a tile in TRL's fused LM head."""
 ENGINE_ROWS = 384
-"""Requests that the transformers engine runs at once."""
+"""Number of requests that the "transformers" engine runs at once."""
 GENERATE_ROWS = 128
-"""Requests of a batch of the engine "generate"."""
-MOST_ROWS, STEPS, STEP_SHARE = 512, (16384, 8192, 4096, 2048), 0.05
-"""vLLM captures CUDA graphs up to so many rows. Of its steps' sizes in tokens, the largest whose work space takes so much of its
-memory (not measured)."""
-SHORTEST = 0.25
-"""Assumed length of a request in the shortest stage, prompt and reply, as a part of the reply's cap."""
+"""Number of requests in a batch of the "generate" engine."""
+MAX_GRAPH_ROWS = 512
+"""Largest batch for which vLLM captures a CUDA graph."""
+STEP_TOKENS, STEP_FRACTION = (16384, 8192, 4096, 2048), 0.05
+"""Candidates for the tokens of a vLLM step. The largest whose workspace fits into this fraction of its memory is used (not measured)."""
+SHORT_REQUEST = 0.25
+"""Assumed length of a request in the shortest stage, prompt and reply, as a fraction of the reply's cap."""
 CHECKPOINTING_ABOVE = 0.8
-"""Layers are computed again in backward where keeping them would take more than this part of a device."""
+"""Gradient checkpointing is on if training without it would take more than this fraction of a device."""
 
 
 PHASES = ("rollout", "update")
@@ -60,18 +61,18 @@ class Part(NamedTuple):
     update: int
     remedy: str
     is_bound: bool = False
-    """Whether it may take less: the longest replies fill it."""
+    """Whether this is an upper bound, reached only by replies of full length."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory of one cell on one kind of device; made by `plan`.
+    """The memory of one cell on one kind of device; created by `plan`.
 
     Args:
         kind: "GPU" or "CPU".
         size: bytes of one device.
-        n_sharing: processes that share it: one on a GPU, all on a CPU.
-        cache: full-length sequences that vLLM's KV cache holds; None for the transformers engine.
+        n_sharing: number of processes that share it: one on a GPU, all on a CPU.
+        cache: number of full-length sequences in vLLM's KV cache; None for other engines.
     """
 
     cell: Cell
@@ -83,42 +84,42 @@ class Plan:
 
     @property
     def per_process(self) -> dict[str, int]:
-        """Bytes of one process in each phase, at most."""
+        """Return the peak bytes of one process in each phase."""
         return {phase: sum(getattr(part, phase) for part in self.parts) for phase in PHASES}
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Bytes of one device in each phase, at most."""
+        """Return the peak bytes of one device in each phase."""
         return {phase: self.n_sharing * n_bytes for phase, n_bytes in self.per_process.items()}
 
     @property
-    def certain(self) -> list[Part]:
-        """The parts that are no mere bounds."""
+    def required(self) -> list[Part]:
+        """Return the parts that are not upper bounds."""
         return [part for part in self.parts if not part.is_bound]
 
     @property
     def need(self) -> tuple[int, str]:
-        """Bytes that one device must have, and in which phase."""
-        return max((self.n_sharing * sum(getattr(part, phase) for part in self.certain), phase) for phase in PHASES)
+        """Return the bytes that one device must have, and the phase that needs them."""
+        return max((self.n_sharing * sum(getattr(part, phase) for part in self.required), phase) for phase in PHASES)
 
     @property
     def fits(self) -> bool:
-        """Whether the device holds the cell, and vLLM's cache at least one sequence of full length."""
+        """Return whether the cell fits the device, and a full-length sequence fits vLLM's cache."""
         return self.need[0] <= self.size and (self.cache is None or self.cache >= 1)
 
     def verdict(self) -> str:
-        """Whether it fits, and if not, which parts are the largest and what to change."""
+        """Say whether the cell fits, and if not, which parts are the largest and what to change."""
         need, phase = self.need
         text = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
-        has = f"this machine has {self.size / GIB:.2f} GiB of RAM"
-        has = has if self.kind == "CPU" else f"one GPU has {self.size / GIB:.2f} GiB"
-        text += f"its {phase} phase needs {need / GIB:.2f} GiB; {has}"
+        available = f"this machine has {self.size / GIB:.2f} GiB of RAM"
+        available = available if self.kind == "CPU" else f"one GPU has {self.size / GIB:.2f} GiB"
+        text += f"its {phase} phase needs {need / GIB:.2f} GiB; {available}"
         if self.cache is None:
             text += f". Rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
         else:
             text += f". vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
         if need > self.size:
-            largest = sorted(self.certain, key=lambda part: -getattr(part, phase))[:4]
+            largest = sorted(self.required, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             text += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
@@ -130,26 +131,26 @@ class Plan:
 
 
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
-    """Count what `cell` needs without reading weights; `gpu_bytes` None looks at the devices of this machine."""
+    """Plan the memory of `cell` without reading weights; with `gpu_bytes=None` for the devices of this machine."""
     n, s, recomputes = launch.n_processes, shape_of(cell), launch.recomputes(cell.scale)
     launch.check_processes(n, cell.n_problems)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
     shards = n if launch.is_sharded else 1
-    base, adapter_bytes = BYTES[cell.dtype] * s.parameters // shards, adapters(cell) // shards
+    base, adapter_bytes = BYTES[dtype_of(cell)] * s.parameters // shards, adapters(cell) // shards
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
-    merges = cell.dtype == "float32" and shards == 1
-    gradients = (n_parts(cell) + (not merges)) * adapter_bytes // len(names)  # by part, and what is accumulated
+    is_merged = dtype_of(cell) == "float32" and shards == 1
+    gradients = (n_parts(cell) + (not is_merged)) * adapter_bytes // len(names)  # by part, and the accumulated gradient
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
-        Part("process", PROCESS, PROCESS, "fixed" if on_gpu or n == 1 else "lower n_processes"),
-        Part(f"frozen base, {cell.dtype}", base, base, split),
+        Part("process", PROCESS_BYTES, PROCESS_BYTES, "fixed" if on_gpu or n == 1 else "lower n_processes"),
+        Part(f"frozen base, {dtype_of(cell)}", base, base, split),
         Part("adapters, float32", adapter_bytes, adapter_bytes, rank),
         Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
         Part("gradients, float32", 0, gradients, rank),
-        Part("layers with the adapter merged", 0, merges * 4 * s.layers * s.linear, split),
+        Part("layers with the adapter merged", 0, is_merged * 4 * s.layers * s.linear, split),
         Part(
             f"activations of {tokens} tokens", 0, activations(cell, s, tokens, on_gpu, recomputes),
             "lower micro_batch_tokens" if tokens > row else lengths,
@@ -160,9 +161,10 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     if on_gpu and engine == "vllm":
         part, cache = vllm_engine(cell, launch, s, size)
         parts.append(part)
-    else:  # every row at its full length; the engine "transformers" has float32 weights with each adapter merged
+    elif engine != "vllm_server":
+        # every row at full length; the engine "transformers" stores float32 weights with each adapter merged
         weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
-        rows = min(most_asked(cell) // n, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
+        rows = min(largest_stage(cell) // n, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
         if engine == "transformers":
             parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
         parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
@@ -170,35 +172,35 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
 
 
 def adapters(cell: Cell) -> int:
-    """Bytes of all adapters, float32. AdamW's two moments are twice as many."""
+    """Return the bytes of all adapters in float32. AdamW's two moments take twice as many."""
     return 4 * len(adapter_names(cell.policy)) * shape_of(cell).adapter_parameters(cell.lora_rank)
 
 
 def n_parts(cell: Cell) -> int:
-    """Parts of the gradient of the adapter that has most, one per role and slot."""
+    """Return the largest number of (role, slot) parts in any adapter's gradient."""
     slots = cell.make_workflow().roles
     return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
 
 
-def most_asked(cell: Cell) -> int:
-    """Requests of an iteration's largest stage."""
+def largest_stage(cell: Cell) -> int:
+    """Return the number of requests in an iteration's largest stage."""
     return cell.n_problems * cell.n_episodes * max(cell.make_workflow().roles.values())
 
 
 def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
-    """Bytes of a micro-batch of padded `tokens`, forward and backward, at the worst moment.
+    """Return the peak bytes of activations of a micro-batch of padded `tokens`, over forward and backward pass.
 
-    A layer keeps per token, in float32: both norms' inputs and outputs (4h), q before and after its norm and the
-    attention's output (3q), k twice and v (3kv), gate, up, silu(gate) and their product (4I), each adapter's inner product
-    (7r); under bfloat16 autocast the norms keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA casts its own copy of its
-    input. Both keep reciprocal norms and the attention's log-sum-exp. In backward the MLP of one layer holds in float32 the
-    product's gradient from base and adapter and their sum (2I + h), in bfloat16 the product in both types (6I bytes) and
-    the stream with its gradient (10h). The fused head holds the last hidden state, its copy and gradient, and a tile of the
-    logits, in place on a GPU and as eight float32 tensors on a CPU.
+    In float32 a layer keeps per token the inputs and outputs of both norms (4h), q before and after its norm and the
+    attention's output (3q), k twice and v (3kv), gate, up, silu(gate) and their product (4I), and each adapter's inner product
+    (7r). Under bfloat16 autocast the norms keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA layer casts a copy of its
+    input. Both dtypes keep reciprocal norms and the attention's log-sum-exp. In backward, the MLP of one layer has in float32 the
+    product's gradient from base and adapter and their sum (2I + h), and in bfloat16 the product in both dtypes (6I bytes) and
+    the residual stream with its gradient (10h). The fused head has the last hidden state, its copy and gradient, and a tile of
+    the logits, in place on a GPU and as eight float32 tensors on a CPU.
     """
     h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_rank
-    b, kept = BYTES[cell.dtype], 4 * (2 + 2 * s.heads + s.kv_heads)
-    if cell.dtype == "float32":
+    b, kept = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
+    if dtype_of(cell) == "float32":
         kept += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
         passing = 4 * (2 * inter + h)
     else:
@@ -215,80 +217,87 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
 
 
 def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
-    """vLLM, and how many sequences of full length its cache holds; asleep it keeps its work space.
+    """Return vLLM's memory, and how many full-length sequences its cache holds. During the update it keeps its workspace.
 
-    It holds the weights, a LoRA slot per adapter and a spare one, and the work space of its largest batch with its CUDA graphs.
+    It stores the weights, a LoRA slot per adapter and a spare one, and the workspace of its largest batch with its CUDA graphs.
     """
-    length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[cell.dtype]
+    length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[dtype_of(cell)]
     row = b * s.kv_elements * length
     slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
     weight_bytes = b * (s.parameters + slots)
-    rows, tokens = launch.vllm_max_num_seqs or MOST_ROWS, launch.vllm_max_num_batched_tokens or STEPS[1]
+    rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
     remedy = f"lower vllm_memory below {launch.vllm_memory}"
     return Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy), (share - weight_bytes - work) / row
 
 
 def vllm_work(s: Shape, rows: int, tokens: int) -> int:
-    """Bytes of vLLM's work space: gate, up and the stream of a step's tokens in bfloat16; float32 logits of all rows, twice."""
+    """Return the bytes of vLLM's workspace: gate, up and the residual stream in bfloat16; float32 logits of all rows, twice."""
     return tokens * 2 * (3 * s.intermediate + 3 * s.hidden) + rows * s.vocab * 4 * 2
 
 
 def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
-    """The tokens of vLLM's steps, and how many requests run at once.
+    """Choose the tokens of vLLM's steps, and how many requests run at once.
 
-    These are as many as a stage asks for, as the cache holds of the shortest stage (of longer ones vLLM admits fewer by itself),
-    and as have a CUDA graph. More would only take work space from the cache.
+    The number of requests is the smallest of three: the requests of a stage, those of the shortest stage that fit into the cache
+    (of longer ones vLLM admits fewer), and the largest CUDA graph. More would only take workspace from the cache.
     """
     s = shape_of(cell)
-    step = next((n for n in STEPS if vllm_work(s, 0, n) <= STEP_SHARE * launch.vllm_memory * gpu_bytes), STEPS[-1])
-    largest = launch.replace(vllm_max_num_seqs=MOST_ROWS, vllm_max_num_batched_tokens=step)
+    step = next(
+        (n for n in STEP_TOKENS if vllm_work(s, 0, n) <= STEP_FRACTION * launch.vllm_memory * gpu_bytes),
+        STEP_TOKENS[-1],
+    )
+    largest = launch.replace(vllm_max_num_seqs=MAX_GRAPH_ROWS, vllm_max_num_batched_tokens=step)
     room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
-    rows = min(most_asked(cell) // launch.n_processes, MOST_ROWS, int(room / (SHORTEST * cell.max_response_tokens)))
+    rows = min(
+        largest_stage(cell) // launch.n_processes,
+        MAX_GRAPH_ROWS,
+        int(room / (SHORT_REQUEST * cell.max_response_tokens)),
+    )
     return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
 
 def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
-    """The launch with what is left to the plan decided.
+    """Return the launch with the options filled in that the plan chooses.
 
-    These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing: none where all layers fit with room to spare.
+    These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing, which is off if all layers fit easily.
     """
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
         launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
     if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
         return launch
-    kept = launch.replace(gradient_checkpointing=False)
-    memory_plan = plan(cell, kept, gpu_bytes)
-    return kept if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size else launch
+    without = launch.replace(gradient_checkpointing=False)
+    memory_plan = plan(cell, without, gpu_bytes)
+    return without if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size else launch
 
 
 # ---- time
 
 
 def has_estimate(cell: Cell) -> bool:
-    """Whether the time of a cell can be estimated: one of the paper's scales with its base model, on a GPU with vLLM."""
+    """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM."""
     return cell.scale in PAPER_SCALES and cell.model is None and cell.engine in ("auto", "vllm")
 
 
 def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
-    """The seconds of a cell's parts on GPUs of so much memory, under the batches that the plan chooses; not measured."""
+    """Estimate the seconds of a cell on GPUs with `gpu_bytes` of memory and the batches that the plan chooses; not measured."""
     launch = settled(cell, launch, gpu_bytes)
     tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
-    fitting = max(1, min(launch.vllm_max_num_seqs or MOST_ROWS, int(tokens / hours.mean_context(cell))))
+    fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
     gpu = hours.gpu_of(gpu_bytes)
     return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale), fitting)
 
 
 def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
-    """A line of seconds for the cell and for each other workflow in its place, and the sum of `grid` on a GPU per cell."""
+    """Format the estimated times of the cell and of every other workflow in its place, and the GPU-hours of `grid`."""
     gpu, policy = hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
-    others = [cell.sibling(name, policy) for name in WORKFLOWS if name != cell.workflow_name]
+    siblings = [cell.sibling(name, policy) for name in WORKFLOWS if name != cell.workflow_name]
     rows = []
-    for one in (cell, *others):
-        made = estimate(one, launch, gpu_bytes)
-        seconds = made.rollout, made.update, made.iteration, made.validation
-        rows.append((one.workflow_name, *seconds, made.hours, made.gpu_hours, disk_need(one) / GIB))
+    for sibling in (cell, *siblings):
+        time = estimate(sibling, launch, gpu_bytes)
+        seconds = time.rollout, time.update, time.iteration, time.validation
+        rows.append((sibling.workflow_name, *seconds, time.hours, time.gpu_hours, disk_need(sibling) / GIB))
     headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
     table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
     head = (
@@ -303,7 +312,7 @@ def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]
 
 
 def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int) -> float:
-    """The training of all cells, each on one GPU, with their validations and without evaluations; not measured."""
+    """Estimate the GPU-hours to train all cells, each on one GPU, with validations and without evaluations; not measured."""
     return sum(estimate(cell, ONE_PROCESS, gpu_bytes).gpu_hours for cell in cells)
 
 
@@ -311,16 +320,16 @@ def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int) -> float:
 
 
 def disk_need(cell: Cell) -> int:
-    """Bytes that a whole run saves: the kept checkpoints and the next one, and the adapters of every evaluated step.
+    """Return the bytes that a whole run saves: the newest checkpoints, the next one, and the adapters of every evaluated step.
 
-    A checkpoint is the adapters with AdamW's two moments, in float32. Tables are small beside them and not counted.
+    A checkpoint has the adapters and AdamW's two moments in float32. Tables are much smaller and not counted.
     """
     n_evaluated = -(-cell.iterations // cell.eval_every)
-    return (KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[cell.dtype] // 4
+    return (N_KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[dtype_of(cell)] // 4
 
 
 def this_device() -> tuple[str, int]:
-    """ "GPU" and the bytes of the first visible one, or "CPU" and the bytes of RAM."""
+    """Return "GPU" and the memory of the first visible one in bytes, or "CPU" and the RAM."""
     if has_cuda():
         import torch
 
@@ -329,7 +338,7 @@ def this_device() -> tuple[str, int]:
 
 
 def check_device(cell: Cell, gpu_bytes: int | None) -> None:
-    """Refuse to plan a cell that needs a GPU for a machine without one (ValueError)."""
+    """Raise ValueError if a cell that needs a GPU is planned for a machine without one."""
     if gpu_bytes is None and not is_small(cell.scale) and cell.model is None and not has_cuda():
         raise ValueError(
             f"scale={cell.scale!r} needs a GPU, and this machine has none. Write --memory-gib with the memory of one GPU in GiB, "
@@ -338,9 +347,9 @@ def check_device(cell: Cell, gpu_bytes: int | None) -> None:
 
 
 def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
-    """Refuse a run that this machine, its memory, or the disk of the run's results cannot hold (ValueError).
+    """Raise ValueError if this machine, its memory or the disk of the results is not enough for a run.
 
-    Returns the launch with what is left to the plan decided.
+    Returns the launch with the options filled in that the plan chooses (`settled`).
     """
     if missing := blocking_problems(preflight_checks(cell, launch)):
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. {' '.join(missing)}")
@@ -356,7 +365,7 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
 
 
 def check_disk(cell: Cell, folder: Path) -> None:
-    """Refuse a disk that cannot hold what the run will save in `folder` (ValueError); what is there already counts."""
+    """Raise ValueError if the disk is too small for what a run saves in `folder`; files already there are counted as free."""
     existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
     saved = [path for name in ("checkpoints", "adapters") for path in (folder / name).rglob("*") if path.is_file()]
     need, free = disk_need(cell), shutil.disk_usage(existing).free
@@ -368,7 +377,7 @@ def check_disk(cell: Cell, folder: Path) -> None:
 
 
 def report(memory_plan: Plan, launch: Launch) -> str:
-    """The parts of one process as a table, then what was decided, and whether it fits."""
+    """Format the memory of one process as a table, then the plan's choices, and whether the cell fits."""
     cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
     rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in memory_plan.parts]
     rows.append(("total", *(size / GIB for size in total)))

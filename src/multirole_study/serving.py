@@ -1,4 +1,4 @@
-"""`multirole serve RUN`: the roles of a finished run as models of OpenAI's API."""
+"""Serve the roles of a finished run as models of OpenAI's API (`multirole serve RUN`)."""
 
 import json
 from contextlib import suppress
@@ -16,25 +16,24 @@ from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.progress import say
-from multirole_study.experiment.run_folder import step_of
-from multirole_study.inspector.run_reader import read_config
+from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
 
 IGNORED = ("temperature", "seed", "top_p", "stop")
-"""Fields that most clients send; the run's own temperature is used."""
+"""Request fields that are ignored, because most clients send them; the run's temperature is used."""
 
 
 def adapters_at(folder: Path, step: int | None) -> Path:
-    """The folder of a run's adapters at an evaluated step, by default the last one; ValueError where there is none."""
-    saved = {step_of(path): path for path in folder.glob("adapters/step_*")}
+    """Return the folder of a run's adapters at an evaluated step, by default the last one; ValueError if there is none."""
+    saved = saved_steps(folder)
     if not saved:
         raise ValueError(f"{folder} holds no adapters. Give the folder of a run that has been evaluated at least once.")
     if step is not None and step not in saved:
-        raise ValueError(f"`--step` must be one of the saved steps {sorted(saved)}, got {step}.")
-    return saved[max(saved) if step is None else step]
+        raise ValueError(f"`--step` must be one of the saved steps {saved}, got {step}.")
+    return adapters_folder(folder, saved[-1] if step is None else step)
 
 
 def serve_run(folder: Path, step: int | None, host: str, port: int, model: str | None) -> None:
-    """Serve a run's adapters until a signal ends it. `model` is the folder of the base where the run had one of its own."""
+    """Serve a run's adapters until a signal arrives. `model` is the folder of the base if the run had a user-supplied one."""
     disable_progress_bar()
     config = read_config(folder)
     source = adapters_at(folder, step)

@@ -1,18 +1,18 @@
-"""What a role's texts look like: the signatures of the paper's Tables 4-6 and of its monitoring list (A.6.2).
+"""Compute text signatures of roles: those of the paper's Tables 4-6 and of its monitoring list (A.6.2).
 
-Every signature has one definition, for the turns of a training iteration (`signatures`) and for the recorded turns of
+Every signature has one definition, used for the turns of a training iteration (`signatures`) and the recorded turns of
 validation episodes (`signatures_of_frame`); METRICS.md has their table. Where the paper's captions leave a choice open:
 
 - *boxed*: `tasks.math_answer.extract_boxed` finds the last `\\boxed{...}`, its braces close, and it is not empty.
 - *verdict*: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, as the released code parses it.
 - *hedging*: one of the phrases of `HEDGES`, in any case, not inside a longer word ("await" is no "wait"), with single
-  spaces as written. The paper states neither case nor boundaries.
+  spaces as written. The paper does not state case or boundaries.
 - *3-gram Jaccard*: sets of three successive whitespace-separated words, case-sensitive. Two texts of fewer than three words
-  have no 3-gram at all and count as 1.0 (as alike as can be, whatever their words). One empty set beside a full one is 0.0.
-- *forms* (Table 5, panel A1): a Python fence comes first, then the bare stamp, then all else; the three rates add up to 1.
-  A fence that is never closed counts: a truncated program is a program. A fence without `python` does not.
-- *retention*: the share of first turns (lowest round of the role's slot in the episode) that are boxed. It is a level, not a
-  ratio to an earlier checkpoint.
+  have no 3-gram and count as 1.0 (identical). If only one of two texts has no 3-gram, the value is 0.0.
+- *forms* (Table 5, panel A1): a text with a Python fence is "code_fence", even if it also has a bare stamp; the three rates
+  sum to 1. A fence that is never closed counts: a truncated program is a program. A fence without `python` does not.
+- *retention*: the fraction of first turns (lowest round of the role's slot in the episode) that are boxed. It is a level, not
+  a ratio to an earlier checkpoint.
 """
 
 import re
@@ -31,7 +31,7 @@ from multirole_study.tasks.math_answer import extract_boxed
 HEDGES = (
     "wait", "alternatively", "actually", "hmm", "let me reconsider", "on second thought", "not correct", "this is wrong",
 )  # fmt: skip
-"""The paper's fixed list (A.4)."""
+"""The paper's list of hedging phrases (A.4)."""
 HEDGING = re.compile(rf"(?<!\w)(?:{'|'.join(HEDGES)})(?!\w)", re.IGNORECASE)
 PYTHON_FENCE = re.compile(r"```(?:python3?|py)[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 TERSE_TOKENS = 30  # Table 5, panel A3
@@ -43,13 +43,12 @@ SIGNATURES = (
     "correct_verdict_rate", "hedging_rate", "terse_rate", "code_fence_rate", "bare_stamp_rate", "other_rate",
     "unique_openers", "jaccard", "slot_pairs",
 )  # fmt: skip
-"""The keys that every role gets, in this order. No value is ever NaN: a role with one slot per stage has `jaccard` 0.0 and
-`slot_pairs` 0, and `slot_pairs` is what says that nothing was compared. A rate that a workflow does not ask for (a verdict of
-a generator) is simply 0.0."""
+"""The keys of every role, in order. No value is NaN: a role with one slot per stage has `jaccard` 0.0 and `slot_pairs` 0, which
+says that nothing was compared. A rate that does not apply to a role (such as the verdicts of a generator) is 0.0."""
 
 
 class Reply(NamedTuple):
-    """One turn, as far as the signatures need it. `episode` tells the episodes apart; `n_tokens` is the completion's."""
+    """The fields of a turn that the signatures use. `episode` identifies the episode; `n_tokens` counts the completion."""
 
     episode: Hashable
     role: str
@@ -61,7 +60,7 @@ class Reply(NamedTuple):
 
 
 class TurnSignature(NamedTuple):
-    """What one text shows: `verdict` as `parse_verdict` says it, `form` one of `FORMS`."""
+    """The signature of one text: `verdict` is the result of `parse_verdict`, `form` one of `FORMS`."""
 
     is_boxed: bool
     verdict: str
@@ -72,14 +71,14 @@ class TurnSignature(NamedTuple):
 
 
 def is_hedging(text: str) -> bool:
-    """Whether a phrase of `HEDGES` occurs."""
+    """Return whether a phrase of `HEDGES` occurs."""
     lowered = text.lower()
-    # the plain search is twenty times as fast as the pattern, and most texts hold no phrase
+    # the plain search is twenty times as fast as the pattern, and most texts have no such phrase
     return any(phrase in lowered for phrase in HEDGES) and HEDGING.search(text) is not None
 
 
 def form(text: str, n_tokens: int, verdict: str) -> str:
-    """ "code_fence" (a Python fence of at least 3 lines), "bare_stamp" (a verdict in <= 200 tokens, no fence) or "other"."""
+    """Return "code_fence" (a Python fence of at least 3 lines), "bare_stamp" (a verdict in <= 200 tokens, no fence) or "other"."""
     has_fence = "```" in text
     if has_fence and any(_n_lines(body) >= FENCE_LINES for body in PYTHON_FENCE.findall(text)):
         return "code_fence"
@@ -91,12 +90,12 @@ def _n_lines(body: str) -> int:
 
 
 def opener(text: str) -> str:
-    """The first three words."""
+    """Return the first three words."""
     return " ".join(text.split(None, 3)[:3])
 
 
 def turn_signature(text: str, n_tokens: int) -> TurnSignature:
-    """The signature of one text of `n_tokens` tokens."""
+    """Compute the signature of one text of `n_tokens` tokens."""
     is_boxed = "\\boxed" in text and bool(extract_boxed(text))
     verdict = parse_verdict(text, "first_literal") if "\\boxed" in text else "unparsed"
     is_terse = is_boxed and n_tokens <= TERSE_TOKENS
@@ -104,13 +103,13 @@ def turn_signature(text: str, n_tokens: int) -> TurnSignature:
 
 
 def grams(text: str) -> set[tuple[str, str, str]]:
-    """The distinct runs of three whitespace-separated words."""
+    """Return the set of runs of three whitespace-separated words."""
     words = text.split()
     return set(zip(words, words[1:], words[2:], strict=False))
 
 
 def jaccard(a: set, b: set) -> float:
-    """Shared over distinct elements; 1.0 where neither set has any."""
+    """Return the size of the intersection over the size of the union; 1.0 if both sets are empty."""
     if not a and not b:
         return 1.0
     shared = len(a & b)
@@ -118,18 +117,18 @@ def jaccard(a: set, b: set) -> float:
 
 
 def slot_jaccard(replies: Iterable[Reply]) -> tuple[float, int]:
-    """3-gram Jaccard between the slots of one role's stages, and the number of pairs behind it.
+    """Return the 3-gram Jaccard between the slots of one role's stages, and the number of pairs compared.
 
-    Pairs are turns of the same episode and round in different slots. Their mean is taken within each episode, then over
-    the episodes that have a pair; (0.0, 0) where none has.
+    A pair is two turns of the same episode and round in different slots. The mean is taken within each episode, then over the
+    episodes with a pair; (0.0, 0) if there are none.
     """
     stages: dict[Hashable, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for reply in replies:
         stages[reply.episode][reply.round].append(reply.text)
     means, n_pairs = [], 0
     for rounds in stages.values():
-        seen = {text: grams(text) for texts in rounds.values() if len(texts) > 1 for text in texts}
-        values = [jaccard(seen[a], seen[b]) for texts in rounds.values() for a, b in combinations(texts, 2)]
+        grams_of = {text: grams(text) for texts in rounds.values() if len(texts) > 1 for text in texts}
+        values = [jaccard(grams_of[a], grams_of[b]) for texts in rounds.values() for a, b in combinations(texts, 2)]
         n_pairs += len(values)
         if values:
             means.append(sum(values) / len(values))
@@ -137,7 +136,7 @@ def slot_jaccard(replies: Iterable[Reply]) -> tuple[float, int]:
 
 
 def of_role(replies: Sequence[Reply]) -> dict[str, float]:
-    """`SIGNATURES` of one role's turns, at least one. Rates and shares are fractions of its turns, lengths per turn."""
+    """Compute `SIGNATURES` of one role's turns, of which there must be one. Rates are fractions of its turns, lengths per turn."""
     turns = [turn_signature(reply.text, reply.n_tokens) for reply in replies]
     n = len(turns)
     first: dict[tuple[Hashable, int], tuple[int, bool]] = {}  # (episode, slot) -> its lowest round, boxed there
@@ -168,7 +167,7 @@ def of_role(replies: Sequence[Reply]) -> dict[str, float]:
 
 
 def by_role(replies: Iterable[Reply]) -> dict[str, dict[str, float]]:
-    """role -> `SIGNATURES`, roles in order of appearance."""
+    """Return role -> `SIGNATURES`, in order of appearance."""
     roles: dict[str, list[Reply]] = defaultdict(list)
     for reply in replies:
         roles[reply.role].append(reply)
@@ -176,7 +175,7 @@ def by_role(replies: Iterable[Reply]) -> dict[str, dict[str, float]]:
 
 
 def signatures(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
-    """role -> `SIGNATURES` over the episodes of one iteration."""
+    """Return role -> `SIGNATURES` over the episodes of one iteration."""
     return by_role(
         Reply(i, t.role, t.slot, t.round, len(t.completion_ids), t.finish_reason, t.text)
         for i, episode in enumerate(episodes)
@@ -185,9 +184,9 @@ def signatures(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
 
 
 def signatures_of_frame(turns: pd.DataFrame) -> pd.DataFrame:
-    """One row per step and role of `turns/step_*.parquet` with `SIGNATURES` as columns (Tables 4-6).
+    """Return one row per step and role of `turns/step_*.parquet`, with `SIGNATURES` as columns (Tables 4-6).
 
-    Filter the frame first, e.g. `round == 0`. Raises ValueError where a turn occurs twice, since its episodes cannot be told apart.
+    Filter the frame first, e.g. `round == 0`. Raises ValueError if a turn occurs twice, because its episodes cannot be distinguished.
     """
     keys = ["step", "problem", "role", "slot", "round"]
     twice = turns.duplicated(keys)

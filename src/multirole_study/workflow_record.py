@@ -1,4 +1,4 @@
-"""What a run records of its workflow, and the structure that is read back from it."""
+"""Record a run's workflow as JSON, and restore its structure from the record."""
 
 from dataclasses import asdict
 from typing import Any
@@ -8,19 +8,19 @@ from multirole.workflows import WORKFLOWS
 
 
 def describe_workflow(workflow: Workflow) -> dict[str, Any]:
-    """Roles, duties and diagram of a workflow as plain JSON data, for provenance.json. Twins are code and are left out."""
+    """Return a workflow's roles, duties and diagram as JSON data, for provenance.json. Twins are code and are left out."""
     structure = structure_of(workflow)
     return {
         "roles": dict(workflow.roles),
-        "duties": {role: asdict(duty) for role, duty in structure.duties.items()},
+        "duties": {role: {"kind": duty.kind, "of": duty.of} for role, duty in structure.duties.items()},
         "edges": [asdict(edge) for edge in structure.edges],
     }
 
 
 def recorded_structure(config: dict, provenance: dict) -> Structure:
-    """The structure of a run's workflow, from its config.json and provenance.json.
+    """Return the structure of a run's workflow, from its config.json and provenance.json.
 
-    That of a built-in workflow is the present one; that of another workflow is the recorded one, or empty in older records.
+    A built-in workflow has its present structure; any other has the recorded one, or an empty one in older records.
     """
     if config["workflow"] in WORKFLOWS:
         return WORKFLOWS[config["workflow"]].structure

@@ -1,16 +1,13 @@
 """Group-relative advantages against numbers worked out by hand, against plain loops, and against TRL's own."""
 
-import statistics
-
 import pytest
 import torch
 from scripted_engine import ScriptedEngine
-from trainers import episodes_of, rows_of
+from trainers import rows_of
 
 from multirole.core.advantages import group_advantages, groups_of_equal_rewards
-from multirole.core.types import Reward
 from multirole.core.validation import INDEX
-from multirole.workflows import EvalOpt, Single, Voting
+from multirole.workflows import Single
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25]
 GROUPS = ["a", "a", "a", "a", "b", "b", "c"]  # means 1/4, 3/4 and 1/4; std 1/2 and sqrt(1/8); c has one member
@@ -56,69 +53,6 @@ def test_groups_of_equal_rewards(rewards, aggregation, is_equal):
     other = [[0.0] * len(rewards[0])] * 3 + [[1.0] * len(rewards[0])]
     found = groups_of_equal_rewards(torch.tensor(rewards + other), torch.ones(len(rewards[0])), 4, aggregation)
     assert found.tolist() == [is_equal] * 4 + [False] * 4
-
-
-def uneven(roles: dict[str, int], n_episodes: int = 5) -> list:
-    """Episodes of one or two rounds, so that groups differ in size; one episode alone has a second round in problem 1."""
-    episodes = episodes_of(roles, n_episodes, rounds=2)
-    for i, episode in enumerate(episodes):
-        if i % 3 == 0 or (i >= n_episodes and i != len(episodes) - 1):
-            episode.turns = [turn for turn in episode.turns if turn.round == 0]
-    return episodes
-
-
-def expected(row, rows, keys: tuple[str, ...], scale: str) -> float:
-    """One row's advantage, from the definition."""
-    problem, mine = row.episode.problem.id, row.episode.reward.value
-    group = [
-        r.episode.reward.value for r in rows
-        if r.episode.problem.id == problem and all(getattr(r.turn, k) == getattr(row.turn, k) for k in keys)
-    ]  # fmt: skip
-    if len(group) == 1:
-        return mine
-    deviation = mine - sum(group) / len(group)
-    return deviation / (statistics.stdev(group) + 1e-6) if scale == "group" else deviation
-
-
-@pytest.mark.parametrize("scale", ["group", "none"])
-@pytest.mark.parametrize("workflow", [Voting(), EvalOpt()], ids=lambda workflow: workflow.name)
-def test_every_grouping_with_and_without_scaling(make_library_trainer, workflow, scale):
-    episodes = uneven(workflow.roles)
-    sizes = {"generation_batch_size": 10, "num_generations": 5, "scale_rewards": scale}
-    for group, keys in (("episode", None), ("role", ("role",)), ("slot", ("role", "slot"))):
-        trainer = make_library_trainer(workflow, policy="ip", advantage_group=group, **sizes)
-        rows = rows_of(trainer, episodes)
-        found = [row.advantage for row in rows]
-        if keys is None:  # TRL's number, untouched
-            assert found == [row.episode.advantage for row in rows]
-        else:
-            assert found == pytest.approx([expected(row, rows, keys, scale) for row in rows], abs=1e-9)
-        assert len(set(found)) > 1
-
-
-@pytest.mark.parametrize("group", ["episode", "slot", "role"])
-def test_every_turn_of_an_episode_shares_its_advantage_when_each_speaks_once(make_library_trainer, group):
-    trainer = make_library_trainer(Voting(), policy="ip", advantage_group=group)
-    episodes = episodes_of(trainer.workflow.roles, n_problems=1)
-    for i, episode in enumerate(episodes):
-        episode.reward = Reward(float(i))
-    rows = rows_of(trainer, episodes)
-    per_episode = {(row.episode.index, round(row.advantage, 9)) for row in rows if row.turn.role == "generator"}
-    assert len(per_episode) == len({advantage for _, advantage in per_episode}) == 8
-
-
-def test_pooled_groups_weigh_long_episodes_more(make_library_trainer):
-    """Released code: all turns of a role form one group, so an episode with two rounds counts twice in the mean."""
-    trainer = make_library_trainer(EvalOpt(), policy="ip", advantage_group="role")
-    episodes = episodes_of(trainer.workflow.roles, n_problems=1, rounds=2)
-    for i, episode in enumerate(episodes):
-        episode.reward = Reward(1.0 if i < 4 else 0.0)
-        if i < 4:
-            episode.turns = episode.turns[:2]
-    rows = [row for row in rows_of(trainer, episodes) if row.turn.role == "generator"]  # 4 rows of 1, 8 rows of 0
-    std = (4 * (2 / 3) ** 2 + 8 * (1 / 3) ** 2) / 11
-    assert rows[0].advantage == pytest.approx((2 / 3) / std**0.5, rel=1e-4)
-    assert rows[-1].advantage == pytest.approx((-1 / 3) / std**0.5, rel=1e-4)
 
 
 IN_TRL = {  # rewards 1 and 0 of each problem's two episodes: mean 1/2, std sqrt(1/2); of all four, std sqrt(1/3)

@@ -5,7 +5,7 @@ import torch
 from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
-from multirole.core import trainer as trainer_module
+from multirole.core import model_passes
 from multirole.core.bfloat16 import NormProduct, _lora_product, half_layers, has_fast_bfloat16
 from multirole.core.hooks import MultiRoleCallback
 from multirole.workflows import Voting
@@ -31,7 +31,7 @@ def gradients(tokenizer, tmp_path, bf16: bool, merges: bool = True, packs: bool 
     trainer = library_trainer(
         Voting(), tokenizer, tmp_path, updates="one", bf16=bf16, callbacks=[seen], micro_batch_tokens=16384
     )
-    trainer.merges, trainer.packs = merges, packs
+    trainer.passes.can_merge_adapters, trainer.passes.can_share_prompts = merges, packs
     episodes = episodes_of(trainer.workflow.roles)
     trainer.accumulate(trainer.model, "shared", rows_of(trainer, episodes), 64)
     return seen, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns], trainer
@@ -43,10 +43,10 @@ def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("packs", [False, True])
 def test_gradients_by_part_are_those_of_float32(tokenizer, tmp_path, monkeypatch, packs):
-    monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+    monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
     exact, expected, _ = gradients(tokenizer, tmp_path, bf16=False)
     seen, logps, trainer = gradients(tokenizer, tmp_path, bf16=True, packs=packs)
-    assert trainer.is_half and seen.parts == exact.parts
+    assert trainer.passes.is_half and seen.parts == exact.parts
     for one, other in zip(seen.gradients, exact.gradients, strict=True):
         assert cosine(one, other) > 0.999
         assert one.norm() == pytest.approx(other.norm().item(), rel=0.02)

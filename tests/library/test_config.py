@@ -12,7 +12,7 @@ from multirole.core.config import REFUSED, MultiRoleGRPOConfig
 OTHER = {  # a value of each refused option that is not the one allowed
     "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
     "cache_implementation": "static", "use_transformers_continuous_batching": True, "use_transformers_paged": True,
-    "vllm_mode": "server", "vllm_tensor_parallel_size": 2, "transformers_continuous_batching_config": {"x": 1}, "vllm_max_model_length": 99,
+    "vllm_tensor_parallel_size": 2, "transformers_continuous_batching_config": {"x": 1}, "vllm_max_model_length": 99,
     "vllm_model_impl": "transformers",
     "vllm_structured_outputs_regex": "a+", "sync_ref_model": True,
     "deepspeed": "ds.json",
@@ -95,12 +95,9 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
     ("options", "message"),
     [
         ({"updates": "often"}, r"`updates` must be one of \['per_batch', 'one', 'tokens'\], got 'often'"),
-        ({"advantage_group": "batch"}, "`advantage_group` must be one of .*got 'batch'"),
         ({"old_logprobs": "none"}, "`old_logprobs` must be one of"),
-        ({"lr_clock": "epoch"}, "`lr_clock` must be one of"),
         ({"max_failed_episodes": -1}, "`max_failed_episodes` must be 0 or more, got -1"),
         ({"torch_compile_backend": "eager"}, "`torch_compile=True` is not supported"),
-        ({"advantage_group": "slot", "multi_objective_aggregation": "normalize_then_sum"}, "Use 'sum_then_normalize'"),
         ({"micro_batch_tokens": 0}, "`micro_batch_tokens` must be a positive integer, got 0"),
         ({"max_prompt_tokens": -1}, "`max_prompt_tokens` must be a positive integer, got -1"),
         ({"num_iterations": 0}, "`num_iterations` must be a positive integer, got 0"),
@@ -119,10 +116,6 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
         ({"role_beta": {"judge": "0.1"}}, "`role_beta` must map roles to numbers"),
         ({"updates": "tokens", "step_tokens": 0}, "`step_tokens` must be a positive integer, got 0"),
         ({"max_completion_length": None}, "`max_completion_length` must be a positive integer, got None"),
-        (
-            {"advantage_group": "role", "scale_rewards": "batch"},
-            "`scale_rewards='batch'` with `advantage_group='role'`",
-        ),
     ],
 )
 def test_impossible_options_are_refused(options, message):

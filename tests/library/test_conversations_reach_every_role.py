@@ -135,7 +135,7 @@ def test_fields_that_arrow_adds_are_left_out_and_parts_are_joined():
         ([{"from": "human", "value": "q"}], 'a message must be a dictionary with "content" and a "role" among system'),
         ([{"role": "human", "content": "q"}], "'role': 'human'"),
         ([{"role": "user", "content": None}], "the content of a message must be text"),
-        ([{"role": "user", "content": [{"type": "image", "text": None}]}], "no images"),
+        ([{"role": "user", "content": [{"type": "image", "text": None}]}], "Images and audio are not supported"),
     ],
 )
 def test_other_prompts_are_refused_with_their_row(prompt, message):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from engine_checks import ADAPTERS, POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
 from peft import LoraConfig, PeftModel, get_peft_model
-from toy_qwen3 import toy_model
+from toy_qwen3 import save_toy_base
 from transformers import AutoModelForCausalLM
 
 from multirole.core.engine import Request
@@ -24,11 +24,7 @@ from multirole.engines.vllm_engine import SHARED_MEMORY, VLLMEngine
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory, tokenizer) -> str:
     """A folder with a random base of the tiny-r shape and the tokenizer."""
-    folder = tmp_path_factory.mktemp("base")
-    shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
-    toy_model(tokenizer, **shape, max_position_embeddings=512).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_toy_base(tmp_path_factory.mktemp("base"), tokenizer, 512)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +102,9 @@ def test_publish_while_running_is_refused(engine, model):
 
 
 def test_no_adapter_files_stay_behind(engine, model):
-    engine.publish(model, 0)
+    engine.publish(model, 7)
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))
-    assert not [path for path in folder.glob("multirole-*") if path.is_dir()]
+    assert not [path for path in folder.glob("multirole-*-7-*") if path.is_dir()]
 
 
 def test_bad_requests_are_refused(engine, model):

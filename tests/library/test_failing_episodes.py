@@ -161,17 +161,18 @@ def test_ten_iterations_without_reward_are_said_once(make_library_trainer, token
 
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(Fragile(), engine, nothing, 2, generation_batch_size=8, num_generations=4)
-    caplog.set_level(logging.WARNING, logger="multirole.core.trainer")
+    caplog.set_level(logging.WARNING, logger="multirole.core.episode_metrics")
+
+    def play_an_iteration():
+        rows = [dict(trainer.train_dataset[0]) for _ in range(8)]
+        trainer._zero_reward.count(trainer._generate_and_score_completions(rows), says_so=True)
+
     for now, n in ((0.0, 9), (1.0, 1), (0.0, 9)):
         values["now"] = now
         for _ in range(n):
-            trainer._warn_of_zero_reward(
-                trainer._generate_and_score_completions([dict(trainer.train_dataset[0]) for _ in range(8)])
-            )
+            play_an_iteration()
     assert "reward 0" not in caplog.text
     values["now"] = 0.0
     for _ in range(12):
-        trainer._warn_of_zero_reward(
-            trainer._generate_and_score_completions([dict(trainer.train_dataset[0]) for _ in range(8)])
-        )
+        play_an_iteration()
     assert caplog.text.count("Every episode of 10 iterations in a row has the reward 0") == 1

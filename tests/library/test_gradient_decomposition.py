@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainers import diagnostics_of, make_episodes, rows_of
 
-from multirole.core import trainer as trainer_module
+from multirole.core import adapter_update
 from multirole.core.episode_metrics import text_metrics
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
@@ -69,13 +69,13 @@ def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy,
     cell, seen = Cell("voting", policy, max_grad_norm=1e9), Parts()
     trainer = make_trainer(cell, callbacks=[seen])
     rows = [row for row in rows_of(trainer, make_episodes(cell)) if row.adapter == trainer.adapters[0]]
-    plain_set, applied = trainer_module.set_gradient, []
+    plain_set, applied = adapter_update.set_gradient, []
 
     def apply(params, gradient):
         plain_set(params, gradient)
         applied.append(torch.cat([p.grad.flatten() for p in params]))
 
-    monkeypatch.setattr(trainer_module, "set_gradient", apply)
+    monkeypatch.setattr(adapter_update, "set_gradient", apply)
     trainer.optimizer_step(trainer.model, trainer.adapters[0], rows, len(rows), 1e-3)
     n_parts = 4 if policy == "sp" else 3
     assert len(seen.parts) == len(seen.matrix) == n_parts and seen.matrix.abs().sum(1).min() > 0

@@ -73,7 +73,7 @@ def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_typ
     trainer.correction = None
     for name in ("beta", "use_vllm"):
         monkeypatch.setattr(trainer, name, 0.1 if name == "beta" else True)
-    trainer.activate("shared")
+    trainer.passes.set_active_adapter("shared")
     trainer.optimizer.zero_grad()
     trainer.model.train()
     stock = GRPOTrainer._compute_loss(trainer, trainer.model, batch)

@@ -115,7 +115,7 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
 def test_columns_with_a_name_that_is_taken_are_refused(make, name):
     with pytest.raises(
         ValueError,
-        match=f"has (a|the) column '{name}', (in which the trainer keeps|but reward functions get something else)",
+        match=f"has (a|the) column '{name}', (where the trainer stores|but the trainer passes another argument)",
     ):
         make(model="no such model", rows=ROWS.add_column(name, list(range(6))))
 
@@ -171,7 +171,7 @@ def test_an_evaluation_set_may_be_a_stream(make, monkeypatch):
     metrics = trainer.evaluate()
     assert {"eval_a_reward", "eval_a_loss", "eval_b_reward"} <= metrics.keys()
     assert trainer.evaluate(stream)["eval_reward"] == metrics["eval_a_reward"]
-    monkeypatch.setattr(streams, "MOST_EVALUATION_ROWS", 2)
+    monkeypatch.setattr(streams, "MAX_EVALUATION_ROWS", 2)
     with pytest.raises(ValueError, match=r"`eval_dataset` is a stream of more than 2 rows.*`eval_dataset.take\(500\)`"):
         trainer.evaluate(stream)
 
@@ -274,14 +274,14 @@ def test_kl_is_measured_from_an_adapter_as_it_was_given(make):
     trainer.train()
     kl = [row["kl"] for row in trainer.state.log_history if "kl" in row]
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[2] > 1e-4
-    with trainer._reference():
+    with trainer.reference.applied():
         assert_equal(given, weights(trainer))
     assert any(not torch.equal(v, given[n]) for n, v in weights(trainer).items())
 
 
 def test_kl_of_fresh_adapters_is_measured_from_the_base(make):
     trainer = make(model=peft_model(), peft_config=None, beta=0.5)
-    assert trainer._given_adapters == []
+    assert trainer.reference.is_base
 
 
 # ---- epochs, evaluations and what they log

@@ -6,6 +6,7 @@ from test_gradients import gradient
 from test_matching_switches import plain_logprobs
 from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
 
+from multirole.core.reference import Reference
 from multirole.core.rows import Row
 from multirole.core.types import structure_of
 from multirole.diagnostics.process_reward import ProcessReward, process_advantages
@@ -33,7 +34,7 @@ def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
 def applied(make_library_trainer, **options) -> tuple[torch.Tensor, list[Row], object]:
     """The gradient of one step on all rows, clipping off, after whatever `prepare_rows` does. KL is measured from the base."""
     trainer = make_library_trainer(Voting(), **options)
-    trainer._given_adapters = []  # as of fresh adapters
+    trainer.reference = Reference(trainer.peft_model, [])  # as of fresh adapters
     rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     return gradient(trainer, trainer.adapters[0], rows), rows, trainer
 

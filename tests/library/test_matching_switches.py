@@ -1,4 +1,4 @@
-"""What makes comparisons fair: steps of equal tokens, how the loss is averaged, and learning rates in closed form."""
+"""What makes comparisons fair: steps of equal tokens, and how the loss is averaged."""
 
 import math
 
@@ -10,7 +10,6 @@ from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 from multirole.core.rows import Row, token_batches
 from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import training_args
 
 
 def rows_with(*tokens: int) -> list[Row]:
@@ -111,42 +110,3 @@ def test_the_ledger_has_the_norm_before_and_after_clipping(make_trainer, limit):
     assert entry["grad_norm_clipped"] == pytest.approx(seen["norm"], rel=1e-5)
     assert entry["grad_norm_clipped"] == pytest.approx(min(entry["grad_norm"], limit), rel=1e-4)
     assert entry["grad_norm"] > 1e-2
-
-
-def closed_form(schedule: str, tick: int, warmup: int, horizon: int) -> float:
-    """The schedules in half-angle form: (1 + cos(pi x)) / 2 = cos(pi x / 2) ** 2."""
-    if tick < warmup:
-        return tick / warmup
-    if schedule == "constant":
-        return 1.0
-    return math.cos(math.pi * min((tick - warmup) / (horizon - warmup), 1.0) / 2) ** 2
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "constant"])
-@pytest.mark.parametrize("policy", ["sp", "ip"])
-def test_learning_rates_follow_their_closed_form(make_trainer, schedule, policy):
-    """Over the paper's 500 iterations, every update call: the released code's clock ticks once per adapter."""
-    for clock in ("iteration", "update_call"):
-        cell = Cell(
-            "orch_workers", policy, iterations=500, warmup_iterations=15, learning_rate=2e-5, lr_schedule=schedule,
-            lr_clock=clock,
-        )  # fmt: skip
-        trainer = make_trainer(cell)
-        n_calls = len(trainer.adapters)
-        for iteration in range(500):
-            trainer.state.global_step = iteration
-            for call in range(n_calls):
-                tick = iteration if clock == "iteration" else iteration * n_calls + call
-                expected = 2e-5 * closed_form(schedule, tick, 15, 500)
-                assert trainer.learning_rate_of(call) == pytest.approx(expected, abs=1e-16)
-            trainer.optimizer._opt_called = True  # or the scheduler warns that it was stepped first
-            trainer.lr_scheduler.step()
-
-
-def test_the_released_codes_schedule_is_constant_per_update_call():
-    args = training_args(Cell("voting", "ip", scale="0.6b", preset="released_code"), "unused")
-    assert (args.lr_clock, str(args.lr_scheduler_type.value), args.warmup_steps) == (
-        "update_call",
-        "constant_with_warmup",
-        15,
-    )

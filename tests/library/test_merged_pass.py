@@ -47,8 +47,8 @@ def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields)
     for merges in (True, False):
         cell, seen = Cell(**{"policy": "sp"} | fields, **SMALL), Seen()
         trainer = make_trainer(cell, callbacks=[seen])
-        assert trainer.merges  # float32 on one process
-        trainer.merges = merges
+        assert trainer.passes.can_merge_adapters  # float32 on one process
+        trainer.passes.can_merge_adapters = merges
         rows = trainer.prepare_rows(make_episodes(cell))
         silence(rows, 3)
         trainer.update(trainer.model, rows)  # several optimizer steps: from the second on, ratios are not 1

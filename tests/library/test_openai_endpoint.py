@@ -20,7 +20,7 @@ from multirole import Voting, from_openai
 from multirole.core.engine import Sampling
 from multirole.core.rollout import Rollout, WorkflowError
 from multirole.core.types import OVERFLOW, Problem, Turn
-from multirole.endpoint.app import LARGEST_BODY, Endpoint, parse_tool_calls
+from multirole.endpoint.app import MAX_BODY_BYTES, Endpoint, parse_tool_calls
 from multirole.endpoint.serving import ModelServer
 from multirole.endpoint.session import Session
 from multirole.workflows.prompts import render
@@ -43,6 +43,13 @@ def long_answers(completions, **_):
     return [float(len(str(text)) % 7) for text in completions]
 
 
+def assert_same_training(start, one, other):
+    """Two runs have moved the weights alike, up to rounding: which requests share a step of the engine depends on when they arrive."""
+    start, one, other = (torch.cat([p.detach().flatten() for p in weights]) for weights in (start, one, other))
+    moved = (one - start).norm()
+    assert moved > 0 and (one - other).norm() < 0.01 * moved
+
+
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 def test_voting_through_the_endpoint_trains_the_weights_of_voting(make_library_trainer, policy):
     weights = []
@@ -52,8 +59,7 @@ def test_voting_through_the_endpoint_trains_the_weights_of_voting(make_library_t
         trainer.train()
         weights.append([p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n])
     start = [p for n, p in build_model(trainer._tokenizer, trainer.policy).named_parameters() if "lora" in n]
-    assert not all(map(torch.equal, weights[0], start))
-    assert all(map(torch.equal, *weights))
+    assert_same_training(start, *weights)
 
 
 def test_a_resumed_run_ends_as_the_unbroken_one(make_library_trainer):
@@ -64,7 +70,8 @@ def test_a_resumed_run_ends_as_the_unbroken_one(make_library_trainer):
         trainer = make_library_trainer(workflow, None, long_answers, **options)
         trainer.train(resume_from_checkpoint=resumed and f"{trainer.args.output_dir}/{resumed}")
         weights.append([p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora" in n])
-    assert all(map(torch.equal, *weights))
+    start = [p for n, p in build_model(trainer._tokenizer, trainer.policy).named_parameters() if "lora" in n]
+    assert_same_training(start, *weights)
 
 
 def play(tokenizer, workflow, n=1, **limits):
@@ -172,7 +179,7 @@ def test_an_answer_that_is_no_text_is_refused(tokenizer):
     async def forgets(question, client):
         pass
 
-    with pytest.raises(WorkflowError, match="the agent returned NoneType, and its answer must be a text"):
+    with pytest.raises(WorkflowError, match="the agent must return its answer as a string, got NoneType"):
         play(tokenizer, from_openai(forgets, ["solver"]))
 
 
@@ -283,7 +290,7 @@ def test_a_call_after_the_end_is_refused(tokenizer):
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 100_000, 400), (b" " * (LARGEST_BODY + 1), 413)],
+    [(b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 100_000, 400), (b" " * (MAX_BODY_BYTES + 1), 413)],
     ids=["cut off", "a list", "no utf-8", "deep", "too large"],
 )
 def test_a_hostile_body_is_refused(body, status):

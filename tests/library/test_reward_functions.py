@@ -89,8 +89,7 @@ def test_a_reward_that_one_function_sets_has_the_value_of_all(score):
     assert mean_reward(episodes) == -1.0
 
 
-@pytest.mark.parametrize("group", ["episode", "role"])
-def test_what_is_trained_is_what_a_function_returns(score, group):
+def test_what_is_trained_is_what_a_function_returns(score):
     """Whatever value it sets on the episode; and an episode that it leaves out counts nowhere."""
 
     def contradicts_itself(episodes, **_):
@@ -98,7 +97,7 @@ def test_what_is_trained_is_what_a_function_returns(score, group):
             episode.reward = Reward(10.0 - episode.index, "mine", True)
         return [float(episode.index) or None for episode in episodes]
 
-    episodes = score(contradicts_itself, advantage_group=group)
+    episodes = score(contradicts_itself)
     assert [episode.reward for episode in episodes] == 2 * [None, Reward(1.0, "mine", True), Reward(2.0, "mine", True)]
     assert [row.advantage > 0 for row in rows_of(score.trainer, episodes)] == 2 * [False, False, True]
 
@@ -139,16 +138,14 @@ def test_none_from_every_function_leaves_an_episode_out(score):
     def some(episodes, **_):
         return [float(episode.index) if episode.index else None for episode in episodes]
 
-    two, six = 0.5**0.5, 0.5 / 0.3**0.5  # 1 and 2, once each or from three voters each, over the standard deviation
-    for group, expected in (("episode", {"generator": two}), ("role", {"generator": six})):
-        episodes = score(some, Voting(), advantage_group=group)
-        assert [episode.reward for episode in episodes] == [None, Reward(1.0), Reward(2.0)] * 2
-        rows = rows_of(score.trainer, episodes)
-        for row in rows:  # the other two are compared with each other
-            size = expected.get(row.turn.role, two)
-            assert row.advantage == pytest.approx([0.0, -size, size][row.episode.index], rel=1e-3)
-        assert mean_reward(episodes) == 1.5 and accuracy(episodes) is None
-        assert text_metrics(rows)["reward"] == 1.5
+    size = 0.5**0.5  # of 1 and 2, over their standard deviation
+    episodes = score(some, Voting())
+    assert [episode.reward for episode in episodes] == [None, Reward(1.0), Reward(2.0)] * 2
+    rows = rows_of(score.trainer, episodes)
+    for row in rows:  # the other two are compared with each other
+        assert row.advantage == pytest.approx([0.0, -size, size][row.episode.index], rel=1e-3)
+    assert mean_reward(episodes) == 1.5 and accuracy(episodes) is None
+    assert text_metrics(rows)["reward"] == 1.5
 
 
 def test_an_iteration_without_any_reward_goes_on_with_advantages_of_zero(score):

@@ -98,7 +98,7 @@ def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokeniz
         async def run(self, problem, call):
             await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(RuntimeError, match="not a model call"):
+    with pytest.raises(RuntimeError, match="other than a model call"):
         play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Stuck())
 
 

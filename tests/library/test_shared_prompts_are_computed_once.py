@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainers import episodes_of, library_trainer, rows_of
 
-from multirole.core import trainer as trainer_module
+from multirole.core import adapter_update, model_passes
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.prefix_tree import block_lengths, in_tree_order, pack, packing_pays, shared_length, tree_batches
 from multirole.core.rows import Row
@@ -102,14 +102,14 @@ def conversation(workflow, n_episodes: int = 4) -> list[Episode]:
 
 def updated(trainer, episodes: list[Episode], monkeypatch) -> list[torch.Tensor]:
     """The applied gradients of the first steps of every adapter."""
-    applied, plain_set = [], trainer_module.set_gradient
+    applied, plain_set = [], adapter_update.set_gradient
     monkeypatch.setattr(
-        trainer_module,
+        adapter_update,
         "set_gradient",
         lambda params, gradient: applied.append(gradient.clone()) or plain_set(params, gradient),
     )
     trainer.update(trainer.model, rows_of(trainer, episodes))
-    monkeypatch.setattr(trainer_module, "set_gradient", plain_set)
+    monkeypatch.setattr(adapter_update, "set_gradient", plain_set)
     return applied
 
 
@@ -122,8 +122,8 @@ def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypat
         seen = Parts()
         trainer = library_trainer(kind(), tokenizer, tmp_path, policy=policy, updates="one", micro_batch_tokens=300,
                                   callbacks=[seen])  # fmt: skip
-        trainer.merges = merges
-        monkeypatch.setattr(trainer_module, "packing_pays", lambda *_, packs=packs: packs)
+        trainer.passes.can_merge_adapters = merges
+        monkeypatch.setattr(model_passes, "packing_pays", lambda *_, packs=packs: packs)
         episodes = conversation(trainer.workflow)
         applied = updated(trainer, episodes, monkeypatch)
         found.append((seen, applied, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns]))
@@ -144,12 +144,12 @@ def test_roles_share_tokens_where_nobody_asks_for_parts(tokenizer, tmp_path, mon
     n_tokens, applied = [], []
     for watcher in (Parts(), Steps()):
         trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, updates="one", callbacks=[watcher])
-        trainer.merges = merges
-        monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+        trainer.passes.can_merge_adapters = merges
+        monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
         counted = []
-        monkeypatch.setattr(trainer_module, "pack", lambda *a, c=counted: c.append(pack(*a)) or c[-1])
+        monkeypatch.setattr(model_passes, "pack", lambda *a, c=counted: c.append(pack(*a)) or c[-1])
         applied.append(updated(trainer, conversation(trainer.workflow), monkeypatch)[0])
-        monkeypatch.setattr(trainer_module, "pack", pack)
+        monkeypatch.setattr(model_passes, "pack", pack)
         n_tokens.append(sum(packing.ids.numel() for packing in counted))
     assert n_tokens[1] < n_tokens[0]
     torch.testing.assert_close(*applied, atol=1e-6, rtol=1e-5)
@@ -160,10 +160,10 @@ def test_logprobs_of_packed_rows(tokenizer, tmp_path, monkeypatch):
     rows = rows_of(trainer, conversation(trainer.workflow))
     for base in (False, True):
         plain = trainer.logprobs_of(rows, base)
-        monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+        monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
         for one, other in zip(plain, trainer.logprobs_of(rows, base), strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
-        monkeypatch.setattr(trainer_module, "packing_pays", packing_pays)
+        monkeypatch.setattr(model_passes, "packing_pays", packing_pays)
 
 
 def test_packing_is_chosen_by_counted_tokens():
@@ -177,7 +177,7 @@ def test_packing_is_chosen_by_counted_tokens():
 def test_models_with_windows_take_the_plain_path(tokenizer, tmp_path):
     trainer = library_trainer(Voting(), tokenizer, tmp_path)
     base = trainer.peft_model.get_base_model()
-    assert trainer.packs and can_share_prefixes(base)
+    assert trainer.passes.can_share_prompts and can_share_prefixes(base)
     base.config.layer_types = ["sliding_attention"] * len(base.config.layer_types)
     assert not can_share_prefixes(base)
 
@@ -186,13 +186,13 @@ def test_models_with_windows_take_the_plain_path(tokenizer, tmp_path):
 def test_gradient_checkpointing_changes_nothing(tokenizer, tmp_path, monkeypatch, recomputes):
     """Only micro-batches that do not fit are computed again; packed ones, too."""
     applied = []
-    monkeypatch.setattr(trainer_module, "packing_pays", lambda *_: True)
+    monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
     for fits in (True, False):
         trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, updates="one")
         trainer.model.train()
         if recomputes:
             trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
-        monkeypatch.setattr(trainer_module, "fits", lambda *_, fits=fits: fits)
+        monkeypatch.setattr(model_passes, "fits", lambda *_, fits=fits: fits)
         layer, calls = trainer.peft_model.get_base_model().model.layers[0].self_attn, []
         plain = layer.forward
         layer.forward = lambda *a, c=calls, f=plain, **k: c.append(1) or f(*a, **k)

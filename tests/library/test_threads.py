@@ -51,7 +51,7 @@ def test_a_second_and_larger_model_gets_threads_again(machine, caplog):
     use_fitting_threads(450_000)
     assert machine["threads"] == 1
     use_fitting_threads(450_000)
-    assert len(caplog.messages) == 1 and "torch computes with 1 of 8 threads: the model has 0.45M" in caplog.text
+    assert len(caplog.messages) == 1 and "torch uses 1 of 8 threads: the model has 0.45M" in caplog.text
     use_fitting_threads(135_000_000)
     assert machine["threads"] == 8
 

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
+from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rollout import chat_template
 from multirole.core.validation import add_adapters, check_dataset, to_problems
 
@@ -30,7 +31,7 @@ def model_folder():
 def train(model_folder):
     """train(folder, **options) -> a finished trainer of Voting-IP on the embedded model: two iterations of eight episodes."""
 
-    def run(folder, resume=None, processing_class=None, **options):
+    def run(folder, resume=None, processing_class=None, callbacks=(), **options):
         settings = {
             "policy": "ip", "generation_batch_size": 8, "num_generations": 4, "max_steps": 2,
             "max_completion_length": 24, "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "bf16": False,
@@ -38,7 +39,8 @@ def train(model_folder):
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
             str(model_folder), Voting(2, prompts="tiny_chain"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
-            ROWS.select(range(4)), processing_class, peft_config=LoraConfig(r=4, target_modules="all-linear"), callbacks=[RoleDiagnostics()],
+            ROWS.select(range(4)), processing_class, peft_config=LoraConfig(r=4, target_modules="all-linear"),
+            callbacks=[RoleDiagnostics(), *callbacks],
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)
         return trainer
@@ -198,9 +200,30 @@ def test_the_logged_kl_is_a_mean_over_the_tokens_that_have_one(train, tmp_path):
     assert kl[0] == pytest.approx(kl[1], rel=1e-3) and kl[0] > 1e-4
 
 
-def test_a_schedule_that_ticks_per_adapter_logs_the_rate_it_used(train, tmp_path):
-    trainer = train(tmp_path, lr_clock="update_call", learning_rate=0.01, max_steps=4, lr_scheduler_type="linear")
-    assert [row["learning_rate"] for row in trainer.state.log_history[:4]] == pytest.approx([0.0075, 0.0025, 0, 0])
+class SlowAggregator(MultiRoleCallback):
+    """Halves the rate of one adapter, as a user may who wants a rate per role."""
+
+    def __init__(self):
+        self.rates = []
+
+    def on_learning_rate(self, trainer, adapter, call, lr):
+        assert adapter == trainer.adapters[call]
+        return lr / 2 if adapter == "aggregator" else lr
+
+    def on_adapter_step(self, trainer, step):
+        self.rates.append((step.adapter, step.lr))
+
+
+def test_a_callback_sets_the_rate_of_an_adapter_and_the_log_has_it(train, tmp_path):
+    watcher = SlowAggregator()
+    trainer = train(tmp_path, learning_rate=0.01, max_steps=4, lr_scheduler_type="linear", callbacks=[watcher])
+    rates = dict.fromkeys(watcher.rates)
+    expected = [(0.01, 0.005), (0.0075, 0.00375), (0.005, 0.0025), (0.0025, 0.00125)]
+    assert [lr for name, lr in rates if name == "generator"] == pytest.approx([whole for whole, _ in expected])
+    assert [lr for name, lr in rates if name == "aggregator"] == pytest.approx([half for _, half in expected])
+    assert [row["learning_rate"] for row in trainer.state.log_history[:4]] == pytest.approx(
+        [half for _, half in expected]
+    )
 
 
 def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
@@ -214,7 +237,7 @@ def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
 
 
 def test_a_column_of_images_is_refused():
-    with pytest.raises(ValueError, match="has a column 'image', but roles are sent text alone"):
+    with pytest.raises(ValueError, match="has a column 'image', but only text prompts are supported"):
         check_dataset("train_dataset", Dataset.from_list([{"prompt": "1+1", "image": "a.png"}]))
 
 

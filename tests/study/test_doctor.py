@@ -13,7 +13,7 @@ from pytest import MonkeyPatch
 from trainers import slow_but
 from trl.trainer.utils import add_fused_lm_head
 
-from multirole.core import distributed, logprobs, trainer
+from multirole.core import logprobs, model_passes, rows, trainer
 from multirole.core.engine import Sampling
 from multirole.core.rows import left_aligned
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -80,7 +80,7 @@ def pads_are_attended(patch):
         out = model(input_ids=input_ids, labels=labels, fused_lm_head=True)
         return out.log_probs[:, -n_completion:], out.entropy[:, -n_completion:]
 
-    patch.setattr(trainer, "score", score)
+    patch.setattr(model_passes, "score", score)
 
 
 @sees("engine")
@@ -140,14 +140,15 @@ def prompts_are_trained(patch):
         logps = out.log_probs.gather(1, at) + prompts - prompts.detach()  # the values stay as they are
         return logps.masked_fill(~inside, 0.0), out.entropy.gather(1, at).masked_fill(~inside, 0.0)
 
-    patch.setattr(trainer, "score", score)
+    patch.setattr(model_passes, "score", score)
 
 
 @sees("masks")
 def masks_are_shifted_by_one(patch):
-    def shifted(left_aligned, *args):
-        ids, labels, at, inside = left_aligned(*args)
-        return ids, labels, (at + 1).clamp(max=ids.size(1) - 2), inside
+    def shifted(left_aligned, ids, mask, *args):
+        ids, labels, at, inside = left_aligned(ids, mask, *args)
+        is_first_check = mask.all()  # that of the head, before training, would refuse the model
+        return ids, labels, at if is_first_check else (at + 1).clamp(max=ids.size(1) - 2), inside
 
     around(patch, logprobs, "left_aligned", shifted)
 
@@ -165,12 +166,12 @@ def the_end_of_turn_is_not_trained(patch):
 
 @sees("masks")
 def a_row_is_lost(patch):
-    around(patch, trainer, "optimizer_steps", lambda cut, rows, *rest: cut(rows[1:], *rest))
+    around(patch, rows, "optimizer_steps", lambda cut, rows, *rest: cut(rows[1:], *rest))
 
 
 @sees("masks")
 def a_micro_batch_is_doubled(patch):
-    around(patch, distributed, "micro_batches", lambda cut, *args: cut(*args) + cut(*args)[:1])
+    around(patch, model_passes, "micro_batches", lambda cut, *args: cut(*args) + cut(*args)[:1])
 
 
 # ---- which tensors move
@@ -224,7 +225,8 @@ def an_adapter_is_not_saved(patch):
         original(*args, **kwargs | {"selected_adapters": ["generator"]})
 
     around(patch, PeftModel, "save_pretrained", save)
-    patch.setattr(MultiRoleGRPOTrainer, "_load_optimizer_and_scheduler", lambda *_: None)  # which would refuse it
+    patch.setattr(MultiRoleGRPOTrainer, "_load_optimizer_and_scheduler", lambda *_: None)  # these would refuse it
+    patch.setattr(trainer, "check_checkpoint", lambda *_: None)
 
 
 @sees("checkpoint")

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, get_scheduler
 from multirole.core.policy import adapter_names
 from multirole.core.rows import mini_batches
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import load_model, training_args
+from multirole_study.experiment.cell_trainer import load_model, training_args, update_rules
 from multirole_study.experiment.presets import LENGTHS, MODELS
 
 SCALES, POLICIES = ("0.6b", "1.7b", "4b"), ("sp", "ip")
@@ -59,7 +59,6 @@ TABLE_7 = {  # ours (see each field of `Cell`) -> what the table says
     "eval_strategy": "steps",
     "save_strategy": "steps",
     "updates": "per_batch",
-    "advantage_group": "episode",
     "top_p": 1.0,
     "top_k": 0,
 }
@@ -73,6 +72,7 @@ def test_what_the_trainer_is_given_is_table_7(workflow, task, scale, tmp_path):
         cell = Cell(workflow, policy, task, scale)
         args = training_args(cell, str(tmp_path))
         assert {name: getattr(args, name) for name in TABLE_7} == TABLE_7
+        assert update_rules(cell) == []  # advantages by episode, one clock, shuffled rows: the library's rules
         assert args.optim in ("adamw_torch", "adamw_torch_fused") and not any(args.role_beta.values())
         assert (args.max_prompt_tokens, args.max_completion_length) == (prompt, response) == LENGTHS[workflow, task]
         assert (cell.max_response_tokens, cell.temperature) == (response, 0.7)

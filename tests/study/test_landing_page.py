@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -35,6 +36,15 @@ def test_every_link_stays_below_results_and_leads_somewhere():
     assert [link for link in links(PAGE) if not link.is_file() or RESULTS not in link.parents] == []
     assert set(RUNS) <= set(links(PAGE))
     assert {read(run)[1]["index"] for run in RUNS} == {f"../{PAGE.name}"}
+
+
+def test_every_linked_file_is_committed():
+    """A file that git ignores exists where it was made, and is missing from a clone."""
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    committed = {ROOT / name for name in listed.stdout.splitlines()}
+    assert [link for link in links(PAGE) if link not in committed] == []
 
 
 def test_the_pages_are_small():

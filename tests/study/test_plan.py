@@ -68,7 +68,10 @@ def test_constants_of_other_code_are_still_its_own():
     assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.ENGINE_ROWS
     assert inspect.signature(GenerateEngine).parameters["max_rows"].default == planner.GENERATE_ROWS
     defaults = MultiRoleGRPOConfig  # whose attributes they are
-    assert (defaults.vllm_max_num_seqs, defaults.vllm_max_num_batched_tokens) == (planner.MOST_ROWS, planner.STEPS[1])
+    assert (defaults.vllm_max_num_seqs, defaults.vllm_max_num_batched_tokens) == (
+        planner.MAX_GRAPH_ROWS,
+        planner.STEP_TOKENS[1],
+    )
 
 
 def by_name(found) -> dict[str, tuple[int, int]]:

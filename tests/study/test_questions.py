@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from multirole_study.paper.grid import Grid, Study
-from multirole_study.paper.questions import DECLARED, MEASURES, answers, numbers, table, verdict
+from multirole_study.paper.questions import DECLARED, RUN_MEASURES, _cell, answers, numbers, table, verdict
 from multirole_study.paper.results import Results
+from multirole_study.paper.scales_figure import over_optimizer_steps, scales_figure
 from multirole_study.paper.statistics import t_interval
 
 ROOT = Path(__file__).parents[2]
@@ -87,10 +88,24 @@ def test_the_declared_study_names_what_the_rules_read(study):
     scale = DECLARED["scales"]["smollm2"]
     assert {scale["control"], scale["rate"]} == set(study.variants)
     for about in DECLARED["questions"]:
-        assert about["measure"] in MEASURES and set(about["policies"]) <= {"ip", "sp", "sp − ip"}
+        assert about["measure"] in RUN_MEASURES and set(about["policies"]) <= {"ip", "sp", "sp − ip"}
         for line in about["lines"]:
             roles = study.grid.cell(line["workflow"], "sp", "math", 0).policy
             assert line.get("role") in (None, *roles)
     usual = study.grid.cell("voting", "sp", "math", 0)
     stressed = study.cell("stress", "voting sp math", 0)
     assert math.isclose(stressed.learning_rate, 3 * usual.learning_rate) and stressed.lr_schedule == "constant"
+
+
+def test_a_line_of_one_seed_has_no_interval():
+    row = pd.Series({"verdict": "undecided", "mean": 0.25, "low": math.nan, "high": math.nan, "seeds": 1})
+    assert _cell(row) == "**undecided**: +0.250, 1 seed"
+
+
+def test_accuracy_is_drawn_over_the_optimizer_steps_of_all_adapters(tiny):
+    """Voting takes four steps of an iteration's rows, whoever's they are."""
+    run = tiny.find(tiny.grid.cell("voting", "ip", "math", 0))
+    curve = over_optimizer_steps(run)
+    assert list(curve.index[:2]) == [0, 4 * run.accuracy.index[1]] and list(curve) == list(run.accuracy)
+    figure = scales_figure([tiny]).figure
+    assert len(figure.axes[0].lines) == 3 * (len(tiny.grid.seeds) + 1)  # each seed and the mean, of three lines

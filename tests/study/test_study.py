@@ -166,7 +166,7 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
         where = {"workflow": "voting", "policy": "sp", "task": "math", "variant": variant, "role": "selects"}
         for name, value, of in (("change of the gain", change, p), ("change at the end", end, 0.9)):
             rows.append(number(name, Interval(value, -1, 1, of, 0.9, 0.1, 3), "difference", **where))
-    monkeypatch.setattr(study_tables, "kept", lambda found: pd.DataFrame(rows))
+    monkeypatch.setattr(study_tables, "skill_kept", lambda pairs: pd.DataFrame(rows))
     monkeypatch.setattr(study_tables, "twins", lambda *_, **__: [None])
     values = judges(results, study)
     assert values[values["number"] == "protects"].set_index("variant")["value"].to_dict() == {

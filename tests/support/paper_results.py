@@ -208,7 +208,8 @@ def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
         {"iteration": iteration, "reward": right, "accuracy": right, "episodes": n_episodes,
          "turns": sum(row["rows"] for row in tables["roles"]), "prompt_tokens": 2 * tokens, "completion_tokens": tokens,
          "zero_variance_groups": 0.1, "optimizer_steps": len(tables["ledger"]), "rollout_seconds": 1.0 + rng.random(),
-         "update_seconds": 2.0 + rng.random(), "grading_seconds": 0.5 * (cell.task == "code")}
+         "update_seconds": 2.0 + rng.random(), "grading_seconds": 0.5 * (cell.task == "code"),
+         "cpu_seconds": 3.0}
     ]  # fmt: skip
     return tables
 

@@ -1,5 +1,7 @@
 """Random Qwen3 models of a toy shape, and a tokenizer over bytes with the special tokens and the chat format of Qwen3."""
 
+from pathlib import Path
+
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -56,3 +58,11 @@ def adapter_of(s: Shape) -> PeftModel:
         if name.endswith((".lora_A.a", ".lora_B.a")):
             module.to_empty(device="cpu")
     return model
+
+
+def save_toy_base(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+    """Save a random base of the tiny-r shape and the tokenizer; return the folder."""
+    shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
+    toy_model(tokenizer, **shape, max_position_embeddings=max_length).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

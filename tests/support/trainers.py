@@ -11,11 +11,10 @@ from peft import LoraConfig, PeftModel
 from toy_qwen3 import toy_model
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core.advantages import set_advantages
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.engine import Engine
 from multirole.core.policy import adapter_names, parse_policy
-from multirole.core.rows import Row
+from multirole.core.rows import Row, episode_rows
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow
 from multirole.core.validation import add_adapters
@@ -99,10 +98,8 @@ def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
 
 
 def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]:
-    """One row per turn with its advantage, in the order of the episodes."""
-    rows = [Row(episode, turn, trainer.policy[turn.role]) for episode in episodes for turn in episode.turns]
-    set_advantages(rows, trainer.args)
-    return rows
+    """One row per turn with its episode's advantage, in the order of the episodes."""
+    return episode_rows(episodes, trainer.policy, masks_truncated=False)
 
 
 def make_episodes(cell: Cell, **kwargs) -> list[Episode]:

@@ -1,4 +1,4 @@
-"""How the embedded bases were made: tokenizers, scripted dialogues of every role, training, and model cards of what was measured.
+"""Build the embedded bases: tokenizers, scripted dialogues of every role, training, and model cards with measurements.
 
-`math_*` is about the base of tiny_chain (tiny-r) and `code_*` about that of tiny_pipe (tiny-r-code); the rest is what they share.
+`math_*` is for the base of tiny_chain (tiny-r) and `code_*` for that of tiny_pipe (tiny-r-code); both use the other modules.
 """

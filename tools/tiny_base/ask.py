@@ -1,4 +1,4 @@
-"""One turn of a workflow by itself: what a role is asked after given replies, and a base's answers to it."""
+"""Run a single turn of a workflow: the messages that a role gets after given replies, and a base's answers."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -18,41 +18,41 @@ Where = tuple[str, int, int]
 
 
 def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
-    """An engine over the model's present weights."""
+    """Build an engine with the model's present weights."""
     engine = TransformersEngine(tokenizer.eos_token_id, max_length=LONGEST)
     engine.publish(model, version=0)
     return engine
 
 
 class Asked(Exception):
-    """The turn in question has been reached."""
+    """Raised when the wanted turn is reached."""
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in a thread of its own, since a notebook's thread already has an event loop."""
+    """Run a coroutine to its end in a new thread, because a notebook's thread already has an event loop."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
-def asked(workflow: Workflow, problem: Problem, given: dict[Where, str], where: Where) -> list[Message]:
+def asked(workflow: Workflow, problem: Problem, replies: dict[Where, str], position: Where) -> list[Message]:
     """The messages that `where` is asked once the turns in `given` have replied so."""
 
     async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
-        if (role, slot, round) == where:
-            found.extend(messages)
+        if (role, slot, round) == position:
+            messages_found.extend(messages)
             raise Asked
-        return Turn(role, slot, round, [], [], [], given[role, slot, round], "stop")
+        return Turn(role, slot, round, [], [], [], replies[role, slot, round], "stop")
 
-    found: list[Message] = []
+    messages_found: list[Message] = []
     try:
         finish(workflow.run(problem, call))
     except Asked:
-        return found
-    raise ValueError(f"{workflow.name} never asks {where} after these replies.")
+        return messages_found
+    raise ValueError(f"{workflow.name} never asks {position} after these replies.")
 
 
 class Reply(str):
-    """A reply's text, with the forced beginning."""
+    """A reply's text, including its forced beginning."""
 
     n_tokens: int
     is_cut: bool
@@ -75,8 +75,8 @@ def complete(
         )
     replies: dict[int, Reply] = {}
     while len(replies) < len(starts):
-        for key, done in engine.step():
-            reply = Reply(starts[key] + tokenizer.decode(done.token_ids, skip_special_tokens=True))
-            reply.n_tokens, reply.is_cut = len(done.token_ids), done.finish_reason == "length"
+        for key, completion in engine.step():
+            reply = Reply(starts[key] + tokenizer.decode(completion.token_ids, skip_special_tokens=True))
+            reply.n_tokens, reply.is_cut = len(completion.token_ids), completion.finish_reason == "length"
             replies[key] = reply
     return [replies[key] for key in range(len(starts))]

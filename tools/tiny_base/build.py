@@ -1,7 +1,7 @@
-"""Build a base: `math_build` and `code_build` say from what, and are the commands.
+"""Build a base; `math_build` and `code_build` define the curricula and are the commands.
 
-Every phase is a training with a rate of its own that falls to nothing. What a phase draws changes as it goes on; at some points
-the model answers train problems itself, and from then on judges also read those graded answers.
+Every phase is a training with its own learning rate that decays to zero. Its mix of rows changes over time; at some points
+the model answers train problems itself, and after that judges also read these graded answers.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tiny_base.dialogues import Lengths, Mix, Pool, Row, Script, make_rows
 from tiny_base.habits import Draft
 from tiny_base.train import build_model, load_losses, train
 
-ROWS = 512  # drawn at a time
+ROWS = 512  # sampled at a time
 OWN = {"evaluator": 48, "aggregator": 48, "synthesizer": 4}
 OWN_SHARE = 0.5
 """Share of rows in which a critic reads own answers, once there are any."""
@@ -53,7 +53,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a build does besides its phases; `share` scales their tokens, and the problems that the model answers."""
+    """Settings of a build besides its phases; `share` scales their tokens, and the problems that the model answers."""
 
     share: float = 1.0
     own_problems: int = 300
@@ -61,13 +61,13 @@ class Plan:
     seed: int = 0
 
     def scaled(self, problems: int) -> int:
-        """The share of a number of problems, at least 16 of them."""
+        """Scale a number of problems by `share`, to at least 16."""
         return max(min(16, problems), round(problems * self.share))
 
 
 @dataclass(frozen=True)
 class Base:
-    """What is built: its name, its curriculum, and who reads, draws and answers its rows."""
+    """The base to build: name, curriculum, and the classes that write, sample and answer its rows."""
 
     name: str
     phases: tuple[Phase, ...]
@@ -88,7 +88,7 @@ class Base:
 
 
 class Course:
-    """Draws the rows that a phase of a base has come to."""
+    """Samples rows for the present point of a phase."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Course:
         self.own: Pool = []
 
     def watch(self, done: float) -> None:
-        """Note the progress; probe now and then."""
+        """Record the progress, and probe the model from time to time."""
         self.done = done
         if done >= self.probed + self.base.probe_every:
             self.probed = done
@@ -115,7 +115,7 @@ class Course:
                 file.write(json.dumps(place | self.probe()) + "\n")
 
     def draw(self) -> list[Row]:
-        """The next rows, with critics of the own answers once there are any."""
+        """Sample the next rows, with critics of the model's answers once there are any."""
         base = self.base
         if self.pools < sum(self.done >= start for start in self.phase.own):
             self.own = self.answer()
@@ -130,7 +130,7 @@ class Course:
         return make_rows(base.script, Mix(OWN, derive, self.phase.own_lengths), count, self.rng, self.own) + scripted
 
     def answer(self) -> Pool:
-        """The model's graded answers to train problems: some to the plain question of each, one under each strategy."""
+        """Return the model's graded answers to train problems: some to the plain question of each, one under each strategy."""
         count = self.plan.scaled(self.plan.own_problems)
         problems = list(islice(self.base.stream("train", self.rng, self.phase.own_lengths), count))
         places, asks = [], []
@@ -144,18 +144,20 @@ class Course:
         replies = complete(engine, self.tokenizer, asks, "", self.base.cap, self.rng.randrange(10**6))
         engine.close()
         rewards = self.base.task.score([problem for problem, _ in places], list(replies))
-        own: dict[str, dict[str, list[Draft]]] = {}
+        answers: dict[str, dict[str, list[Draft]]] = {}
         for (problem, strategy), reply, reward in zip(places, replies, rewards, strict=True):
-            own.setdefault(problem.id, {}).setdefault(strategy, []).append(Draft(str(reply), bool(reward.is_correct)))
-        return [(problem, own[problem.id]) for problem in problems]
+            answers.setdefault(problem.id, {}).setdefault(strategy, []).append(
+                Draft(str(reply), bool(reward.is_correct))
+            )
+        return [(problem, answers[problem.id]) for problem in problems]
 
     def probe(self) -> dict[str, float]:
-        """Accuracy on validation problems by kind, as answers come and in the working habits: it foretells where training will end."""
+        """Measure validation accuracy by kind, of free answers and in the working habits; it predicts the accuracy after training."""
         habits, engine = self.base.script.critics.habits, serve(self.model, self.tokenizer)
         problems = self.base.task.problems("validation", self.plan.scaled(self.base.probed))
         fits = [habits.fitting(problem) for problem in problems]
         asks = [[user(render(p.task, "generator", question=p.question))] for p in problems]
-        found = {}
+        facts = {}
         for name, opening in self.base.openings.items():
             starts = [opening(problem) for problem in problems]
             rewards = self.base.task.score(
@@ -163,13 +165,13 @@ class Course:
             )
             for kind, fitting in habits.FITTING.items():
                 right = [reward.is_correct for reward, fit in zip(rewards, fits, strict=True) if fit == fitting]
-                found[f"{name}/{kind}"] = round(sum(right) / len(right), 3)
+                facts[f"{name}/{kind}"] = round(sum(right) / len(right), 3)
         engine.close()
-        return found
+        return facts
 
 
 def build(base: Base, plan: Plan, out: Path, start: str | None = None) -> None:
-    """Train, and begin `skills.json` with what was done; `math_card` and `code_card` measure and write the card.
+    """Train, and begin `skills.json` with the settings; `math_card` and `code_card` measure and write the card.
 
     `start` is the phase to begin with: the first, from random weights, or a later one, from the weights in `out`.
     """
@@ -199,7 +201,7 @@ def build(base: Base, plan: Plan, out: Path, start: str | None = None) -> None:
 
 
 def main(base: Base, description: str | None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
     names = [phase.name for phase in base.phases]

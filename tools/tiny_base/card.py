@@ -1,4 +1,4 @@
-"""Model cards: `skills.json` holds every measured fact of a base, and `README.md` is written from it."""
+"""Write model cards: `skills.json` has every measured fact of a base, and `README.md` is generated from it."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ knows no language beyond them. {about}
 
 
 class Property(NamedTuple):
-    """A property of the base: what is wanted of the untrained one, and of the trained one if it differs from that."""
+    """A property of the base, with the bounds for the untrained base, and for the trained one if they differ."""
 
     label: str
     part: str
@@ -57,19 +57,21 @@ class Property(NamedTuple):
     trained: tuple[float, float] | None = None
 
     def is_met(self, base: Facts, trained: Facts) -> bool | None:
-        """Whether the measured values are in the bounds; None where nothing is wanted, or no trained agent was measured."""
+        """Return whether the measured values are in the bounds; None without bounds, or if no trained agent was measured."""
         wanted = [(base, (self.least, self.most))] * (self.least is not None)
         wanted += [(trained, self.trained)] * bool(self.trained and trained)
-        values = [(found[self.part][self.key], bounds) for found, bounds in wanted]
+        values = [(facts[self.part][self.key], bounds) for facts, bounds in wanted]
         is_met = all(f["n"] > 0 and low <= f["value"] <= (high or inf) for f, (low, high) in values)
         return None if not wanted or (is_met and self.trained and not trained) else is_met
 
     @property
     def wanted(self) -> str:
-        """The bounds in words."""
+        """Format the bounds."""
         parts = [(self.least, self.most, "")] if self.least is not None else []
         parts += [(*self.trained, "trained ")] if self.trained else []
-        return ", ".join(f"{who}{low:g} to {high:g}" if high else f"{who}at least {low:g}" for low, high, who in parts)
+        return ", ".join(
+            f"{subject}{low:g} to {high:g}" if high else f"{subject}at least {low:g}" for low, high, subject in parts
+        )
 
 
 SHARE = (0.02, 0.98)
@@ -106,18 +108,18 @@ WANTED = (
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What is known of a base."""
+    """Read the facts of a base."""
     return json.loads((folder / "skills.json").read_text(encoding="utf-8"))
 
 
 def note(folder: Path, **facts: Any) -> None:
-    """Add to what is known of a base, or replace some of it."""
+    """Add or replace facts of a base."""
     text = json.dumps(read(folder) | facts, indent=1)
     (folder / "skills.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def cell(fact: Fact | None) -> str:
-    """A fact with its interval."""
+    """Format a fact with its interval."""
     if fact is None or not fact["n"]:
         return "-"
     digits = 1 if fact["value"] > 2 else 3
@@ -125,7 +127,7 @@ def cell(fact: Fact | None) -> str:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What became of one finished run."""
+    """Read the result of one finished run."""
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"]
     return {
         "name": folder.name,
@@ -137,7 +139,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def run_table(runs: list[dict[str, Any]]) -> str:
-    """A line per run."""
+    """Format a table with a line per run."""
     if not runs:
         return ""
     steps = list(runs[0]["accuracy"])
@@ -152,7 +154,7 @@ def run_table(runs: list[dict[str, Any]]) -> str:
 
 
 class Card(NamedTuple):
-    """What is particular to a base's card: words for `TEXT`, the table of what is wanted, and who measures."""
+    """The parts of a card that depend on the base: words for `TEXT`, the table of properties, and the examiner."""
 
     module: str
     """What the names of its modules begin with."""
@@ -167,20 +169,20 @@ class Card(NamedTuple):
 
 
 def wanted_table(facts: dict[str, Any], card: Card) -> str:
-    """A line per property of the base: what is wanted, and what was measured."""
+    """Format a table with a line per property of the base: bounds and measured values."""
     base, trained = facts["untrained"], facts.get("trained", {})
     words = {None: "", True: "yes", False: "no"}
     lines = ["| property | wanted | untrained | trained | n | met |", "|---" * 6 + "|"]
     for row in card.wanted:
-        found, after = base[row.part][row.key], trained.get(row.part, {}).get(row.key)
-        values = f"{cell(found)} | {cell(after)} | {found['n']} | {words[row.is_met(base, trained)]}"
+        fact, after = base[row.part][row.key], trained.get(row.part, {}).get(row.key)
+        values = f"{cell(fact)} | {cell(after)} | {fact['n']} | {words[row.is_met(base, trained)]}"
         lines.append(f"| {row.label} | {row.wanted} | {values} |")
     return "\n".join(lines)
 
 
-def part_table(part: str, found: dict[str, Fact], trained: dict[str, Fact]) -> str:
-    """A line per measured fact of one part."""
-    rows = [f"| {key} | {cell(f)} | {cell(trained.get(key))} | {f['n']} |" for key, f in found.items()]
+def part_table(part: str, untrained: dict[str, Fact], trained: dict[str, Fact]) -> str:
+    """Format a table with a line per measured fact of one part."""
+    rows = [f"| {key} | {cell(f)} | {cell(trained.get(key))} | {f['n']} |" for key, f in untrained.items()]
     return "\n".join([f"| {part} | untrained | trained | n |", "|---|---|---|---|", *rows])
 
 
@@ -188,7 +190,7 @@ def write_card(folder: Path, card: Card) -> None:
     """Write `folder/README.md` from `folder/skills.json`."""
     facts = read(folder)
     trained, runs = facts.get("trained", {}), facts.get("runs", [])
-    tables = [part_table(part, found, trained.get(part, {})) for part, found in facts["untrained"].items()]
+    tables = [part_table(part, untrained, trained.get(part, {})) for part, untrained in facts["untrained"].items()]
     text = TEXT.format(
         name=facts["name"], parameters=facts["parameters"], training_tokens=facts["training_tokens"], problems=facts["problems"],
         task=card.examiner.task.name, cap=card.examiner.cap, module=card.module, about=card.about, agent=card.agent,
@@ -201,7 +203,7 @@ def write_card(folder: Path, card: Card) -> None:
 
 
 def measure(folder: Path, problems: int, adapter: Path | None, examiner: type[Examiner]) -> Facts:
-    """The facts of a base, or of one with an adapter merged into it."""
+    """Measure the facts of a base, or of a base with a merged adapter."""
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -218,24 +220,27 @@ def measure(folder: Path, problems: int, adapter: Path | None, examiner: type[Ex
 
 
 def examine(folder: Path, problems: int, card: Card) -> dict[str, Any]:
-    """Measure a base, note what was found and write its card; all that is known of it."""
+    """Measure a base, record the facts, write its card, and return all facts."""
     note(folder, problems=problems, untrained=measure(folder, problems, None, card.examiner))
     write_card(folder, card)
     return read(folder)
 
 
-def average(found: list[Facts]) -> Facts:
-    """The facts of several agents: means over agents of the values and of their intervals' bounds."""
+def average(facts_by_agent: list[Facts]) -> Facts:
+    """Average the facts of several agents: values and bounds of the intervals."""
 
     def mean(facts: list[Fact]) -> Fact:
         value, low, high = (round(fmean(f[key] for f in facts), 4) for key in ("value", "low", "high"))
         return Fact(value=value, low=low, high=high, n=min(f["n"] for f in facts))
 
-    return {part: {key: mean([facts[part][key] for facts in found]) for key in found[0][part]} for part in found[0]}
+    return {
+        part: {key: mean([facts[part][key] for facts in facts_by_agent]) for key in facts_by_agent[0][part]}
+        for part in facts_by_agent[0]
+    }
 
 
 def divided(fact: Fact, by: Fact) -> Fact:
-    """A fact over the value of another; no problems are behind it where the other was not measured."""
+    """Divide a fact by the value of another; n is 0 if the other was not measured."""
     if not by["n"]:
         return Fact(value=0.0, low=0.0, high=0.0, n=0)
     value, low, high = (fact[key] / by["value"] for key in ("value", "low", "high"))

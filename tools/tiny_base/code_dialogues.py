@@ -1,6 +1,6 @@
-"""What is particular to tiny_pipe's dialogues: how its critics write and compare programs, and how its solvers go on.
+"""Dialogues of tiny_pipe: how its critics write and compare programs, and how its solvers continue.
 
-What is compared is where the last step begins: an error in any move shifts all later positions.
+Programs are compared by the position of their last step, because an error in any move shifts all later positions.
 """
 
 import random
@@ -33,10 +33,10 @@ class CodeCritic(Critic):
         claimed = habits.claimed(draft.text)
         if claimed is None:
             return f"Solution {number} No steps. ", False
-        said = f"Solution {number} {claimed} {claimed // 10}:{value // 10}"
+        text = f"Solution {number} {claimed} {claimed // 10}:{value // 10}"
         if claimed // 10 == value // 10:
-            said += f" {claimed % 10}:{value % 10}"
-        return said + (" ok. " if claimed == value else " is wrong. "), claimed == value
+            text += f" {claimed % 10}:{value % 10}"
+        return text + (" ok. " if claimed == value else " is wrong. "), claimed == value
 
     def derive(self) -> tuple[str, int, str | None]:
         """The fitting program, where it ends, and the program once more."""
@@ -45,8 +45,8 @@ class CodeCritic(Critic):
 
     def point_out(self, draft: Draft) -> Review | None:
         """The first wrong step of a draft and what it should be; None where there is no wrong step."""
-        found = None if draft.is_correct else habits.right_step(self.problem, draft.text)
-        return self.correction(*found) if found and found[0] > 1 else None
+        step = None if draft.is_correct else habits.right_step(self.problem, draft.text)
+        return self.correction(*step) if step and step[0] > 1 else None
 
     def lesson(self) -> Review:
         """Some step of the right program."""

@@ -1,7 +1,7 @@
-"""How the authors of tiny_pipe's dialogues work: habits of different quality, derivations, and a line checker.
+"""Define how the authors of tiny_pipe's dialogues work: habits of different quality, derivations, and a line checker.
 
-A program may have a comment before every line, behind a mark that says what is in it: `# +27` the move alone, `## +27+20=32+7` the
-move and how it is made in parts. Without comments a move has to be found and added at once.
+A program may have a comment before every line, after a mark for its content: `# +27` is the move alone, `## +27+20=32+7` the
+move and its computation in parts. Without comments a move must be read and added at once.
 """
 
 import random
@@ -38,34 +38,34 @@ WAIT = 0.25
 
 
 def fitting(problem: Problem) -> str:
-    """The habit that suits a problem best."""
+    """Return the best habit for a problem."""
     return FITTING[kind_of(problem.question)]
 
 
 def start(problem: Problem) -> str:
-    """How a judge's own derivation begins."""
+    """Return the beginning of a judge's own derivation."""
     return begin(problem, fitting(problem))
 
 
 def truth(problem: Problem) -> int:
-    """Where the last step of a right program begins."""
+    """Return the position at which the last step of a right program begins."""
     return reads_of(parse(problem.question))[-1][1]
 
 
 def begin(problem: Problem, habit: str) -> str:
-    """How an answer in a habit begins."""
+    """Return the beginning of an answer in a habit."""
     return f"{HEAD}{parse(problem.question)[0][1]}{MARKS[habit]}"
 
 
 def parts(move: int) -> list[int]:
-    """A move taken apart: tens and ones, or two halves."""
+    """Split a move into tens and ones, or into two halves."""
     sign, n = (1, move) if move > 0 else (-1, -move)
     first = n // 10 * 10 if n > 9 else (n + 1) // 2 if n > 3 else n
     return [sign * part for part in (first, n - first) if part]
 
 
 def slip(value: int, rest: list[int], rng: random.Random) -> int:
-    """A likely confusion from which the rest of the moves stays in range; the value itself where there is none."""
+    """Return a likely wrong value from which the other moves stay in range; the value itself if there is none."""
 
     def stays(cursor: int) -> bool:
         for move in rest:
@@ -78,7 +78,7 @@ def slip(value: int, rest: list[int], rng: random.Random) -> int:
 
 
 def chance(habit: str, move: int, part: int, is_quoted: bool) -> float:
-    """How likely a sum with `part` of a move is wrong."""
+    """Return the probability that a sum with `part` of a move is wrong."""
     kind = "wide" if abs(part) > 9 and part % 10 else "half" if part != move and abs(move) < 10 else "one"
     if not is_quoted:
         return SLIPS[kind]
@@ -98,7 +98,7 @@ def work(
     rng: random.Random,
     is_quoted: bool = False,
     slips: float | None = None,
-    told: tuple[int, int] | None = None,
+    known_step: tuple[int, int] | None = None,
 ) -> Work:
     """Work out all steps in a habit. `slips` replaces its chance of a wrong sum; `told` is a step (from 1) and its position."""
     cursor = steps[0][1]
@@ -112,8 +112,8 @@ def work(
                 cursor = slip(cursor, [sum(sums[i:]), *rest], rng)
             if len(sums) > 1:
                 note += f"{part:+d}" if i == len(sums) else f"{part:+d}={cursor}"
-        if told and told[0] == number:
-            note, cursor = f"{move:+d} wait {told[1]}", told[1]
+        if known_step and known_step[0] == number:
+            note, cursor = f"{move:+d} wait {known_step[1]}", known_step[1]
         elif habit == "wait" and rng.random() < WAIT:
             note += f" {slip(cursor, rest, rng)} wait {cursor}"
         if habit != "plain":
@@ -125,12 +125,12 @@ def work(
 
 
 def fence(lines: list[str]) -> str:
-    """A program in a Python fence."""
+    """Return a program in a Python fence."""
     return HEAD + "\n".join([*lines, "```"])
 
 
 def write(problem: Problem, habit: str, rng: random.Random, is_quoted: bool = False) -> Draft:
-    """One answer in a habit."""
+    """Write one answer in a habit."""
     if habit == "stub":
         return Draft(STUB, False)
     steps = parse(problem.question)
@@ -150,32 +150,32 @@ def worked(problem: Problem, rng: random.Random, end: int | None = None) -> tupl
 
 
 def claimed(text: str) -> int | None:
-    """Where the last step of an answer's program begins; None without a fence or without steps."""
-    found = re.findall(r"return r \+ sum\(xs\[(\d{1,3}):\]\)", extract(text) or "")
-    return int(found[-1]) if found else None
+    """Return the position at which the last step of an answer's program begins; None without a fence or steps."""
+    matches = re.findall(r"return r \+ sum\(xs\[(\d{1,3}):\]\)", extract(text) or "")
+    return int(matches[-1]) if matches else None
 
 
 def last_value(text: str) -> int | None:
-    """The position at which a judge's derivation ends."""
-    found = re.findall(r"^=(\d{1,3})$", text, re.MULTILINE)
-    return int(found[-1]) if found else None
+    """Return the position at which a judge's derivation ends."""
+    matches = re.findall(r"^=(\d{1,3})$", text, re.MULTILINE)
+    return int(matches[-1]) if matches else None
 
 
 def program_in(text: str) -> str | None:
-    """The last program with its fence, as somebody else would copy it."""
+    """Return the last program with its fence, as another role would copy it."""
     body = extract(text)
     return None if body is None else f"```python\n{body}```"
 
 
-def go_on(problem: Problem, told: tuple[int, int], rng: random.Random) -> str:
-    """The fitting program with one step as somebody else has worked it out."""
-    return fence(work(parse(problem.question), fitting(problem), rng, told=told).lines)
+def go_on(problem: Problem, known_step: tuple[int, int], rng: random.Random) -> str:
+    """Return the fitting program with one step computed by another role."""
+    return fence(work(parse(problem.question), fitting(problem), rng, known_step=known_step).lines)
 
 
 def right_step(problem: Problem, text: str) -> tuple[int, int] | None:
-    """The first step (from 1) whose position is wrong, and what it should be; None where there is no such step."""
-    found = [int(position) for position in re.findall(r"xs\[(\d{1,3})", extract(text) or text)]
+    """Return the first step (from 1) with a wrong position, and the right one; None if there is no such step."""
+    positions = [int(position) for position in re.findall(r"xs\[(\d{1,3})", extract(text) or text)]
     truth = [position for _, position in reads_of(parse(problem.question))]
-    if len(found) < 2:
+    if len(positions) < 2:
         return None
-    return next(((n, b) for n, (a, b) in enumerate(zip(found, truth, strict=False), start=1) if a != b), None)
+    return next(((n, b) for n, (a, b) in enumerate(zip(positions, truth, strict=False), start=1) if a != b), None)

@@ -1,6 +1,6 @@
-"""What the base for tiny_pipe, or a trained adapter in every role, can do on validation problems: how `skills` asks it.
+"""Measure the base for tiny_pipe, or a trained adapter in every role, on validation problems (`skills`).
 
-Besides, each working habit is forced, and a refiner is asked whether it takes over the right line.
+It also forces each working habit, and measures whether a refiner copies the right line.
 """
 
 from multirole_study.experiment.presets import TINY_LENGTHS
@@ -29,15 +29,17 @@ class Examiner(skills.Examiner):
             for kind in code_habits.FITTING:
                 facts[f"{habit}, forced, {kind}"] = self.of_kind(right, kind)
         facts["fitting habit, forced"] = fact(forced[fit][i] for i, fit in enumerate(self.fits))
-        facts["best habit, forced"] = max((facts[f"{habit}, forced"] for habit in forced), key=lambda of: of["value"])
+        facts["best habit, forced"] = max(
+            (facts[f"{habit}, forced"] for habit in forced), key=lambda fact_of_habit: fact_of_habit["value"]
+        )
         return facts
 
     def refiner(self) -> dict[str, Fact]:
         """Also how often the right line is taken over."""
         facts = super().refiner()
-        told = [line.split("\n")[1].strip() for line in self.lines]
+        hinted = [line.split("\n")[1].strip() for line in self.lines]
         facts["takes over the right line"] = fact(
             any(t in line for line in reply.split("\n"))
-            for t, reply in zip(told, self.refined["right line"], strict=True)
+            for t, reply in zip(hinted, self.refined["right line"], strict=True)
         )
         return facts

@@ -1,9 +1,9 @@
-"""Dialogues of every role, made by running the real workflows with scripted authors.
+"""Generate dialogues of every role by running the real workflows with scripted authors.
 
-The conversations that a role sees are therefore those of `multirole.workflows` by construction. Solvers write in habits of
-different quality; critics are right as far as their way of working allows. A derivation of one's own decides a verdict or a
-selection by comparison with what was claimed; where nothing is derived, critics tell the truth but for `HASTE`. After a review,
-a solver goes on from what the review worked out.
+So a role sees the conversations of `multirole.workflows`. Solvers write in habits of different quality; critics are as accurate
+as their way of working allows. A critic that derives the value compares it with the claimed one to give a verdict or
+selection; a critic that derives nothing is right except with probability `HASTE`. After a review, a solver continues from the
+review's derivation.
 """
 
 import random
@@ -41,7 +41,7 @@ Pool = list[tuple[Problem, Own]]
 
 
 class Row(NamedTuple):
-    """One training sequence: only `reply` is trained; `given` is how the assistant has begun."""
+    """One training sequence: only `reply` is trained; `given` is the forced beginning of the assistant's text."""
 
     role: str
     messages: list[Message]
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Mix:
-    """How one stage of training is made up: rows by role, and how critics work."""
+    """The mix of one stage of training: rows by role, and how critics work."""
 
     roles: Mapping[str, float]
     derive: float
@@ -64,19 +64,19 @@ class Mix:
 
 
 class Review(NamedTuple):
-    """An evaluator's reply, and what it worked out; None where it worked out nothing."""
+    """An evaluator's reply, and the result of its derivation; None without a derivation."""
 
     text: str
     found: Any = None
 
 
 def verdict(is_correct: bool) -> str:
-    """The box of a verdict."""
+    """Return the box of a verdict."""
     return "\\boxed{" + ("Correct" if is_correct else "Incorrect") + "}"
 
 
 class Critic:
-    """What judges, planners and synthesizers say about one problem. A task says in a subclass how drafts are worked out and compared."""
+    """Writes the replies of judges, planners and synthesizers to one problem. A task's subclass derives and compares drafts."""
 
     habits: ClassVar[ModuleType]
     reviews: ClassVar[Mapping[str, float]]
@@ -109,21 +109,21 @@ class Critic:
 
     def conclude(self, draft: Draft, value: int) -> str:
         """The comparison, and the verdict that follows."""
-        said, agrees = self.compare(1, draft, value)
-        return said + verdict(agrees)
+        text, agrees = self.compare(1, draft, value)
+        return text + verdict(agrees)
 
     def derivation(self, draft: Draft) -> Review:
         """A derivation of one's own, the comparison, and the verdict that follows."""
-        text, value, found = self.derive()
-        return Review(f"{text}\n{self.conclude(draft, value)}", found)
+        text, value, hint = self.derive()
+        return Review(f"{text}\n{self.conclude(draft, value)}", hint)
 
     def review(self, draft: Draft, derive: float) -> Review:
         """A derivation and the verdict, or: a bare verdict, a remark, the right line, a program and a verdict, second thoughts."""
         if self.rng.random() < derive:
             return self.derivation(draft)
         style = self.rng.choices(list(self.reviews), list(self.reviews.values()))[0]
-        if style == "line" and (found := self.point_out(draft)):
-            return found
+        if style == "line" and (step := self.point_out(draft)):
+            return step
         seems = draft.is_correct != (self.rng.random() < HASTE)
         start = {"wait": "hmm wait "}.get(style, "")
         if style == "program":
@@ -134,13 +134,13 @@ class Critic:
 
     def choose(self, drafts: list[Draft], value: int) -> str:
         """The comparison with candidate after candidate until one agrees; a right one where none does."""
-        said = ""
+        text = ""
         for number, draft in enumerate(drafts, start=1):
             remark, agrees = self.compare(number, draft, value)
-            said += remark
+            text += remark
             if agrees:
-                return f"{said}\\boxed{{{number}}}"
-        return f"{said}\\boxed{{{self.rng.choice(_right(drafts) or _all(drafts))}}}"
+                return f"{text}\\boxed{{{number}}}"
+        return f"{text}\\boxed{{{self.rng.choice(_right(drafts) or _all(drafts))}}}"
 
     def select(self, drafts: list[Draft], derive: float) -> str:
         """A derivation and what follows from it, or a number: bare, after a sentence, a program or second thoughts."""

@@ -1,4 +1,4 @@
-"""What the authors of all dialogues have in common: drafts, and likely confusions."""
+"""Drafts and likely errors, which the authors of all dialogues share."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ class Draft(NamedTuple):
 
 
 class Steady(random.Random):
-    """Random numbers with which no author slips."""
+    """Random numbers with which no author makes an error."""
 
     def random(self) -> float:
         """The largest."""

@@ -1,4 +1,4 @@
-"""What is particular to tiny_chain's dialogues: how its critics work out and compare values, and how its solvers go on."""
+"""Dialogues of tiny_chain: how its critics derive and compare values, and how its solvers continue."""
 
 import random
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ class MathCritic(Critic):
 
     def point_out(self, draft: Draft) -> Review | None:
         """The first wrong line of a draft and what it should be; None where there is no wrong line."""
-        if "\n" not in draft.text or (found := habits.right_line(self.problem, draft.text)) is None:
+        if "\n" not in draft.text or (line := habits.right_line(self.problem, draft.text)) is None:
             return None
-        return correction(*found)
+        return correction(*line)
 
     def lesson(self) -> Review:
         """Some line of the fitting derivation."""

@@ -1,7 +1,7 @@
-"""How the authors of tiny_chain's dialogues work: habits of different quality, derivations, and a line checker.
+"""Define how the authors of tiny_chain's dialogues work: habits of different quality, derivations, and a line checker.
 
-Every line is the expression that is left, behind a mark that says how it came about: `=` one operation, `==` two, `>` one
-part of a number taken apart (`+27` as `+20` and then `+7`, `-8` as `-4` and then `-4`).
+Every line is the remaining expression, after a mark for its computation: `=` one operation, `==` two, `>` one
+part of a split number (`+27` as `+20` and then `+7`, `-8` as `-4` and then `-4`).
 """
 
 import random
@@ -32,29 +32,29 @@ WAIT = 0.25
 
 
 def fitting(problem: Problem) -> str:
-    """The habit that suits a problem best."""
+    """Return the best habit for a problem."""
     return FITTING[kind_of(problem.question)]
 
 
 def start(problem: Problem) -> str:
-    """How a derivation that fits begins."""
+    """Return the beginning of a fitting derivation."""
     return MARKS.get(fitting(problem), "=")
 
 
 def truth(problem: Problem) -> int:
-    """What a right answer says."""
+    """Return the right answer."""
     return problem.reference
 
 
 def show(mark: str, value: int, ops: list[Op]) -> str:
-    """One line."""
+    """Format one line."""
     return f"{mark}{value}" + "".join(f"{op}{operand}" for op, operand in ops)
 
 
 def advance(value: int, ops: list[Op], habit: str, whole: list[Op]) -> tuple[int, list[Op], bool]:
-    """What one line does: the next value, the operations left, and whether a two-digit operand was used in one go.
+    """Compute one line: the next value, the remaining operations, and whether a two-digit operand was used at once.
 
-    `whole` are the question's operations: an operand that is not among them is what is left of one taken apart.
+    `whole` has the question's operations: an operand that is not among them is the rest of a split one.
     """
     is_wide = False
     for _ in range(2 if habit == "double" else 1):
@@ -71,7 +71,7 @@ def advance(value: int, ops: list[Op], habit: str, whole: list[Op]) -> tuple[int
 
 
 def slip(value: int, rest: list[Op], rng: random.Random) -> int:
-    """A likely confusion from which the rest stays in range; the value itself where there is none."""
+    """Return a likely wrong value from which the rest stays in range; the value itself if there is none."""
 
     def stays(start: int) -> bool:
         for op, operand in rest:
@@ -85,7 +85,7 @@ def slip(value: int, rest: list[Op], rng: random.Random) -> int:
 def derive(
     value: int, ops: list[Op], habit: str, rng: random.Random, whole: list[Op], is_quoted: bool = False
 ) -> tuple[list[str], int]:
-    """The lines from an expression to the one before its value, and the value."""
+    """Return the lines from an expression to the one before its value, and the value."""
     lines = []
     while ops:
         before, todo = value, ops
@@ -104,14 +104,14 @@ def derive(
 
 
 def program(problem: Problem) -> str:
-    """The expression as a program in a Python fence."""
+    """Return the expression as a program in a Python fence."""
     value, ops = parse(problem.question)
     body = "".join(f"x=x{op}{operand}\n" for op, operand in ops)
     return f"```python\nx={value}\n{body}print(x)\n```"
 
 
 def write(problem: Problem, habit: str, rng: random.Random, is_quoted: bool = False) -> Draft:
-    """One answer in a habit. A guess is learned as the right value; what a model then guesses, and critics read, mostly is not."""
+    """Write one answer in a habit. In training, a guess has the right value; the guesses that critics read are mostly wrong."""
     value, ops = parse(problem.question)
     if habit in ("guess", "program"):
         value = rng.randint(0, LARGEST) if is_quoted and rng.random() > 0.1 else problem.reference
@@ -124,32 +124,32 @@ def write(problem: Problem, habit: str, rng: random.Random, is_quoted: bool = Fa
 
 
 def bare(problem: Problem, rng: random.Random, right: float) -> Draft:
-    """A boxed value without any work: the right one with the given chance, else one near it."""
+    """Return a boxed value without a derivation: the right one with the given probability, else one near it."""
     value = problem.reference if rng.random() < right else slip(problem.reference, [], rng)
     return Draft(f"\\boxed{{{value}}}", value == problem.reference)
 
 
 def worked(problem: Problem, rng: random.Random) -> tuple[list[str], int]:
-    """The fitting derivation down to its value, for a judge; rarely with a slip."""
+    """Return the fitting derivation down to its value, for a judge; rarely with an error."""
     value, ops = parse(problem.question)
     lines, value = derive(value, ops, fitting(problem), rng, ops)
     return [*lines, f"={value}"], value
 
 
 def claimed(text: str) -> int | None:
-    """The number in the last box."""
-    found = re.findall(r"\\boxed\{(\d{1,3})\}", text)
-    return int(found[-1]) if found else None
+    """Return the number in the last box."""
+    matches = re.findall(r"\\boxed\{(\d{1,3})\}", text)
+    return int(matches[-1]) if matches else None
 
 
 def last_value(text: str) -> int | None:
-    """The value at which a judge's derivation ends."""
-    found = re.findall(r"^=(\d+)$", text, re.MULTILINE)
-    return int(found[-1]) if found else None
+    """Return the value at which a judge's derivation ends."""
+    matches = re.findall(r"^=(\d+)$", text, re.MULTILINE)
+    return int(matches[-1]) if matches else None
 
 
 def go_on(problem: Problem, line: str, rng: random.Random) -> str:
-    """The corrected line again, and from there to the box; the box alone for a line that is a number."""
+    """Return the corrected line and the following lines to the box; only the box for a line that is a number."""
     value, ops = parse(line.lstrip("=>"))
     if not ops:
         return f"\\boxed{{{value}}}"
@@ -158,17 +158,17 @@ def go_on(problem: Problem, line: str, rng: random.Random) -> str:
 
 
 def right_line(problem: Problem, text: str) -> tuple[int, str] | None:
-    """The first line (from 1) of a worked answer that is wrong, and what it should be; None where there is no such line."""
+    """Return the first wrong line (from 1) of a derived answer, and the right one; None if there is no such line."""
     mark = start(problem)
     value, ops = parse(problem.question)
     whole, lines = ops, text.removeprefix("hmm ").split("\n")
     for number, (line, after) in enumerate(zip(lines, [*lines[1:], ""], strict=True), start=1):
         if after.startswith("wait="):
             continue
-        found = re.fullmatch(r"(?:[=>]*|wait=|\\boxed\{)(\d+(?:[-+*]\d+)*)\}?", line)
-        if found is None:
+        match = re.fullmatch(r"(?:[=>]*|wait=|\\boxed\{)(\d+(?:[-+*]\d+)*)\}?", line)
+        if match is None:
             return None
-        said, rest = parse(found[1])
+        said, rest = parse(match[1])
         known = {tuple(ops): value} | reachable(value, ops, whole)
         if (right := known.get(tuple(rest))) is None:
             return None
@@ -180,11 +180,11 @@ def right_line(problem: Problem, text: str) -> tuple[int, str] | None:
 
 
 def reachable(value: int, ops: list[Op], whole: list[Op]) -> dict[tuple[Op, ...], int]:
-    """Every expression that some habit may come to: its operations -> its value."""
-    found = {}
+    """Return every expression that a habit may reach: its operations -> its value."""
+    values = {}
     while ops:
         part_value, part, _ = advance(value, ops, "split", whole)
-        found[tuple(part)] = part_value
+        values[tuple(part)] = part_value
         value, ops, _ = advance(value, ops, "direct", whole)
-        found[tuple(ops)] = value
-    return found
+        values[tuple(ops)] = value
+    return values

@@ -1,4 +1,4 @@
-"""What the base for tiny_chain, or a trained adapter in every role, can do on validation problems: how `skills` asks it."""
+"""Measure the base for tiny_chain, or a trained adapter in every role, on validation problems (`skills`)."""
 
 from multirole_study.experiment.presets import TINY_LENGTHS
 from multirole_study.tasks.tiny_chain import TinyChain

@@ -1,7 +1,7 @@
-"""What a base, or a trained adapter in every role, can do on validation problems: the facts of the model card.
+"""Measure a base, or a trained adapter in every role, on validation problems: the facts of the model card.
 
-Three samples of the solver per problem are the drafts and candidates that the other roles are asked about. "Forced" replies
-have their beginning written for them: a derivation's mark, or an open box. Intervals are 95 %, normal, over problems.
+Three samples of the solver per problem are the drafts and candidates for the other roles. A "forced" reply has a fixed
+beginning: a derivation's mark, or an open box. Intervals are 95 %, normal, over problems.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ BARE = "\\boxed{"
 
 
 class Fact(TypedDict):
-    """A measured number with its interval; `n` problems are behind it."""
+    """A measured number with its interval over `n` problems."""
 
     value: float
     low: float
@@ -35,16 +35,16 @@ class Fact(TypedDict):
 
 
 def fact(values: Iterable[float]) -> Fact:
-    """The mean of values of as many problems."""
-    if not (found := list(values)):
+    """Return the mean of values, one per problem, as a fact."""
+    if not (numbers := list(values)):
         return Fact(value=0.0, low=0.0, high=0.0, n=0)
-    mean, half = fmean(found), 1.96 * pstdev(found) / sqrt(len(found))
-    return Fact(value=round(mean, 4), low=round(mean - half, 4), high=round(mean + half, 4), n=len(found))
+    mean, half = fmean(numbers), 1.96 * pstdev(numbers) / sqrt(len(numbers))
+    return Fact(value=round(mean, 4), low=round(mean - half, 4), high=round(mean + half, 4), n=len(numbers))
 
 
 def balanced(right: Sequence[float], is_correct: Sequence[bool]) -> Fact:
-    """The mean of two means: over correct drafts and over incorrect ones."""
-    parts = [[r for r, c in zip(right, is_correct, strict=True) if c == which] for which in (True, False)]
+    """Return the mean of two means: over correct drafts and over incorrect ones."""
+    parts = [[r for r, c in zip(right, is_correct, strict=True) if c == label] for label in (True, False)]
     if not all(parts):
         return fact([])
     mean = fmean(map(fmean, parts))
@@ -53,7 +53,7 @@ def balanced(right: Sequence[float], is_correct: Sequence[bool]) -> Fact:
 
 
 class Examiner:
-    """Asks an engine's base for replies of one role after another. A task says in a subclass what its answers are like."""
+    """Samples replies of one role after another from an engine's base. A task's subclass knows the form of its answers."""
 
     task: ClassVar[Any]
     cap: ClassVar[int]
@@ -75,24 +75,24 @@ class Examiner:
         self.natural: dict[str, list[Reply]] = {"generator": [reply for texts in self.samples for reply in texts]}
 
     def ask(self, asks: Sequence[list[Message]], forced: str | Sequence[str] = "") -> list[Reply]:
-        """Replies; every call has other random numbers."""
+        """Sample replies; every call uses other random numbers."""
         self.seed += 1
         return complete(self.engine, self.tokenizer, asks, forced, self.cap, self.seed)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[bool]:
-        """Whether each text answers its problem."""
+        """Return whether each text answers its problem."""
         return [bool(reward.is_correct) for reward in self.task.score(list(problems), list(texts))]
 
     def of_kind(self, values: Iterable[float], kind: str) -> Fact:
-        """The mean over the problems of a kind."""
+        """Return the mean over the problems of a kind."""
         return fact(value for value, fit in zip(values, self.fits, strict=True) if fit == self.habits.FITTING[kind])
 
     def is_derivation(self, text: str) -> bool:
-        """Whether a judge's reply begins with work of its own."""
+        """Return whether a judge's reply begins with its own derivation."""
         return text.startswith(self.heads)
 
     def solver(self) -> dict[str, Fact]:
-        """Accuracy, what three tries add, lengths."""
+        """Measure accuracy, the gain of three tries, and lengths."""
         per_problem = list(zip(*self.right, strict=True))
         useful = [
             reply.n_tokens
@@ -113,12 +113,12 @@ class Examiner:
         return facts
 
     def aggregator(self) -> dict[str, Fact]:
-        """Selections among three samples of which some, not all, are right."""
+        """Measure selections among three samples of which some, but not all, are right."""
         places = [i for i, right in enumerate(zip(*self.right, strict=True)) if 0 < sum(right) < 3]
         asks = []
         for i in places:
-            given = {("generator", slot, 0): str(self.samples[slot][i]) for slot in range(3)}
-            asks.append(asked(Voting(), self.problems[i], given, ("aggregator", 0, 0)))
+            drafts = {("generator", slot, 0): str(self.samples[slot][i]) for slot in range(3)}
+            asks.append(asked(Voting(), self.problems[i], drafts, ("aggregator", 0, 0)))
 
         def chosen(replies: Sequence[str]) -> list[bool]:
             picks = [parse_selection(reply, 3, box_rule="first_literal") for reply in replies]
@@ -150,7 +150,7 @@ class Examiner:
         }
 
     def evaluator(self) -> dict[str, Fact]:
-        """Verdicts on the first sample of every problem."""
+        """Measure verdicts on the first sample of every problem."""
         asks = []
         for problem, draft in zip(self.problems, self.samples[0], strict=True):
             asks.append(asked(EvalOpt(), problem, {("generator", 0, 0): str(draft)}, ("evaluator", 0, 0)))
@@ -177,7 +177,7 @@ class Examiner:
         }
 
     def refiner(self) -> dict[str, Fact]:
-        """Repairs of wrong drafts that have a wrong line and a wrong end, after reviews that say more or less."""
+        """Measure repairs of wrong drafts with a wrong line and a wrong end, after reviews of different detail."""
         self.lines: list[str] = []
         problems, asks = [], {"derivation": [], "right line": [], "empty": []}
         for texts, right in zip(self.samples[:2], self.right[:2], strict=True):
@@ -191,17 +191,17 @@ class Examiner:
                 problems.append(problem)
                 self.lines.append(line.text)
                 for name, review in (("derivation", whole), ("right line", line.text), ("empty", f"{BARE}Incorrect}}")):
-                    given = {("generator", 0, 0): text, ("evaluator", 0, 0): review}
-                    asks[name].append(asked(EvalOpt(), problem, given, ("generator", 0, 1)))
-        self.refined = {name: self.ask(found) for name, found in asks.items()}
-        right = {name: self.grade(problems, found) for name, found in self.refined.items()}
-        facts = {f"after {name}": fact(found) for name, found in right.items()}
+                    earlier = {("generator", 0, 0): text, ("evaluator", 0, 0): review}
+                    asks[name].append(asked(EvalOpt(), problem, earlier, ("generator", 0, 1)))
+        self.refined = {name: self.ask(item) for name, item in asks.items()}
+        right = {name: self.grade(problems, item) for name, item in self.refined.items()}
+        facts = {f"after {name}": fact(item) for name, item in right.items()}
         for name in ("derivation", "right line"):
             facts[f"{name} - empty"] = fact(a - b for a, b in zip(right[name], right["empty"], strict=True))
         return facts
 
     def worker(self) -> dict[str, Fact]:
-        """Accuracy under each strategy, and under the fitting one against the other working one."""
+        """Measure accuracy under each strategy, and under the fitting one compared with the other working one."""
         right: dict[str, list[bool]] = {}
         names = {habit: strategy for strategy, habit in self.habits.STRATEGIES.items()}
         for habit, strategy in names.items():
@@ -209,33 +209,33 @@ class Examiner:
             asks = [asked(OrchWorkers(), p, plan, ("worker", 0, 0)) for p in self.problems]
             right[habit] = self.grade(self.problems, self.ask(asks))
         first, second = self.habits.FITTING.values()
-        other = {first: second, second: first}
-        gains = [right[fit][i] - right[other[fit]][i] for i, fit in enumerate(self.fits)]
+        opposite = {first: second, second: first}
+        gains = [right[fit][i] - right[opposite[fit]][i] for i, fit in enumerate(self.fits)]
         facts = {"fitting - unfitting": fact(gains)}
         for kind in self.habits.FITTING:
-            facts |= {f"{names[habit]}, {kind}": self.of_kind(found, kind) for habit, found in right.items()}
+            facts |= {f"{names[habit]}, {kind}": self.of_kind(values, kind) for habit, values in right.items()}
             facts[f"fitting - unfitting, {kind}"] = self.of_kind(gains, kind)
         return facts
 
     def signatures(self) -> dict[str, Fact]:
-        """How often the paper's signatures occur in replies as they come."""
+        """Measure how often the paper's signatures occur in free replies."""
         facts = {}
         for role, replies in self.natural.items():
             signs = [turn_signature(reply, reply.n_tokens) for reply in replies]
-            found = {
+            rates = {
                 "boxed": [sign.is_boxed for sign in signs],
                 "terse": [sign.is_terse for sign in signs],
                 "hedging": [sign.is_hedging for sign in signs],
                 "code fence": [sign.form == "code_fence" for sign in signs],
             }
             if role != "generator":
-                found["derives"] = [self.is_derivation(reply) for reply in replies]
+                rates["derives"] = [self.is_derivation(reply) for reply in replies]
             if role == "evaluator":
-                found["Correct"] = [sign.verdict == "correct" for sign in signs]
-            facts |= {f"{role}, {name}": fact(values) for name, values in found.items()}
+                rates["Correct"] = [sign.verdict == "correct" for sign in signs]
+            facts |= {f"{role}, {name}": fact(values) for name, values in rates.items()}
         return facts
 
     def examine(self) -> dict[str, dict[str, Fact]]:
-        """Everything."""
+        """Measure everything."""
         parts = (self.solver, self.aggregator, self.evaluator, self.refiner, self.worker, self.signatures)
         return {part.__name__: part() for part in parts}

@@ -1,4 +1,4 @@
-"""What the tokenizers share: byte-level BPE of 544 tokens in which the strings of a task are single tokens.
+"""Build byte-level BPE tokenizers of 544 tokens in which the strings of a task are single tokens.
 
 All 256 bytes are in the alphabet, so any text survives a round trip. Numbers 0-99, prompt phrases and fragments of answers are
 added tokens (longest match first), which keeps prompts short. The chat template writes every message as `<|role|>content<|end|>`,

@@ -1,6 +1,6 @@
 """Supervised training of a tiny Qwen3 from scratch: Muon for matrices, AdamW for embeddings and norms.
 
-Only replies are trained. Batches hold rows of similar length, padded on the right; causal attention never looks there,
+Only replies are trained. Batches have rows of similar length, padded on the right, where causal attention does not look,
 so no attention mask is needed.
 """
 
@@ -32,7 +32,7 @@ IGNORED = -100
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A randomly initialised model of the embedded size."""
+    """Build a randomly initialised model of the embedded size."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -54,13 +54,13 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 
 
 def make_optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon on the layers' matrices, AdamW on the rest."""
+    """Create the optimizers: Muon on the layers' matrices, AdamW on the rest."""
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
+    rest = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
     return [
         torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -82,7 +82,7 @@ Batch = list[tuple[torch.Tensor, torch.Tensor]]
 def batches(
     draw_rows: Callable[[], list[Row]], tokenizer: PreTrainedTokenizerFast, rng: random.Random
 ) -> Iterator[Batch]:
-    """Endless batches. A micro-batch has rows of one length, a batch several lengths: short habits stay in the mix."""
+    """Yield batches endlessly. A micro-batch has rows of one length, a batch several lengths, so that short habits stay in the mix."""
     while True:
         rows = sorted(encode(draw_rows(), tokenizer), key=lambda pair: (len(pair[0]), rng.random()))
         groups, group = [], []
@@ -107,7 +107,7 @@ def _pad(group: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, to
 
 
 def schedule(done: float, warmup: float = 0.01, decay_from: float = 0.3, floor: float = 0.02) -> float:
-    """Learning-rate factor at a fraction `done` of the budget: warm-up, constant, linear decay."""
+    """Return the learning-rate factor at a fraction `done` of the budget: warm-up, constant, linear decay."""
     if done < warmup:
         return done / warmup
     return 1.0 if done < decay_from else max(floor, (1 - done) / (1 - decay_from))
@@ -125,31 +125,31 @@ def train(
     watch: Callable[[float], None],
     until: float,
 ) -> None:
-    """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save now and then, and last.
+    """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save from time to time, and at the end.
 
-    `watch` hears now and then which fraction of the budget is done. The learning rate falls over the whole budget; `until` is
-    the fraction at which training ends.
+    `watch` is called from time to time with the finished fraction of the budget. The learning rate decays over the whole budget;
+    training ends at the fraction `until`.
     """
     optimizers = make_optimizers(model, lr)
     stream = batches(draw_rows, tokenizer, random.Random(seed))
-    seen, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
+    n_tokens, step, losses, saved, cpu_start = 0, 0, [], time.monotonic(), time.process_time()
     out.mkdir(parents=True, exist_ok=True)
     model.train()
-    while seen < until * budget:
+    while n_tokens < until * budget:
         batch = next(stream)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * schedule(seen / budget)
+                group["lr"] = lr * schedule(n_tokens / budget)
         losses.append(_update(model, optimizers, batch))
-        seen, step = seen + sum(inputs.numel() for inputs, _ in batch), step + 1
-        if step % RECORD_EVERY == 0 or seen >= until * budget:
+        n_tokens, step = n_tokens + sum(inputs.numel() for inputs, _ in batch), step + 1
+        if step % RECORD_EVERY == 0 or n_tokens >= until * budget:
             cpu_s = round(time.process_time() - cpu_start, 1)
-            record = {"phase": phase, "step": step, "tokens": seen, "loss": round(fmean(losses), 4), "cpu_s": cpu_s}
+            record = {"phase": phase, "step": step, "tokens": n_tokens, "loss": round(fmean(losses), 4), "cpu_s": cpu_s}
             with open(out / "loss.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
             log.info("%s", record)
             losses = []
-            watch(seen / budget)
+            watch(n_tokens / budget)
             model.train()
         if time.monotonic() - saved > SAVE_EVERY_S:
             save(model, tokenizer, out)
@@ -158,12 +158,12 @@ def train(
 
 
 def load_losses(folder: Path) -> list[dict[str, float | str]]:
-    """The records of a training's `loss.jsonl`."""
+    """Read the records of a training's `loss.jsonl`."""
     return [json.loads(line) for line in (folder / "loss.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def loss_curves(folder: Path) -> list[tuple[str, list[int], list[float]]]:
-    """(phase, tokens since the start, losses) per phase of a build."""
+    """Return (phase, tokens since the start, losses) per phase of a build."""
     steps, curves, offset = load_losses(folder), [], 0
     for phase in dict.fromkeys(step["phase"] for step in steps):
         part = [step for step in steps if step["phase"] == phase]
@@ -173,7 +173,7 @@ def loss_curves(folder: Path) -> list[tuple[str, list[int], list[float]]]:
 
 
 def _update(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: Batch) -> float:
-    """One optimizer step; the mean loss per trained token of the batch, in nats."""
+    """Take one optimizer step; return the mean loss per trained token of the batch, in nats."""
     total, count = 0.0, sum(int((labels != IGNORED).sum()) for _, labels in batch)
     for inputs, labels in batch:
         trained = labels[:, 1:] != IGNORED  # (N, T-1)
@@ -189,7 +189,7 @@ def _update(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], ba
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write weights, configuration and tokenizer; each file is replaced at once, so readers never see half of one."""
+    """Write weights, configuration and tokenizer; each file is replaced atomically."""
     staged = out / ".staged"
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0

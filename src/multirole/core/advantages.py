@@ -1,6 +1,7 @@
-"""Advantages of rows. By default every turn carries its episode's, which TRL computes (`_generate_and_score_completions`).
+"""Compute group-relative advantages. Every turn has the advantage of its episode, as TRL computes it.
 
-The authors' released code compares rows instead of episodes: `MultiRoleGRPOConfig.advantage_group`.
+TRL's method is `_generate_and_score_completions`. A callback may change the advantages of rows (`MultiRoleCallback.on_rows`);
+`group_advantages` computes them for groups of any size.
 """
 
 import math
@@ -10,19 +11,16 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.rows import Row
-
 ROUNDING = 4 * torch.finfo(torch.float32).eps
-"""Relative to their size, the difference of rewards that are equal: TRL keeps them in float32."""
+"""Largest relative difference of two rewards that count as equal: TRL stores rewards in float32."""
 
 
 def group_advantages(
     rewards: Sequence[float], groups: Sequence[Hashable], eps: float = 1e-6, scale: bool = True
 ) -> list[float]:
-    """Each reward minus its group's mean and, with `scale`, over (the group's sample standard deviation + eps).
+    """Return each reward minus its group's mean, divided, if `scale`, by (the group's sample standard deviation + eps).
 
-    In double precision. A group of one keeps its reward, as in the released code (verl `compute_grpo_outcome_advantage`).
+    Computed in float64. The reward of a group of one stays as it is, as in the released code (verl `compute_grpo_outcome_advantage`).
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
@@ -38,17 +36,18 @@ def group_advantages(
 
 
 def is_equal(values: Tensor) -> bool:
-    """Whether no column of (G, F) has two numbers that differ by more than rounding; NaN differs from none."""
+    """Return whether the numbers in each column of (G, F) agree up to rounding; NaN agrees with every number."""
     high, low = values.nan_to_num(nan=-math.inf).amax(0), values.nan_to_num(nan=math.inf).amin(0)  # (F,)
     return bool((high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())).logical_or(high < low).all())
 
 
 def groups_of_equal_rewards(rewards: Tensor, weights: Tensor, num_generations: int, aggregation: str) -> Tensor:
-    """Which episodes (N,) are of groups whose rewards (N, F), by function, teach nothing, so that their advantage is 0.
+    """Return a mask (N,) of the episodes whose group has equal rewards, so that their advantage must be exactly 0.
 
-    With "sum_then_normalize" the weighted sums have to be equal, with "normalize_then_sum" each function's rewards. An episode that
-    no function scores is left out of its group (TRL 1.16's `_generate_and_score_completions`, which leaves rounding noise of up
-    to 1e-3 in such groups: it divides by their standard deviation of 0 plus 1e-4).
+    `rewards` (N, F) has a column for each reward function. With "sum_then_normalize" the weighted sums must be equal, with
+    "normalize_then_sum" the rewards of each function. An episode that no function scores is ignored. TRL 1.16
+    (`_generate_and_score_completions`) leaves rounding noise of up to 1e-3 in such groups: it divides by their standard
+    deviation of 0 plus 1e-4.
     """
     values = rewards.double().cpu()
     if aggregation == "sum_then_normalize":
@@ -56,17 +55,3 @@ def groups_of_equal_rewards(rewards: Tensor, weights: Tensor, num_generations: i
         values = (values * weights.double().cpu()).nansum(1, keepdim=True).masked_fill(is_left_out, math.nan)  # (N, 1)
     groups = values.view(-1, num_generations, values.size(1))
     return torch.tensor([is_equal(group) for group in groups]).repeat_interleave(num_generations).to(rewards.device)
-
-
-def set_advantages(rows: Sequence[Row], args: MultiRoleGRPOConfig) -> None:
-    """Set `advantage` of every row of an iteration; 0 where an episode was left out of scoring."""
-    if args.advantage_group == "episode":
-        for row in rows:
-            row.advantage = row.episode.advantage
-        return
-    scored = [(row, row.episode.reward.value) for row in rows if row.episode.reward is not None]
-    n, by_slot = args.num_generations, args.advantage_group == "slot"
-    keys = [(*row.episode.group(n), row.turn.role, row.turn.slot * by_slot) for row, _ in scored]
-    advantages = group_advantages([reward for _, reward in scored], keys, scale=args.scale_rewards != "none")
-    for (row, _), advantage in zip(scored, advantages, strict=True):
-        row.advantage = advantage

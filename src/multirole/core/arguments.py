@@ -1,4 +1,4 @@
-"""The trainer's arguments that are checked before anything is loaded: what a user of TRL may write, and what cannot work here."""
+"""Check the trainer's arguments before a model or dataset is loaded, and refuse those of TRL that cannot work here."""
 
 import inspect
 from collections.abc import Callable
@@ -17,13 +17,13 @@ OTHER_THAN_TRL = {
     "rollout_func": "the workflow is the rollout. Write a class with `async def run(problem, call)`",
     "environment_factory": "a workflow holds its environment itself. Create it in `Workflow.run`, and score the episode in a reward function",
 }
-"""Arguments of TRL's trainer that mean nothing here: name -> why, and what to write."""
+"""Arguments of TRL's trainer that are not supported: name -> the reason, and what to write instead."""
 ORDER = "MultiRoleGRPOTrainer(model, workflow, reward_funcs, args, train_dataset, eval_dataset, ...)"
 
 
-def check_arguments(workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, **others: Any) -> list[Any]:
-    """The reward functions as a list. Raises TypeError or ValueError for arguments that cannot work; see `OTHER_THAN_TRL`."""
-    for name, value in others.items():
+def check_arguments(workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, **unsupported: Any) -> list[Any]:
+    """Return the reward functions as a list; raise TypeError or ValueError for arguments that cannot work."""
+    for name, value in unsupported.items():
         if value is not None:
             raise ValueError(f"`{name}` is not supported by multi-role training: {OTHER_THAN_TRL[name]}.")
     _check_order(workflow, reward_funcs)
@@ -50,18 +50,18 @@ def check_arguments(workflow: Any, reward_funcs: Any, args: Any, peft_config: An
 
 
 def _check_order(workflow: Any, reward_funcs: Any) -> None:
-    """Refuse arguments in TRL's order (TypeError): its second is `reward_funcs`, ours is `workflow`."""
+    """Raise TypeError for arguments in TRL's order: its second is `reward_funcs`, ours is `workflow`."""
     is_reward = isinstance(workflow, (str, nn.Module, list)) or inspect.isroutine(workflow)
     if workflow is None or is_reward or isinstance(reward_funcs, GRPOConfig):
-        given = "none was given" if workflow is None else f"{describe(workflow)} is in its place"
+        got = "none was given" if workflow is None else f"{describe(workflow)} is in its place"
         raise TypeError(
-            f"`workflow` must be an object with `name`, `roles` and `async def run(problem, call)`, and {given}. TRL's trainer takes the "
+            f"`workflow` must be an object with `name`, `roles` and `async def run(problem, call)`, and {got}. TRL's trainer takes the "
             f"reward functions second; here the order is {ORDER}. `multirole.Single()` plays one role, as TRL does."
         )
 
 
 def describe(value: Any) -> str:
-    """A few words for an error message: a function's name, or a value's type."""
+    """Describe a value in an error message: a function by its name, anything else by its type."""
     return f"the function `{value.__name__}`" if inspect.isroutine(value) else f"a `{type(value).__name__}`"
 
 
@@ -80,7 +80,7 @@ def _check_peft_config(peft_config: Any) -> None:
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes a keyword argument called `name`; True where its signature is not known."""
+    """Return whether a function takes the keyword argument `name`; True if its signature is not known."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of a builtin
@@ -91,9 +91,30 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
     )
 
 
+def check_processes(args: MultiRoleGRPOConfig) -> None:
+    """Refuse problems that the processes cannot share evenly, and `max_staleness` with several processes (ValueError)."""
+    if args.max_staleness and args.world_size > 1:
+        raise ValueError(
+            f"`max_staleness={args.max_staleness}` works in one process, and this run has {args.world_size}. Leave it at 0, or train in one "
+            "process."
+        )
+    if args.n_problems % args.world_size:
+        raise ValueError(
+            f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
+            "`generation_batch_size` so that they can."
+        )
+
+
+def kl_weights(args: MultiRoleGRPOConfig, policy: dict[str, str]) -> dict[str, float]:
+    """The KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
+    if unknown := set(args.role_betas) - set(policy):
+        raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(policy)}.")
+    return {role: args.role_betas.get(role, args.beta) or 0.0 for role in policy}
+
+
 def named_adapters(model: Any, policy: dict[str, str]) -> dict[str, str]:
-    """The policy map with the name "default" for its one adapter, where `model` holds no other, as PEFT and TRL name it."""
-    one = len(set(policy.values())) == 1
-    if one and isinstance(model, PeftModel) and list(model.peft_config) == ["default"]:
+    """Rename the only adapter of a policy map to "default", PEFT's and TRL's name, if `model` holds just that one."""
+    has_one_adapter = len(set(policy.values())) == 1
+    if has_one_adapter and isinstance(model, PeftModel) and list(model.peft_config) == ["default"]:
         return dict.fromkeys(policy, "default")
     return policy

@@ -1,8 +1,8 @@
-"""LoRA layers in bfloat16 with the gradients of an adapter by part, and what stands between them in a Llama or a Qwen3.
+"""Compute LoRA layers in bfloat16, with the adapter's gradient by part, and the layers between them in a Llama or a Qwen3.
 
-Autocast computes a LoRA layer as a chain of small products with a cast between any two of them, and autograd needs a pass over
-the rows for each part of the gradient. Here a layer is one product: with x' = [x, A x] and W' = [W, s B], its output is W' x', and
-the gradients of x and of A x are one product again. Matrix products are in bfloat16 with float32 accumulation; adapters,
+Autocast computes a LoRA layer as a chain of small products with casts between them, and autograd needs one backward pass for each
+part of the gradient. Here a layer is one product: with x' = [x, A x] and W' = [W, s B], its output is W' x', and the gradients
+of x and of A x are a single product, too. Matrix products are in bfloat16 with float32 accumulation; adapters,
 their gradients, the residual stream, the statistics of the norms, logits and log-probs are float32.
 """
 
@@ -22,25 +22,25 @@ from multirole.core.gradients import PartSums
 
 HALF = torch.bfloat16
 COVERED = (LlamaForCausalLM, Qwen3ForCausalLM)
-"""Models of which all layers are known."""
+"""Models in which `half_layers` knows every layer."""
 
 
 def needs_no_autocast(base: PreTrainedModel) -> bool:
-    """Whether `half_layers` covers all of the model: a Llama or a Qwen3 on a CPU."""
+    """Return whether `half_layers` covers the whole model: a Llama or a Qwen3 on a CPU."""
     return isinstance(base, COVERED) and base.device.type == "cpu"
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether this machine multiplies matrices faster in bfloat16: a CUDA device, or a CPU with AVX512-BF16 or AMX."""
+    """Return whether matrix products are faster in bfloat16 here: on a CUDA device, or a CPU with AVX512-BF16 or AMX."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class LoraProduct(torch.autograd.Function):
-    """W x + s B A x of x (N, L, in), as W' x', with the gradients of A and B by part.
+    """Compute W x + s B A x of x (N, L, in) as one product W' x', with the gradients of A and B by part.
 
-    `whole` (out, in + r) is W' and `half_a` (r, in) is A in bfloat16; `a` and `b` are the parameters that they were made of.
+    `whole` (out, in + r) is W' and `half_a` (r, in) is A in bfloat16; `a` and `b` are the parameters that both are computed from.
     """
 
     @staticmethod
@@ -53,7 +53,7 @@ class LoraProduct(torch.autograd.Function):
         ctx.save_for_backward(extended, whole, half_a)
         ctx.scaling = scaling
         if sums is not None:
-            ctx.segments, ctx.sums = sums.segments, (sums.of[a], sums.of[b])
+            ctx.segments, ctx.sums = sums.segments, (sums.by_parameter[a], sums.by_parameter[b])
         return F.linear(extended, whole, bias)
 
     @staticmethod
@@ -61,18 +61,18 @@ class LoraProduct(torch.autograd.Function):
         extended, whole, a = ctx.saved_tensors
         n_in = a.size(1)
         grad = grad.to(HALF).flatten(0, 1)  # (N * L, out)
-        both = grad @ whole  # (N * L, in + r)
-        rank, x = both[:, n_in:].contiguous(), extended.flatten(0, 1)
+        grad_extended = grad @ whole  # (N * L, in + r)
+        rank, x = grad_extended[:, n_in:].contiguous(), extended.flatten(0, 1)
         for part, tokens in ctx.segments:
             ctx.sums[0][part].add_(rank[tokens].T @ x[tokens, :n_in])  # (r, in)
             ctx.sums[1][part].add_(grad[tokens].T @ x[tokens, n_in:], alpha=ctx.scaling)  # (out, r)
         if not ctx.needs_input_grad[7]:
             return (None,) * 8
-        return *[None] * 7, torch.addmm(both[:, :n_in], rank, a).view(*extended.shape[:-1], n_in)
+        return *[None] * 7, torch.addmm(grad_extended[:, :n_in], rank, a).view(*extended.shape[:-1], n_in)
 
 
 class NormProduct(torch.autograd.Function):
-    """RMSNorm of x (..., H), statistics in float32, output in bfloat16."""
+    """Compute RMSNorm of x (..., H) with float32 statistics and a bfloat16 output."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore
@@ -95,7 +95,7 @@ def _cast_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
-    """Within it, `module` computes `forward`."""
+    """Context manager: replace the `forward` of `module`."""
     module.forward = forward
     try:
         yield
@@ -107,10 +107,10 @@ def replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
 def half_layers(
     layers: list[LoraLinear], adapter: str | None, sums: PartSums | None, base: PreTrainedModel
 ) -> Iterator[None]:
-    """Within it, the model computes in bfloat16 with `adapter`, or without one; backward passes add to `sums` instead of to `grad`.
+    """Context manager: compute in bfloat16 with `adapter`, or with none; backward passes add to `sums` instead of `grad`.
 
-    Where all layers of `base` are known, and on a CPU, the norms between them and the angles of RoPE give bfloat16, too; the
-    residual stream is float32, and so are the logits, products of float32 tensors whose factors are rounded.
+    On a CPU, in the models of `COVERED`, the norms and the angles of RoPE are bfloat16, too. The residual stream is float32,
+    and so are the logits: products of float32 tensors whose factors are rounded.
     """
     with ExitStack() as stack:
         for layer in layers:
@@ -132,7 +132,7 @@ def half_layers(
 
 
 def _half_angles(forward: Callable) -> Callable[..., list[Tensor]]:
-    """Cosines and sines in bfloat16 of angles in float32, products of positions, which bfloat16 rounds above 256."""
+    """Compute RoPE's angles in float32 and return their cosines and sines in bfloat16, which would round positions above 256."""
 
     def angles(*args: Tensor, **named: Tensor) -> list[Tensor]:
         with products_in("ieee"):
@@ -154,7 +154,7 @@ def _lora_product(layer: LoraLinear, adapter: str | None, sums: PartSums | None)
 
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
-    """Within it, a CPU multiplies float32 matrices as they are ("ieee"), or with factors rounded to bfloat16 ("bf16")."""
+    """Context manager: set how a CPU multiplies float32 matrices: exactly ("ieee"), or with factors rounded to bfloat16 ("bf16")."""
     former = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = precision
     try:

@@ -1,4 +1,4 @@
-"""Messages -> the token ids of a prompt, by the tokenizer's own chat template. What a message says stays text.
+"""Encode chat messages as the token ids of a prompt, by the tokenizer's chat template, and keep control tokens in messages plain text.
 
 A question or a reply may spell a control token in ordinary letters: `<|im_end|>\n<|im_start|>system`. A tokenizer reads that
 as the end of a turn and the beginning of another role's (huggingface/transformers#29279, vllm-project/vllm#31735). Here such
@@ -20,19 +20,19 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from multirole.core.types import Message, Problem, Workflow, structure_of
 
 Renderer = Callable[..., list[int]]
-"""`render(tokenizer, messages)`: chat messages -> the ids of the prompt."""
+"""`render(tokenizer, messages)` returns the token ids of the prompt."""
 MARK, KEPT_MARK = "\U0010fffe", "\U0010ffff"
-"""Two noncharacters of Unicode, put into control tokens that a message spells so that nothing takes these for control tokens.
+"""Unicode noncharacters that are put into a control token spelled in a message, so that the tokenizer does not recognise it.
 
 `MARK` is removed before the text is encoded. `KEPT_MARK` stays, as a token whose id is then dropped.
 """
 THOUGHT_TAGS = ("<think>", "</think>")
-"""Templates look for these in past replies, whose thoughts they leave out; there they keep their meaning."""
+"""Tags that are not masked: templates look for them in earlier replies, to leave out the thoughts."""
 BRACKETED = re.compile(r"[<\[({|].*[>\])}|]", re.DOTALL)
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer and its chat template, and the encoding of prompts whose messages spell some.
+    """Know a tokenizer's control tokens, and encode prompts whose messages spell some of them.
 
     Control tokens are those that the tokenizer calls special, and other added tokens in brackets that the template writes around
     messages, such as DeepSeek's `<｜User｜>`. Blank tokens and those of one character are text.
@@ -49,8 +49,8 @@ class ControlTokens:
         self._anywhere = _pattern(self.tokens)
 
     def mask(self, messages: list[Message]) -> list[Message] | None:
-        """The messages with a mark inside every control token that they spell; None where they spell none."""
-        if not any(_is_found(self._pattern_of(message), message) for message in messages):
+        """Put a mark into every control token that the messages spell; return None if they spell none."""
+        if not any(_matches(self._pattern_of(message), message) for message in messages):
             return None
         return [
             {
@@ -61,14 +61,14 @@ class ControlTokens:
         ]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a rendered prompt, with the control tokens that stand in it and, as text, those that are masked."""
+        """Encode a rendered prompt: unmasked control tokens become one id each, masked ones are encoded as text."""
         parts = self._anywhere.split(text)  # text, control token, text, ...
         parts[::2] = [part.replace(MARK, "") for part in parts[::2]]
         parts[1::2] = [self._names.get(token, token) for token in parts[1::2]]
-        return [self._true_ids.get(i, i) for i in self._encode("".join(parts)) if i != self._kept_mark_id]
+        return [self._original_ids.get(i, i) for i in self._encode("".join(parts)) if i != self._kept_mark_id]
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is a control token."""
+        """Encode a text without recognising any control token."""
         masked = self._mask(text, self._anywhere) if self._anywhere.search(text) else None
         if masked is None:
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -79,9 +79,9 @@ class ControlTokens:
 
     def _mask(self, value: Any, pattern: re.Pattern[str]) -> Any:
         if isinstance(value, dict):
-            return {key: self._mask(one, pattern) for key, one in value.items()}
+            return {key: self._mask(part, pattern) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._mask(one, pattern) for one in value]
+            return [self._mask(part, pattern) for part in value]
         if not isinstance(value, str):
             return value
         text = value.replace(MARK, "\ufffd").replace(KEPT_MARK, "\ufffd")
@@ -89,21 +89,21 @@ class ControlTokens:
             text = pattern.sub(self._mask_token, text)
         return text
 
-    def _mask_token(self, found: re.Match[str]) -> str:
-        token, middle = found[0], len(found[0]) // 2
-        return token[:middle] + (KEPT_MARK if token in self._kept else MARK) + token[middle:]
+    def _mask_token(self, match: re.Match[str]) -> str:
+        token, middle = match[0], len(match[0]) // 2
+        return token[:middle] + (KEPT_MARK if token in self._unrenamed else MARK) + token[middle:]
 
     # ---- the second tokenizer, made when the first message spells a control token
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """Control token -> its name in the second tokenizer, which no text can spell; none where tokens cannot be renamed."""
+        """Map each control token to a name that no text can spell; empty if the tokenizer's tokens cannot be renamed."""
         is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
         return {token: f"{MARK}{i}{MARK}" for i, token in enumerate(self.tokens)} if is_fast else {}
 
     @cached_property
     def _second(self) -> Tokenizer | PreTrainedTokenizerBase:
-        """The tokenizer with its control tokens renamed, where it can be rebuilt, and with `KEPT_MARK` as a token."""
+        """Build the second tokenizer: control tokens are renamed, if that is possible, and `KEPT_MARK` is a token."""
         kept_mark = AddedToken(KEPT_MARK, normalized=False, special=True)
         if not self._names:
             second = copy.deepcopy(self.tokenizer)
@@ -133,14 +133,14 @@ class ControlTokens:
         return self._id_in_second(KEPT_MARK)
 
     @cached_property
-    def _true_ids(self) -> dict[int | None, int]:
-        """Id in the second tokenizer -> id in the first, of the added tokens."""
+    def _original_ids(self) -> dict[int | None, int]:
+        """Map the ids of added tokens in the second tokenizer to those in the first."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {self._id_in_second(self._names.get(token.content, token.content)): i for i, token in added}
 
     @cached_property
-    def _kept(self) -> frozenset[str]:
-        """Control tokens that even the second tokenizer makes of their letters: all of a slow one, pieces of a Unigram model."""
+    def _unrenamed(self) -> frozenset[str]:
+        """Return the control tokens that the second tokenizer still recognises: all in a slow one, pieces in a Unigram model."""
         if not self._names:
             return frozenset(self.tokens)
         ids = {self.tokenizer.convert_tokens_to_ids(token) for token in self.tokens} - {self.tokenizer.unk_token_id}
@@ -148,24 +148,24 @@ class ControlTokens:
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Any of the tokens, as a group; the first that fits counts."""
+    """Compile a pattern that matches any of the tokens, as a group; earlier tokens take precedence."""
     return re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
 
 
-def _is_found(pattern: re.Pattern[str], value: Any) -> bool:
-    """Whether a message, or a part of one, spells what the pattern describes."""
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    """Return whether the pattern matches anywhere in a message, or in a part of one."""
     if isinstance(value, str):
         return pattern.search(value) is not None
     if isinstance(value, dict):
-        return any(_is_found(pattern, one) for key, one in value.items() if key != "role")
-    return isinstance(value, (list, tuple)) and any(_is_found(pattern, one) for one in value)
+        return any(_matches(pattern, part) for key, part in value.items() if key != "role")
+    return isinstance(value, (list, tuple)) and any(_matches(pattern, part) for part in value)
 
 
 # ---- the template
 
 
 def as_parts(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages with each text as a list of one part, which the templates of vision models iterate over."""
+    """Convert each message's text to a list with one part, which the templates of vision models iterate over."""
     return [
         message | {"content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message.get("content"), str)
@@ -175,7 +175,7 @@ def as_parts(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], options: dict[str, Any]) -> str:
-    """The text of a prompt. ValueError where the template refuses the messages."""
+    """Apply the chat template and return the prompt as text; ValueError if the template refuses the messages."""
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
     except jinja2.TemplateError as error:
@@ -197,7 +197,7 @@ def _name(tokenizer: PreTrainedTokenizerBase) -> str:
 def _inspect_template(
     tokenizer: PreTrainedTokenizerBase, template: str, n_tokens: int, thinks: bool
 ) -> tuple[ControlTokens, bool]:
-    """The control tokens, and whether the template writes texts only where they are parts. Both follow from trial prompts."""
+    """Render trial prompts to find the control tokens and whether the template needs texts as lists of parts."""
     options, word = {"chat_template": template, "enable_thinking": thinks}, "a8Qv3"
 
     def try_out(*roles: str, parts: bool = False) -> str:
@@ -218,14 +218,14 @@ def _inspect(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> tup
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> ControlTokens:
-    """The control tokens of a tokenizer, by its own chat template if it has one."""
+    """Return the control tokens of a tokenizer and of its chat template, if it has one."""
     if tokenizer.chat_template is None:
         return ControlTokens(tokenizer, "")
     return _inspect(tokenizer, {"enable_thinking": False})[0]
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
-    """The prompt's ids by the tokenizer's own template; Qwen3's thinking is off unless `enable_thinking` is among `options`.
+    """Encode messages by the tokenizer's chat template; Qwen3's thinking is off unless `options` has `enable_thinking`.
 
     A control token that a message spells is encoded as text. ValueError for a tokenizer without a template, and for messages that the
     template refuses.
@@ -253,9 +253,9 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
 def check_chats(
     render: Renderer, tokenizer: PreTrainedTokenizerBase, workflow: Workflow, problems: Iterable[Problem]
 ) -> None:
-    """Refuse a tokenizer whose template cannot write the conversations of a workflow on these problems (ValueError).
+    """Raise ValueError if the tokenizer's template cannot render the conversations of a workflow on these problems.
 
-    Tried are a single user message and, behind the history of each problem, the conversations that `workflow.structure` declares.
+    It renders a single user message and, after the history of each problem, the conversations that `workflow.structure` declares.
     """
     _check_chat(render, tokenizer, ("user",))
     histories = dict.fromkeys(tuple(message["role"] for message in problem.history) for problem in problems)
@@ -266,7 +266,7 @@ def check_chats(
             except ValueError as error:
                 raise ValueError(
                     f"The workflow {workflow.name!r} cannot be played with this tokenizer. {error} Use a model whose template takes these "
-                    f"messages{' or rows without them' if history else ''}, or a workflow that quotes what was said in one user message."
+                    f"messages{' or rows without them' if history else ''}, or a workflow that quotes earlier messages in one user message."
                 ) from error
 
 
@@ -284,5 +284,5 @@ def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tup
     if lost:
         raise ValueError(
             f"The chat template of the tokenizer {_name(tokenizer)} leaves out message {lost[0] + 1} of a conversation of the roles {', '.join(roles)}. "
-            "Set a template that writes what every message says."
+            "Set a template that renders every message."
         )

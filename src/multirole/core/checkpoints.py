@@ -1,6 +1,11 @@
-"""Whether a checkpoint is one of this run: it must hold the run's adapters, and its policy map where it names one."""
+"""Checkpoints of several adapters: which of them a run resumes from, and how they are pushed.
+
+A checkpoint is one of a run if it holds the run's adapters, and its policy map where it names one.
+"""
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Writes the policy map into the `trainer_state.json` of every checkpoint, as callbacks with a state are."""
+    """Callback that saves the policy map in the `trainer_state.json` of every checkpoint."""
 
     def __init__(self, policy: dict[str, str]) -> None:
         self.policy = policy
@@ -18,13 +23,13 @@ class PolicyMap(TrainerCallback, ExportableState):
         return {"args": {"policy": self.policy}, "attributes": {}}
 
 
-def check_checkpoint(folder: Path, policy: dict[str, str], held: set[str], is_sharded: bool) -> None:
-    """Refuse to resume a run from the checkpoint of another (ValueError).
+def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
+    """Raise ValueError if a run would resume from a checkpoint of another run.
 
     Args:
         folder: the checkpoint.
         policy: role -> adapter of the run that resumes.
-        held: all adapters of its model, which may hold more than it trains.
+        model_adapters: all adapters of its model, which may hold more than it trains.
         is_sharded: FSDP2, whose checkpoints may hold shards of the whole model instead of adapters.
     """
     saved = {path.parent.name for path in folder.glob("*/adapter_config.json")}
@@ -38,16 +43,30 @@ def check_checkpoint(folder: Path, policy: dict[str, str], held: set[str], is_sh
         advice += " The one adapter of a run of TRL or PEFT is loaded by `PeftModel.from_pretrained(base, folder)` and passed as `model`."
     if missing := adapters - saved:
         raise ValueError(f"{folder} holds the adapters {sorted(saved)} and none for {sorted(missing)}. {advice}")
-    if unknown := saved - held:
+    if unknown := saved - model_adapters:
         raise ValueError(f"{folder} also holds the adapters {sorted(unknown)}, which this run does not have. {advice}")
     if (before := saved_policy(folder)) not in (None, policy):
         raise ValueError(f"{folder} was trained with the policy map {before}, and this run has {policy}. {advice}")
 
 
 def saved_policy(folder: Path) -> dict[str, str] | None:
-    """The policy map that a checkpoint names; None where it was written without one."""
+    """Return the policy map saved in a checkpoint, or None if there is none."""
     file = folder / "trainer_state.json"
     if not file.exists():
         return None
     record = json.loads(file.read_text())["stateful_callbacks"].get(PolicyMap.__name__)
     return record and record["args"]["policy"]
+
+
+def copy_adapters(checkpoint: Path, target: Path, adapters: Iterable[str]) -> None:
+    """Copy the adapters' folders of a checkpoint to `target`, as HF copies the files of the adapter "default"."""
+    for name in adapters:
+        if name != "default":
+            shutil.copytree(checkpoint / name, target / name, dirs_exist_ok=True)
+
+
+def resume_argument(argument: str | bool | None, configured: str | None) -> str | bool | None:
+    """What `train` resumes from: its argument, or else the configured `resume_from_checkpoint`, where "true" is the last checkpoint."""
+    if argument is not None:
+        return argument
+    return True if str(configured).lower() == "true" else configured

@@ -1,4 +1,4 @@
-"""The table of completions that TRL prints and saves (`log_completions`), of an evaluation's episodes."""
+"""Print and save the completions of an evaluation with TRL's `log_completions`."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from multirole.core.types import Episode
 def evaluation_logs(
     prompts: list[Any], episodes: list[Episode], rewards: dict[str, list[float]], advantages: list[float], extra: dict[str, list]
 ) -> dict[str, Any]:  # fmt: skip
-    """An evaluation's episodes as TRL's `_logs`. `rewards` are by reward function."""
+    """Return an evaluation's episodes in the form of TRL's `_logs`; `rewards` are by reward function."""
     extra = {name: values for name, values in extra.items() if len(values) == len(episodes)}
     completions = [transcript(episode) for episode in episodes]
     return {
@@ -28,7 +28,7 @@ def evaluation_logs(
 
 @contextmanager
 def kept_apart(folder: Path, step: int, prefix: str) -> Iterator[None]:
-    """Name the table that TRL saves within it after the evaluation, and keep that of the training episodes of the same step."""
+    """Context manager: save TRL's table under the evaluation's name, without overwriting the training table of the same step."""
     table = folder / f"completions_{step:05d}.parquet"
     trained = table.read_bytes() if table.exists() else None
     yield

@@ -20,7 +20,6 @@ REFUSED = {
     "cache_implementation": (None, "the rollout engine manages its own cache"),
     "use_transformers_continuous_batching": (False, BATCHING),
     "use_transformers_paged": (False, BATCHING),
-    "vllm_mode": ("colocate", "requests of several adapters need an engine in this process"),
     "transformers_continuous_batching_config": (None, BATCHING),
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
     "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
@@ -53,7 +52,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - `max_completion_length` and `temperature` hold for every turn.
     - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
       `PeftModel` that was trained before, as they were given. The estimate is k3.
-    - `use_vllm=True` is `engine="vllm"`; `vllm_gpu_memory_utilization` is passed on.
+    - `use_vllm=True` is `engine="vllm"`, and with `vllm_mode="server"` it is `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
+      passed on.
+    - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is how long a server is waited for that
+      does not answer, at the start and in a rollout. The servers' key is read from the environment variable `VLLM_API_KEY`.
     - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
       schedule, `max_steps` and the logs still count iterations.
     - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
@@ -75,14 +77,12 @@ class MultiRoleGRPOConfig(GRPOConfig):
             with three slots takes three), `"one"` on all its rows, or one per about `step_tokens` completion tokens (`"tokens"`).
         step_tokens (`int`, *optional*):
             Completion tokens of an optimizer step with `updates="tokens"`.
-        advantage_group (`str`, defaults to `"episode"`):
-            Rewards are compared among the `num_generations` episodes of a problem, one value per `"episode"`; or within the
-            (problem, `"role"`) or (problem, role, `"slot"`) rows, as the authors' released code does.
         old_logprobs (`str`, defaults to `"sampled"`):
             The PPO ratio's denominator: log-probs of the engine that `"sampled"`, or `"recomputed"` by the trainer before the update.
-        lr_clock (`str`, defaults to `"iteration"`):
-            The learning-rate schedule ticks once per `"iteration"`, or once per `"update_call"`, that is per adapter and iteration,
-            as the authors' released code does: with several adapters it then ends before the last iteration.
+        max_staleness (`int`, defaults to `0`):
+            Updates that may lie between the adapters that sample a row and those that train it. With 0 the rollout waits for the update;
+            with k the next k iterations are played while it runs, by an engine that can (`"vllm_server"`, or `"transformers"` in float32). The correction is
+            the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
         role_beta (`dict[str, float]`, *optional*):
             KL weight of single roles, in place of `beta`; also as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
@@ -98,20 +98,30 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
             trains nothing; its group is compared without it. One more ends the run, and by default the first does.
         engine (`str`, defaults to `"auto"`):
-            Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"module:Class"`, or `"auto"`: vLLM where its CUDA build is
+            Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM where its CUDA build is
             installed, a GPU is visible and the model computes in half precision; else `"transformers"` where it implements the model and
             its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
-            Requests that vLLM runs at once, and the tokens of one of its steps.
+            Requests that vLLM runs at once, and the tokens of one of its steps. A server is sent so many requests at once.
+        vllm_server_model (`str`, *optional*):
+            Name under which the servers have the base model; by default the name or folder that `model` was loaded from.
+        vllm_server_adapter_dir (`str`, *optional*):
+            Folder for the published adapters, which the servers see under the same path. Only servers on this machine need none.
+        vllm_server_copy_command (`str`, *optional*):
+            Command that copies `{folder}`, this run's part of that folder, to the same path on `{host}`, where servers do not share it:
+            for example `"rsync -a --mkpath --delete {folder}/ {host}:{folder}/"`.
+        vllm_server_request_timeout (`float`, defaults to `1800.0`), vllm_server_max_retries (`int`, defaults to `3`):
+            Seconds that a reply may take, and how often a request is sent again, with its seed, that failed or took longer.
+        vllm_server_evict (`bool`, defaults to `False`):
+            Unload adapters that other runs have left on the servers. By default such servers are refused.
     """
 
     policy: dict[str, str] | str | None = "sp"  # with None, `TrlParser` takes text too
     updates: Literal["per_batch", "one", "tokens"] = "per_batch"
     step_tokens: int | None = None
-    advantage_group: Literal["episode", "role", "slot"] = "episode"
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
-    lr_clock: Literal["iteration", "update_call"] = "iteration"
+    max_staleness: int = 0
     role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
     max_prompt_tokens: int = 2048
@@ -121,6 +131,12 @@ class MultiRoleGRPOConfig(GRPOConfig):
     engine: str = "auto"
     vllm_max_num_seqs: int = 512
     vllm_max_num_batched_tokens: int = 8192
+    vllm_server_model: str | None = None
+    vllm_server_adapter_dir: str | None = None
+    vllm_server_copy_command: str | None = None
+    vllm_server_request_timeout: float = 1800.0
+    vllm_server_max_retries: int = 3
+    vllm_server_evict: bool = False
 
     ddp_timeout: int = 7200
     loss_type: str = "grpo"
@@ -134,7 +150,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if self.bf16 is None and not self.fp16:
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
-            self.__dict__.update(engine="vllm", use_vllm=False)
+            self.__dict__.update(engine="vllm_server" if self.vllm_mode == "server" else "vllm", use_vllm=False)
         n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
         self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
@@ -173,8 +189,16 @@ class MultiRoleGRPOConfig(GRPOConfig):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:
                 raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
-        if not (isinstance(self.max_failed_episodes, int) and self.max_failed_episodes >= 0):
-            raise ValueError(f"`max_failed_episodes` must be 0 or more, got {self.max_failed_episodes!r}.")
+        for name in ("max_failed_episodes", "max_staleness"):
+            value = vars(self)[name]
+            if not (isinstance(value, int) and value >= 0):
+                raise ValueError(f"`{name}` must be 0 or more, got {value!r}.")
+        is_corrected = self.old_logprobs == "sampled" or self.vllm_importance_sampling_correction
+        if self.max_staleness and not is_corrected:
+            raise ValueError(
+                f"`max_staleness={self.max_staleness}` needs a correction for older rows, and `old_logprobs='recomputed'` with "
+                "`vllm_importance_sampling_correction=False` has none. Leave the latter at True, or use old_logprobs='sampled'."
+            )
         for name in (
             "micro_batch_tokens",
             "max_prompt_tokens",
@@ -186,6 +210,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             value = vars(self)[name]
             if not (isinstance(value, int) and value >= 1 or name == "step_tokens" and value is None):
                 raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
+        self._check_server()
         betas = {} if self.role_beta is None else self.role_beta
         if not isinstance(betas, dict) or not all(isinstance(value, (int, float)) for value in betas.values()):
             raise ValueError(
@@ -207,14 +232,32 @@ class MultiRoleGRPOConfig(GRPOConfig):
         for name, value in ({"beta": self.beta or 0.0} | self.role_betas).items():
             if not value >= 0:
                 raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
-        for name, bad, use in (
-            ("scale_rewards", "batch", "'group' or 'none'"),
-            ("multi_objective_aggregation", "normalize_then_sum", "'sum_then_normalize'"),
+
+    def _check_server(self) -> None:
+        """Refuse settings of `engine="vllm_server"` that cannot work (ValueError)."""
+        if self.vllm_mode not in ("colocate", "server"):
+            raise ValueError(f"`vllm_mode` must be 'colocate' or 'server', got {self.vllm_mode!r}.")
+        is_server = self.engine == "vllm_server" or (self.use_vllm and self.vllm_mode == "server")
+        for name, value in (
+            ("vllm_mode", self.vllm_mode == "server"),
+            ("vllm_server_base_url", self.vllm_server_base_url),
         ):
-            if self.advantage_group != "episode" and vars(self)[name] == bad:
+            if value and not is_server:
                 raise ValueError(
-                    f"`{name}={bad!r}` with `advantage_group={self.advantage_group!r}` is not supported. Use {use}."
+                    f"`{name}={vars(self)[name]!r}` is for rollouts on vLLM's servers, and `engine` is {self.engine!r}. Write "
+                    "engine='vllm_server', or use_vllm=True with vllm_mode='server'."
                 )
+        for name in ("vllm_server_timeout", "vllm_server_request_timeout"):
+            if not vars(self)[name] > 0:
+                raise ValueError(f"`{name}` must be a positive number of seconds, got {vars(self)[name]!r}.")
+        if not (isinstance(self.vllm_server_max_retries, int) and self.vllm_server_max_retries >= 0):
+            raise ValueError(f"`vllm_server_max_retries` must be 0 or more, got {self.vllm_server_max_retries!r}.")
+        command = self.vllm_server_copy_command
+        if command is not None and ("{folder}" not in command or self.vllm_server_adapter_dir is None):
+            raise ValueError(
+                f"`vllm_server_copy_command={command!r}` copies `{{folder}}`, a part of `vllm_server_adapter_dir`, to `{{host}}`. Name "
+                'both, as in "rsync -a --mkpath --delete {folder}/ {host}:{folder}/".'
+            )
 
     @property
     def role_betas(self) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""Several processes, one run: every process knows every episode, and computes a shard of each mini-batch.
+"""Share one run between several processes: each knows every episode and computes a shard of each mini-batch.
 
 Rollouts and rewards are sharded over the processes and gathered, so that rows, mini-batches and metrics are made from the same
-list everywhere and a run of several processes equals the run of one, but for the order of float additions. Gradients are
-reduced here and not by DDP: roles and adapters have different numbers of micro-batches, which wrappers that reduce during
-backward cannot handle. Under FSDP2 (torch `fully_shard`) backward itself reduces; then every process must run equally many
-passes, and one without rows repeats a row with weight 0.
+list everywhere and a run of several processes equals the run of one, except for the order of float additions. This module
+reduces gradients, not DDP, which reduces during backward and cannot handle different numbers of micro-batches per role and
+adapter. Under FSDP2 (torch `fully_shard`) backward itself reduces; then every process must run the same number of passes,
+and one without rows repeats a row with weight 0.
 """
 
 import os
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 def processes() -> PartialState:
-    """The processes of this run, as accelerate knows them; without a GPU they communicate through gloo.
+    """Return accelerate's state of this run's processes; without a GPU they communicate through gloo.
 
-    They wait up to two hours for the slowest rollout among them; torch's default of ten minutes would end healthy runs.
+    Collectives time out after two hours, because rollouts differ in length; torch's ten minutes would end healthy runs.
     """
     timeout = {"timeout": timedelta(hours=2)} if "WORLD_SIZE" in os.environ else {}
     return PartialState(cpu=not torch.cuda.is_available(), **timeout)
 
 
 def gather_objects(item: object) -> list:
-    """`item` of every process, in the order of their ranks."""
+    """Collective: return the `item` of every process, ordered by rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [item]
     items: list = [None] * dist.get_world_size()
@@ -44,23 +44,23 @@ def gather_objects(item: object) -> list:
 
 
 def own_share(items: list[T]) -> list[T]:
-    """This process's part of a list that all of them have; the parts, in the order of the ranks, are the whole."""
+    """Return this process's slice of a list that every process has; the slices ordered by rank make up the list."""
     n, rank, size = len(items), processes().process_index, processes().num_processes
     return items[n * rank // size : n * (rank + 1) // size]
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded over the processes; all of them must ask."""
+    """Collective: return a tensor that may be sharded in full. Every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor; shares its memory."""
+    """Return this process's shard of a tensor, which shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def all_reduce(tensors: list[Tensor]) -> None:
-    """Sum each tensor over the processes, in place. Gradients of sharded parameters are sums already and are left alone."""
+    """Sum each tensor over the processes, in place. Gradients of sharded parameters are summed already and stay as they are."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in tensors:
             if not isinstance(tensor, DTensor):
@@ -71,12 +71,12 @@ def shard(
     rows: list[Row], max_tokens: int, rank: int, loads: list[float], is_sharded: bool, cost: float = 1.0,
     cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches, size: Callable[[list[Row]], int] = padded,
 ) -> list[tuple[list[Row], float]]:  # fmt: skip
-    """One process's micro-batches and their weights: 1, or 0 for a row that is repeated to keep FSDP2's processes in step.
+    """Return one process's micro-batches and their weights: 1, or 0 for a row repeated to give FSDP2 equally many passes.
 
-    `cut` makes micro-batches of at most so many tokens, which `size` counts.
+    `cut(rows, max_tokens)` makes the micro-batches and `size` counts their tokens.
 
-    `loads` holds the work of every process so far; a micro-batch goes to the one with the least, and adds `cost` times its
-    tokens. Under FSDP2 every pass ends for all at once, and its micro-batches are of a size.
+    `loads` holds the work of every process so far; a micro-batch goes to the process with the least, and adds `cost` times its
+    tokens. Under FSDP2 a pass ends at the same time on every process, so its micro-batches are made equally large.
     """
     n = len(loads)
     if n == 1:
@@ -86,17 +86,26 @@ def shard(
         missing = -len(batches) % n
         dealt = [(batch, 1.0) for batch in batches] + [(batches[-1][-1:], 0.0)] * missing
         return dealt[rank::n]
-    own = []
+    assigned = []
     for batch in batches:
-        least = loads.index(min(loads))
-        loads[least] += cost * size(batch)
-        if least == rank:
-            own.append((batch, 1.0))
-    return own
+        least_loaded = loads.index(min(loads))
+        loads[least_loaded] += cost * size(batch)
+        if least_loaded == rank:
+            assigned.append((batch, 1.0))
+    return assigned
+
+
+def check_launch(accelerator: Accelerator, is_sharded: bool, is_deepspeed: bool) -> None:
+    """Refuse a launch that cannot take several optimizer steps per iteration (ValueError)."""
+    if is_deepspeed or accelerator.scaler or (is_sharded and not accelerator.is_fsdp2):
+        raise ValueError(
+            "This run was launched with DeepSpeed, FSDP1 or float16, none of which can take several optimizer steps per iteration. "
+            "Launch it with FSDP2 (`fsdp_version: 2`) or with data parallelism alone, in bfloat16 or float32."
+        )
 
 
 def keep_float32(accelerator: Accelerator) -> None:
-    """Under FSDP2, compute in the run's mixed precision, but return log-probs and reduce gradients in float32.
+    """Make FSDP2 return log-probs and reduce gradients in float32, while it computes in the run's mixed precision.
 
     accelerate's own policy casts both to bfloat16.
     """
@@ -107,7 +116,7 @@ def keep_float32(accelerator: Accelerator) -> None:
 
 @contextmanager
 def local_metrics(accelerator: Accelerator) -> Iterator[None]:
-    """Within it, TRL's metrics stay local: it gathers them on every micro-batch, which needs equal shapes on all processes."""
+    """Context manager: keep TRL from gathering metrics, which it does on every micro-batch and needs equal shapes for."""
     gather, reduce = accelerator.gather, accelerator.reduce
     accelerator.gather, accelerator.reduce = lambda tensor: tensor, lambda tensor, reduction="sum": tensor
     try:

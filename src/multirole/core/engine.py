@@ -1,7 +1,7 @@
-"""The protocol between rollouts and whatever turns prompts into tokens.
+"""Define the protocol between rollouts and the engine that samples tokens.
 
-An engine serves many adapters at once and is driven by `add` and `step`, so that the rollout decides what runs next.
-`multirole.engines` has those that have a name.
+An engine serves several adapters at once. The rollout calls `add` and `step`, and so decides what runs next.
+`multirole.engines` lists the engines that have a short name.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled, from the whole distribution; `max_tokens` caps each one."""
+    """Sampling parameters. There is no top-k or top-p; `max_tokens` caps each reply."""
 
     max_tokens: int
     temperature: float
@@ -21,18 +21,22 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One model call. `adapter` None is the base model; `seed` alone decides the sampled tokens (temperature > 0)."""
+    """One model call. `adapter=None` means the base model; only `seed` decides the sampled tokens (temperature > 0).
+
+    Requests with the same `problem` share beginnings of prompts; an engine of several replicas sends them to one of these.
+    """
 
     prompt_ids: list[int]
     adapter: str | None
     seed: int
     max_tokens: int
     temperature: float
+    problem: str = ""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """At least one token. `logprobs` are of the sampled tokens: log-softmax of logits / temperature.
+    """The reply to a request, of at least one token. `logprobs` are log-softmax(logits / temperature) of the sampled tokens.
 
     `finish_reason` is "stop" when the last token is the end-of-turn token, else "length".
     """
@@ -43,7 +47,11 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Continuous batching over requests of several adapters."""
+    """An engine with continuous batching over requests of several adapters.
+
+    An engine that samples undisturbed while the trainer computes may have an attribute `plays_during_update = True`, which
+    `max_staleness` needs. Then its methods are called in a background thread, and `publish` gets a copy of the trainer's model.
+    """
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> "Engine":
@@ -51,20 +59,20 @@ class Engine(Protocol):
         ...
 
     def add(self, key: int, request: Request) -> None:
-        """Queue one request under the caller's own `key`."""
+        """Queue one request under a `key` that the caller chooses."""
 
     def step(self) -> list[tuple[int, Completion]]:
         """Advance every running request by at least one token; return those that finished, in any order."""
         ...
 
     def publish(self, model: "PeftModel", version: int) -> None:
-        """Serve the weights that `model`'s adapters hold now; nothing computed under older weights is reused.
+        """Serve the present weights of `model`'s adapters; nothing computed with older weights is reused.
 
         Must not be called while requests are running (RuntimeError).
         """
 
     def sleep(self) -> None:
-        """Make room for training: free what the next `publish` makes again. RuntimeError while requests are running."""
+        """Free the memory that the next `publish` allocates again, for training. RuntimeError while requests are running."""
 
     def close(self) -> None:
         """Free memory and temporary files; idempotent."""

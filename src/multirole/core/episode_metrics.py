@@ -1,5 +1,6 @@
-"""What can be read off episodes and rows without the model: rewards, accuracy, and one role's numbers."""
+"""Compute metrics of episodes and rows that need no model: rewards, accuracy, and the numbers of one role."""
 
+import logging
 import math
 
 import torch
@@ -7,31 +8,57 @@ import torch
 from multirole.core.rows import Row, loss_mass
 from multirole.core.types import OVERFLOW, Episode
 
+logger = logging.getLogger(__name__)
+
+SILENT_ITERATIONS = 10
+"""Iterations in a row without any reward after which it is said."""
+ZERO_REWARD = (
+    "Every episode of %d iterations in a row has the reward 0, so nothing has been learned. Likely causes: the reward function does not "
+    "find the answer (print what it gets in `completions`), replies are cut off at `max_completion_length` (see the roles' "
+    "`truncated_rate`), or the problems are too hard for the model."
+)
+
+
+class ZeroRewardWarning:
+    """Warns, once, when no episode of `SILENT_ITERATIONS` iterations in a row had a reward other than 0."""
+
+    def __init__(self) -> None:
+        self.n_iterations = 0  # in a row whose rewards were all 0
+
+    def count(self, episodes: list[Episode], says_so: bool) -> None:
+        """Count one iteration's episodes; the warning is logged only by a process that `says_so`."""
+        rewards = [episode.reward.value for episode in episodes if episode.reward is not None]
+        if not rewards:
+            return
+        self.n_iterations = 0 if any(rewards) else self.n_iterations + 1
+        if self.n_iterations == SILENT_ITERATIONS and says_so:
+            logger.warning(ZERO_REWARD, SILENT_ITERATIONS)
+
 
 def mean_reward(episodes: list[Episode]) -> float:
-    """Mean outcome reward of scored episodes; NaN where there is none."""
+    """Return the mean outcome reward of scored episodes; NaN if there is none."""
     values = [episode.reward.value for episode in episodes if episode.reward is not None]
     return sum(values) / len(values) if values else math.nan
 
 
 def accuracy(episodes: list[Episode]) -> float | None:
-    """Fraction of correct ones among scored episodes; None where the reward function does not say which are."""
+    """Return the fraction of scored episodes that are correct; None if the reward function does not say which are."""
     right = [episode.reward.is_correct for episode in episodes if episode.reward is not None]
     return None if None in right or not right else sum(map(bool, right)) / len(right)
 
 
 def overflow_rate(episodes: list[Episode]) -> float:
-    """Fraction of episodes that a prompt of more than `max_prompt_tokens` ended; they are scored on an empty answer."""
+    """Return the fraction of episodes ended by a prompt longer than `max_prompt_tokens`; they are scored on an empty answer."""
     return sum(e.answer is not None and e.answer.reason == OVERFLOW for e in episodes) / len(episodes)
 
 
 def n_failed(episodes: list[Episode]) -> int:
-    """Number of episodes whose workflow raised."""
+    """Count the episodes whose workflow raised."""
     return sum(episode.failure is not None for episode in episodes)
 
 
 def evaluation_advantages(rewards: list[float | None], num_generations: int) -> list[float]:
-    """Each reward minus the mean of its problem's `num_generations` and over their standard deviation; 0 where that is 0 or unknown."""
+    """Return (reward - mean) / standard deviation over a problem's `num_generations` episodes; 0 if that deviation is 0 or unknown."""
     advantages = []
     for start in range(0, len(rewards), num_generations):
         group = rewards[start : start + num_generations]
@@ -43,9 +70,9 @@ def evaluation_advantages(rewards: list[float | None], num_generations: int) -> 
 
 
 def surrogate_loss(episodes: list[Episode], advantages: list[float], loss_type: str) -> float:
-    """The policy-gradient objective of episodes that were sampled under the present weights: minus the mean advantage of their turns.
+    """Return the policy-gradient loss of episodes sampled with the present weights: minus the mean advantage of their turns.
 
-    A mean over rows or over completion tokens, as `loss_type` has it. KL is not part of it.
+    The mean is over rows or over completion tokens, as `loss_type` says. KL is not part of it.
     """
     rows = [
         (Row(e, turn, ""), advantage) for e, advantage in zip(episodes, advantages, strict=True) for turn in e.turns
@@ -56,7 +83,7 @@ def surrogate_loss(episodes: list[Episode], advantages: list[float], loss_type: 
 
 
 def text_metrics(rows: list[Row]) -> dict[str, float]:
-    """What can be read off one role's rows without the model."""
+    """Compute the text metrics of one role's rows (lengths, finish reasons, outcomes, advantages)."""
     advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
     return {
         "rows": len(rows),
@@ -71,7 +98,7 @@ def text_metrics(rows: list[Row]) -> dict[str, float]:
 
 
 def over_micro_batches(name: str, values: list[tuple[int, float]]) -> float:
-    """One number of a metric's values by micro-batch, given as (completion tokens, value): the mean by tokens, or the extreme it names."""
+    """Aggregate a metric's (completion tokens, value) pairs: token-weighted mean; min or max for names that end in these."""
     known = [(tokens, value) for tokens, value in values if tokens and not math.isnan(value)]
     if not known:
         return math.nan

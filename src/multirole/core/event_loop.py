@@ -1,5 +1,6 @@
-"""How a rollout runs: in a thread of its own, by an event loop that the engine drives; and where a coroutine hangs in it."""
+"""Event loop that steps the engine while coroutines wait, in a thread of the rollout; and the position of a coroutine that hangs."""
 
+import asyncio
 import inspect
 import selectors
 import sys
@@ -14,11 +15,11 @@ import torch
 
 T = TypeVar("T")
 POLL = 0.5
-"""Seconds between two looks at the thread."""
+"""Seconds between two checks of the thread."""
 
 
 class EngineSelector(selectors.DefaultSelector):
-    """An I/O selector that advances the engine instead of sleeping.
+    """An I/O selector that steps the engine instead of sleeping.
 
     `may_wait` allows coroutines to wait for threads and sockets when the engine has nothing to do.
     """
@@ -32,36 +33,44 @@ class EngineSelector(selectors.DefaultSelector):
             return super().select(0)
         if timeout is None and not self.may_wait and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
             raise RuntimeError(
-                "Every episode waits for something that is not a model call, so the rollout would hang. "
+                "Every episode waits for something other than a model call, so the rollout would hang. "
                 "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
             )
         return super().select(timeout)
 
 
 def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thread: None) -> T:
-    """Call `work` in a thread of its own, on the same GPU: a notebook's thread has an event loop already.
+    """Call `work` in a new thread, on the same GPU, because a notebook's thread has an event loop already.
 
-    `check` is called with the thread every `POLL` seconds meanwhile; where it raises, the thread is left to itself.
+    Meanwhile `check` is called with the thread every `POLL` seconds; if it raises, the thread is abandoned.
     """
-    gpu, done = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
+    gpu, result = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
 
     def call() -> None:
         try:
             if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
                 torch.cuda.set_device(gpu)
-            done.set_result(work())
+            result.set_result(work())
         except BaseException as error:  # noqa: BLE001 (raised again by `result`)
-            done.set_exception(error)
+            result.set_exception(error)
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    while not wait([done], timeout=POLL).done:
+    while not wait([result], timeout=POLL).done:
         check(thread.ident or 0)
-    return done.result()
+    return result.result()
+
+
+def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel all tasks of an event loop that is not running, and wait until they have ended."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 def position(coroutine: Any, thread: int) -> str:
-    """Where a workflow's coroutine is in a thread, running or waiting."""
+    """Describe at which line a workflow's coroutine runs or waits in a thread."""
     if coroutine.cr_running:
         return user_lines([*traceback.walk_stack(sys._current_frames()[thread])][::-1])
     frames = []
@@ -72,7 +81,7 @@ def position(coroutine: Any, thread: int) -> str:
 
 
 def user_lines(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """A traceback's lines without those of asyncio, of threads and of this package."""
+    """Return a traceback's lines without those of asyncio, threading and this package."""
     ours = ("asyncio", "concurrent", "threading", "multirole")
-    kept = [frame for frame in frames if frame[0].f_globals["__name__"].partition(".")[0] not in ours]
-    return "".join(traceback.StackSummary.extract(kept).format()).rstrip()
+    user_frames = [frame for frame in frames if frame[0].f_globals["__name__"].partition(".")[0] not in ours]
+    return "".join(traceback.StackSummary.extract(user_frames).format()).rstrip()

@@ -1,4 +1,4 @@
-"""An adapter's gradient as one vector (n,), taken apart by (role, slot).
+"""Compute an adapter's gradient as a vector (n,), and split it by (role, slot).
 
 A *part* is what the rows of one (role, slot) contribute to an optimizer step. The parts of a step are summed in a fixed order,
 so that their sum is the applied gradient bit for bit.
@@ -25,22 +25,22 @@ Part = tuple[str, int]
 
 
 def part_of(row: Row) -> Part:
-    """The part that a row belongs to."""
+    """Return the part that a row belongs to."""
     return row.turn.role, row.turn.slot
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
-    """One vector (n,) of all elements that this process holds, as a copy."""
+    """Copy all elements that this process holds into one vector (n,)."""
     return torch.cat([local(tensor).detach().flatten() for tensor in tensors])
 
 
 def gradient_of(parameters: list[nn.Parameter]) -> Tensor:
-    """The accumulated gradients as one vector (n,); absent ones are zero."""
+    """Return the accumulated gradients as one vector (n,); absent gradients are zeros."""
     return flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
 
 
 def set_gradient(parameters: list[nn.Parameter], gradient: Tensor) -> None:
-    """Write a vector (n,) into the parameters' `grad`, as the inverse of `gradient_of`."""
+    """Write a vector (n,) into the parameters' `grad`; the inverse of `gradient_of`."""
     pieces = gradient.split([local(p).numel() for p in parameters])
     for parameter, piece in zip(parameters, pieces, strict=True):
         parameter.grad = torch.zeros_like(parameter)
@@ -48,7 +48,7 @@ def set_gradient(parameters: list[nn.Parameter], gradient: Tensor) -> None:
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradients as one vector, unless `max_norm` is 0, as in HF; return its norm before and after."""
+    """Clip the gradients by their joint norm, unless `max_norm` is 0, as in HF; return the norm before and after."""
     before = full(nn.utils.clip_grad_norm_(parameters, max_norm or math.inf))
     return before, full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
@@ -57,28 +57,28 @@ def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tenso
 
 
 class PartSums:
-    """Where backward passes through merged layers leave the parts: a matrix (K, n), one part per row.
+    """Accumulator of the gradient's parts (K, n), one per row, that backward passes through merged layers add to.
 
     `segments` holds, for the present micro-batch, (part, its tokens) with each part's tokens side by side.
     """
 
     def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
         pieces = gradients.split([p.numel() for p in parameters], dim=1)
-        self.of: dict[Tensor, Tensor] = {
+        self.by_parameter: dict[Tensor, Tensor] = {
             p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)
         }
         self.segments: list[tuple[int, slice]] = []
 
     def set_tokens(self, runs: list[tuple[int, int]]) -> None:
-        """Name the parts of the next micro-batch's tokens: (part, number of tokens) one after another."""
+        """Set the parts of the next micro-batch's tokens: consecutive runs (part, number of tokens)."""
         ends = itertools.accumulate(count for _, count in runs)
         self.segments = [(part, slice(end - count, end)) for (part, count), end in zip(runs, ends, strict=True)]
 
 
 class MergedLinear(torch.autograd.Function):
-    """x (N, L, in) times the merged weight W + scaling * B @ A, plus the bias, with the gradients of A and B by part.
+    """Multiply x (N, L, in) with the merged weight W + scaling * B @ A, add the bias, and give the gradients of A and B by part.
 
-    Autograd would need a pass per part, and multiply with W, A and B one after another.
+    Autograd would need one pass per part, with separate products for W, A and B.
     """
 
     @staticmethod
@@ -86,7 +86,7 @@ class MergedLinear(torch.autograd.Function):
         ctx, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, weight, a, b)
-        ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, (sums.of[a], sums.of[b])
+        ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, (sums.by_parameter[a], sums.by_parameter[b])
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -102,7 +102,7 @@ class MergedLinear(torch.autograd.Function):
 
 @torch.no_grad()
 def keeps_rows(model: PeftModel) -> bool:
-    """Whether every LoRA layer is given (N, L, in) for N rows of L tokens, as `MergedLinear` expects; experts see single tokens."""
+    """Return whether every LoRA layer gets (N, L, in) for N rows of L tokens, as `MergedLinear` needs; experts get single tokens."""
     ids, shapes = torch.tensor([[0, 1, 2], [0, 1, 2]], device=model.device), []
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     handles = [
@@ -118,7 +118,7 @@ def keeps_rows(model: PeftModel) -> bool:
 def plain_lora(
     model: PeftModel, adapter: str, parameters: list[nn.Parameter], dtypes: tuple[torch.dtype, ...]
 ) -> list[LoraLinear]:
-    """The adapter's layers, if it is plain float32 LoRA on linear layers of `dtypes` and `parameters` are its A and B; else none."""
+    """Return the adapter's layers if it is plain float32 LoRA on linear layers of `dtypes`, with `parameters` as its A and B; else none."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and adapter in module.scaling]
     plain = [
         layer
@@ -130,13 +130,13 @@ def plain_lora(
         and not (layer.merged or layer.lora_variant or layer.fan_in_fan_out)
         and (isinstance(layer.lora_dropout[adapter], nn.Identity) or layer.lora_dropout[adapter].p == 0)
     ]
-    own = {p for layer in plain for p in (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight)}
-    return plain if own == set(parameters) else []
+    layer_parameters = {p for layer in plain for p in (layer.lora_A[adapter].weight, layer.lora_B[adapter].weight)}
+    return plain if layer_parameters == set(parameters) else []
 
 
 @contextmanager
 def merged(layers: list[LoraLinear], adapter: str, sums: PartSums) -> Iterator[None]:
-    """Within it, the layers compute with `adapter` merged, and backward passes add to `sums` instead of to `grad`."""
+    """Context manager: layers compute with `adapter` merged, and backward passes add to `sums` instead of `grad`."""
     for layer in layers:
         a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""The events of an iteration, for callbacks: what watches, records or changes training without being known to the trainer.
+"""Define the events of an iteration, for callbacks that monitor, record or change training.
 
 Pass instances to `MultiRoleGRPOTrainer(callbacks=[...])` like any transformers callback; they are called in that order, on
-every process. `trainer` gives access to everything else (`trainer.state.global_step` is the number of finished iterations).
+every process. Everything else can be read from `trainer` (`trainer.state.global_step` is the number of finished iterations).
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Trainer = Any
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One optimizer step of one adapter. The norms are of the gradient that was applied, before and after clipping."""
+    """One optimizer step of one adapter, with the norm of its gradient before and after clipping."""
 
     adapter: str
     rows: list[Row]
@@ -31,7 +31,7 @@ class OptimizerStep:
 
 @dataclass
 class Iteration:
-    """What happened in one iteration. Callbacks may add to `roles` (role -> metric -> value), which is then logged."""
+    """The results of one iteration. Callbacks may add to `roles` (role -> metric -> value), which is then logged."""
 
     number: int
     """1-based."""
@@ -39,52 +39,68 @@ class Iteration:
     rows: list[Row]
     steps: list[OptimizerStep]
     seconds: dict[str, float]
-    """Wall time of "rollout" and "update"."""
+    """Wall time of "rollout" and "update"; with `max_staleness`, "rollout" is the time that the trainer waited for its episodes."""
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class MultiRoleCallback(TrainerCallback):
-    """Base class of callbacks that take part in an iteration. Every event does nothing unless overridden."""
+    """Base class of callbacks for the events of an iteration. An event does nothing unless it is overridden."""
+
+    def overrides(self, event: str) -> bool:
+        """Whether the callback's class does something at an event of this class, such as "on_learning_rate"."""
+        return getattr(type(self), event) is not getattr(MultiRoleCallback, event)
 
     def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
-        """An episode that this process plays has its answer and no reward yet, while others may go on; evaluations too.
+        """Called when an episode of this process has its answer, before its reward, while others may go on; in evaluations, too.
 
-        It is called in the rollout's thread, which drives the engine: return at once.
+        It runs in the rollout's thread, which steps the engine: return at once. With `max_staleness` the episode may belong to a later
+        iteration than the one that is trained meanwhile.
         """
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        """Episodes have been played and scored; each has its reward and its advantage."""
+        """Called when all episodes are finished and scored; each has its reward and its advantage."""
 
     def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
-        """Return the rows to train on, before they are put in order: change advantages, or leave rows out."""
+        """Return the rows to train on: may change advantages or leave rows out. Called before the rows are ordered.
+
+        `rows` are in the order of the episodes. `row.advantage` is the episode's advantage, `row.episode.reward` its reward.
+        """
         return rows
 
+    def on_learning_rate(self, trainer: Trainer, adapter: str, call: int, lr: float) -> float:
+        """Return the learning rate of an adapter's optimizer steps in this iteration; `lr` is the schedule's, or the last callback's.
+
+        `call` counts the adapters of the iteration in the order of their updates, from 0. The rate is that of the optimizer's first
+        parameter group; others keep their proportion to it.
+        """
+        return lr
+
     def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
-        """`steps` maps each adapter to its optimizer steps, (rows, divisor) each. No weight has moved yet."""
+        """Called before the first optimizer step. `steps` maps each adapter to its optimizer steps, each (rows, divisor)."""
 
     def on_micro_batch(
         self, trainer: Trainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
-        """The loss of one micro-batch of one adapter's rows has been taken.
+        """Called after the loss of one micro-batch of one adapter's rows.
 
-        `batch` holds what TRL's loss was given, `logps` and `entropies` (N, C) what the model said of the completions.
+        `batch` holds the inputs of TRL's loss; `logps` and `entropies` (N, C) are the model's for the completions.
         """
 
     def on_gradient_parts(
         self, trainer: Trainer, adapter: str, parts: list[Part], gradients: Tensor
     ) -> None:  # fmt: skip
-        """An optimizer step's gradient by (role, slot), one part per row of `gradients` (K, n). May scale rows in place."""
+        """Called with a step's gradient by (role, slot), one part per row of `gradients` (K, n). May scale rows in place."""
 
     def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
-        """An adapter has taken one optimizer step."""
+        """Called after each optimizer step of an adapter."""
 
     def on_update_end(self, trainer: Trainer, rows: list[Row]) -> None:
-        """All optimizer steps of the iteration have been taken."""
+        """Called after the last optimizer step of the iteration."""
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """The iteration is over; `iteration.roles` is logged after the last callback."""
+        """Called at the end of the iteration; `iteration.roles` is logged after the last callback."""
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]
     ) -> None:  # fmt: skip
-        """The evaluation problems have been attempted and scored with the current adapters."""
+        """Called when the episodes of an evaluation with the current adapters are finished and scored."""

@@ -1,7 +1,7 @@
-"""Importance weights between the log-probs that sampled and those that train, as TRL computes them for vLLM.
+"""Compute importance weights between the engine's log-probs and the trainer's, as TRL does for vLLM.
 
-The weight of a token is exp(old - sampled), `old` being the trainer's log-prob under the weights that sampled; that of a sequence is
-the product over its tokens. Weights outside [`clip_min`, `clip_max`] are moved to the bound ("truncate") or set to 0 ("mask").
+The weight of a token is exp(old - sampled), `old` being the trainer's log-prob under the weights at the start of the update; that of a
+sequence is the product over its tokens. These weights are the ones that sampled, or up to `max_staleness` versions newer. Weights outside [`clip_min`, `clip_max`] are moved to the bound ("truncate") or set to 0 ("mask").
 TRL's loss multiplies with them (`trl.GRPOTrainer._generate_and_score_completions`, `importance_sampling_ratio`).
 """
 
@@ -14,26 +14,45 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.rows import Row
 
 logger = logging.getLogger(__name__)
 
 ROUNDING = 1e-4
-"""Nats. A row of which no token's log-probs differ by more has weight 1: float32 rounding, of the order of 1e-5, is no mismatch."""
+"""In nats. A row has weight 1 if no token's log-probs differ by more: float32 rounding, about 1e-5, is no mismatch."""
 GROWTH, NOTABLE = 4.0, 0.05
-"""A role's mean gap is warned of at `GROWTH` times that of its first iteration, if it is above `NOTABLE` nats."""
+"""A role's mean gap gives a warning at `GROWTH` times its value in the first iteration, if it is above `NOTABLE` nats."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """`vllm_importance_sampling_mode`, `_clip_min` and `_clip_max` of TRL's configuration."""
+    """TRL's `vllm_importance_sampling_mode`, `_clip_min` and `_clip_max`."""
 
     mode: str
     clip_min: float | None
     clip_max: float | None
 
+    @classmethod
+    def from_args(cls, args: MultiRoleGRPOConfig) -> "Correction | None":
+        """The correction of a run; None where it is off, or where the ratio of the loss starts from the sampler's log-probs."""
+        if not args.vllm_importance_sampling_correction or args.old_logprobs == "sampled":
+            return None
+        return cls(
+            args.vllm_importance_sampling_mode,
+            args.vllm_importance_sampling_clip_min,
+            args.vllm_importance_sampling_clip_max,
+        )
+
+    def add_weights(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Add a micro-batch's weights to what TRL's loss is given; return the tensors of `WeightSums.add`."""
+        old, sampled = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
+        weights, unclipped = self.weigh(old, sampled, batch["completion_mask"])
+        batch["importance_sampling_ratio"] = weights
+        return weights, unclipped, old, sampled
+
     def weigh(self, old: Tensor, sampled: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights, and before clipping, of tokens (N, C), or (N, 1) in sequence modes; old, sampled and mask are (N, C).
+        """Return the weights after and before clipping, (N, C), or (N, 1) in sequence modes; old, sampled and mask are (N, C).
 
         A token whose `sampled` is NaN counts as equal.
         """
@@ -51,15 +70,16 @@ class Correction:
 
 @dataclass
 class WeightSums:
-    """What an iteration's importance weights were, by role; processes add theirs up (`rows_of`)."""
+    """Sums of an iteration's importance weights by role; they are added up over the processes (`rows_of`)."""
 
     sums: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 5))
     first_gaps: dict[str, float] = field(default_factory=dict)
+    warns: bool = True  # of a gap that has grown; False where rows are stale, whose gap is expected to
 
     def add(
         self, rows: list[Row], weights: Tensor, unclipped: Tensor, old: Tensor, sampled: Tensor, mask: Tensor
     ) -> None:
-        """One micro-batch: weights (N, C) or (N, 1), the others (N, C)."""
+        """Add one micro-batch: weights (N, C) or (N, 1), the others (N, C)."""
         is_weight = mask if weights.size(1) > 1 else mask[:, :1] > 0  # every row has a first token
         gap = torch.nan_to_num((old - sampled).abs() * mask, nan=0.0).sum(1)
         columns = [
@@ -73,7 +93,7 @@ class WeightSums:
             self.sums[row.turn.role] = [a + b for a, b in zip(self.sums[row.turn.role], values, strict=True)]
 
     def collect(self, gather: Callable[[dict], list[dict]]) -> dict[str, dict[str, float]]:
-        """role -> its metrics, over all processes; forgets the iteration and warns of roles whose gap has grown."""
+        """Return role -> metrics over all processes, start anew, and warn of roles whose gap has grown."""
         total: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
         for part in gather(dict(self.sums)):
             for role, values in part.items():
@@ -86,9 +106,9 @@ class WeightSums:
                 "importance_weight": weight / n_weights, "importance_clipped": clipped / n_weights, "sampler_gap": mean_gap,
             }  # fmt: skip
             first = self.first_gaps.setdefault(role, mean_gap)
-            if mean_gap > max(NOTABLE, GROWTH * first):
+            if self.warns and mean_gap > max(NOTABLE, GROWTH * first):
                 logger.warning(
-                    "The log-probs that sampled and those that train differ by %.3f nats per token for the role %r, %.1f times as much as "
+                    "The log-probs of engine and trainer differ by %.3f nats per token for the role %r, %.1f times as much as "
                     "in the first iteration; %.0f %% of its importance weights are clipped. Lower `learning_rate`, or check that the "
                     "engine serves the adapters that are trained.",
                     mean_gap, role, mean_gap / max(first, 1e-9), 100 * clipped / n_weights,

@@ -1,7 +1,7 @@
-"""The trainer's own log-probs: TRL's fused head over rows that lie at the left edge.
+"""Compute the trainer's log-probs: TRL's fused head over left-aligned rows.
 
-The fused head works in tiles, so that a vocabulary of 152k words never makes whole logits, and gathers a head that FSDP2 has
-sharded.
+The fused head works in tiles, so that the logits of a vocabulary of 152k tokens are never stored in full, and gathers a head
+that FSDP2 has sharded.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ LARGE = 8192
 
 @contextmanager
 def compact_head(is_tiled: bool = False) -> Iterator[None]:
-    """Within it, TRL's fused head scores completion tokens alone on a CPU, too, as it does where it can use Triton.
+    """Context manager: TRL's fused head scores only completion tokens on a CPU, too, as it does with Triton.
 
-    With `is_tiled`, until `backward` has ended, it works in tiles of `TILE`.
+    With `is_tiled` it works in tiles of `TILE`; the context must then last until `backward` has ended.
     """
     former = utils._use_triton, utils._CHUNKED_LOGPROB_CHUNK_SIZE, chunked_logprob.TOKEN_CHUNK_SIZE
     utils._use_triton = lambda device: True
@@ -38,7 +38,7 @@ def compact_head(is_tiled: bool = False) -> Iterator[None]:
 
 
 def has_large_head(model: nn.Module) -> bool:
-    """Whether logits are computed in tiles of `TILE`: on a CPU, with more than `LARGE` words."""
+    """Return whether logits are computed in tiles of `TILE`: on a CPU, with a vocabulary above `LARGE`."""
     weight = model.get_output_embeddings().weight
     return weight.device.type == "cpu" and weight.size(0) > LARGE
 
@@ -46,9 +46,9 @@ def has_large_head(model: nn.Module) -> bool:
 def score(
     model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Log-probs and entropies (N, C) of the last C = `n_completion` of ids and mask (N, P + C), padded as TRL pads them.
+    """Return log-probs and entropies (N, C) of the last C = `n_completion` tokens; ids and mask (N, P + C) are padded as in TRL.
 
-    Causal attention over rows at the left edge needs no mask and no position ids. The model is given a multiple of `multiple` tokens.
+    Causal attention over left-aligned rows needs no mask and no position ids. Rows are padded to a multiple of `multiple` tokens.
     """
     ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion, multiple)
     with compact_head():
@@ -59,7 +59,7 @@ def score(
 
 
 def score_packed(model: nn.Module, packing: Packing) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (R, C) of the completions of R packed rows; for `tree_attention.packed_attention`."""
+    """Return log-probs and entropies (R, C) of the completions of R packed rows; call it in `tree_attention.packed_attention`."""
     with compact_head():
         outputs = model(
             input_ids=packing.ids, position_ids=packing.positions, shift_labels=packing.labels, fused_lm_head=True,
@@ -72,9 +72,9 @@ def score_packed(model: nn.Module, packing: Packing) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def check_head(model: PeftModel, temperature: float, tolerance: float) -> None:
-    """Refuse a model whose log-probs, by its own logits, are not those of TRL's fused head to `tolerance` nats (ValueError).
+    """Raise ValueError if TRL's fused head and the model's own logits give log-probs that differ by more than `tolerance` nats.
 
-    TRL knows the caps and scales of logits by the names that most configurations give them.
+    TRL reads the caps and scales of logits under the names that most configurations use; a model may use others.
     """
     ids = torch.arange(8, device=model.device)[None]  # (1, 8)
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature  # (1, 7, V)

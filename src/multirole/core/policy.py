@@ -1,4 +1,4 @@
-"""Role -> adapter maps: Shared-Policy, Isolated-Policy, or any map (paper sec 3, "policy routing")."""
+"""Parse role -> adapter maps: Shared-Policy, Isolated-Policy, or any other (paper sec 3, "policy routing")."""
 
 import re
 
@@ -8,7 +8,7 @@ SAFE = (SHARED, "generator", "evaluator", "aggregator", "orchestrator", "worker"
 
 
 def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, str]:
-    """The adapter of every role.
+    """Return role -> adapter for a policy.
 
     "sp" routes all roles to one adapter, "ip" gives each role type its own, and a map such as
     "generator=a,aggregator=b" (or the same as a dict) names one for each role. Raises ValueError for anything else.
@@ -52,5 +52,5 @@ def _stored(name: str) -> str:
 
 
 def adapter_names(policy: dict[str, str]) -> list[str]:
-    """The distinct adapters of a map, in the order of its roles."""
+    """Return the distinct adapters of a map, in the order of its roles."""
     return list(dict.fromkeys(policy.values()))

@@ -1,11 +1,11 @@
-"""Rows with a common beginning as one packed sequence, in which every shared token is computed once.
+"""Pack rows with a common prefix into one sequence, in which every shared token is computed once.
 
-The voters of a problem and its n episodes are given the same prompt, and a conversation's later prompts repeat its earlier
-turns. Sorted by their tokens, such rows form a tree: each row shares the beginning that it has in common with the row before
-and adds the rest, its *block*. A token attends to the tokens of its own row up to itself, wherever these are packed, and has the
-position that it has in its row, so that log-probs and gradients are those of separate rows.
+The voters of a problem and its n episodes have the same prompt, and a conversation's later prompts repeat its earlier turns.
+Sorted by their tokens, such rows form a tree: each row shares a prefix with the row before it and adds the rest, its *block*.
+A token attends to the earlier tokens of its row, wherever these are packed, and keeps its position in the row, so that
+log-probs and gradients are those of separate rows.
 
-Two rows share a token only if they agree on the next one, too (so does TRL 1.16's AsyncGRPO, `trl.experimental.async_grpo`):
+Two rows share a token only if they agree on the next one, too (as in TRL 1.16's AsyncGRPO, `trl.experimental.async_grpo`):
 every position then has one label, which TRL's fused head needs, at the cost of one token per branch.
 """
 
@@ -19,12 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from multirole.core.rows import Row
 
-SHARED_SHARE = 0.05
-"""Packing pays from this share of tokens that need not be computed."""
-SMALLEST_MODEL = 10_000_000
-"""Packing pays from this number of parameters; below, Python's steps cost more than the tokens."""
-SIMILAR = 0.75
-"""Blocks are attended together if each is at least this long, relative to the longest."""
+MIN_SHARED_FRACTION = 0.05
+"""Smallest fraction of tokens saved for which rows are packed."""
+MIN_PARAMETERS = 10_000_000
+"""Smallest model for which rows are packed; for smaller ones the overhead in Python exceeds the tokens saved."""
+MIN_RELATIVE_LENGTH = 0.75
+"""Blocks are attended in one call if each has at least this fraction of the longest one's length."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class BlockGroup:
     """Blocks of similar size, attended in one call: S blocks, padded to Q queries and K keys.
 
     Args:
-        queries: (S * Q) places of the queries in the packed sequence; padding repeats a place.
-        keys: (S * K) places of the keys.
+        queries: (S * Q) indices of the queries in the packed sequence; padding repeats an index.
+        keys: (S * K) indices of the keys.
         mask: (S, 1, Q, K) True where a query attends to a key.
-        outputs: (tokens,) places among the S * Q outputs that are not padding, in the order of the blocks.
+        outputs: (tokens,) indices of the S * Q outputs that are not padding, in the order of the blocks.
     """
 
     queries: Tensor
@@ -50,10 +50,10 @@ class Packing:
 
     Args:
         ids, positions, labels: (1, N). A label is the next token where it belongs to a completion, and -100 elsewhere.
-        scores: (R, C) place of the output that scores each completion token, padded with 0.
+        scores: (R, C) index of the output that scores each completion token, padded with 0.
         is_token: (R, C) False on padding.
         groups: the attention, block by block.
-        order: (N,) where each token's output is among those of all groups.
+        order: (N,) index of each token's output in the concatenated outputs of all groups.
         blocks: number of tokens that each row adds; they follow each other in the sequence.
     """
 
@@ -68,25 +68,25 @@ class Packing:
 
 
 def tokens_of(row: Row) -> Tensor:
-    """The row's prompt and completion, (length,)."""
+    """Return the tokens of the row's prompt and completion, (length,)."""
     return torch.tensor(row.turn.prompt_ids + row.turn.completion_ids)
 
 
-def shared_length(one: Tensor, other: Tensor) -> int:
-    """Tokens at the beginning of `other` that a tree with `one` holds already."""
-    n = min(len(one), len(other))
-    is_equal = one[:n] == other[:n]
+def shared_length(previous: Tensor, row: Tensor) -> int:
+    """Count the first tokens of `row` that a tree which holds `previous` has already."""
+    n = min(len(previous), len(row))
+    is_equal = previous[:n] == row[:n]
     common = n if is_equal.all() else int(is_equal.int().argmin())
-    return common if common == len(one) == len(other) else max(0, common - 1)
+    return common if common == len(previous) == len(row) else max(0, common - 1)
 
 
 def in_tree_order(rows: Iterable[Row], key: Callable[[Row], int]) -> list[Row]:
-    """Rows sorted so that each shares most with the one before; rows of different `key` share nothing."""
+    """Sort rows so that each shares the longest prefix with the one before; rows of different `key` share nothing."""
     return sorted(rows, key=lambda row: (key(row), row.turn.prompt_ids + row.turn.completion_ids))
 
 
 def block_lengths(rows: list[Row], key: Callable[[Row], int]) -> list[int]:
-    """Tokens that each row adds to a tree of those before; `rows` are in tree order."""
+    """Count the tokens that each row adds to the tree of the rows before it; `rows` are in tree order."""
     lengths, before = [], None
     for row in rows:
         tokens = tokens_of(row)
@@ -96,8 +96,13 @@ def block_lengths(rows: list[Row], key: Callable[[Row], int]) -> list[int]:
     return lengths
 
 
+def tree_size(rows: list[Row], key: Callable[[Row], int]) -> int:
+    """Count the tokens of a tree of rows in tree order."""
+    return sum(block_lengths(rows, key))
+
+
 def tree_batches(rows: list[Row], max_tokens: int, key: Callable[[Row], int]) -> list[list[Row]]:
-    """Micro-batches in tree order, each with a tree of its own of at most `max_tokens` tokens (one row always fits)."""
+    """Cut rows into micro-batches in tree order; each is one tree of at most `max_tokens` tokens (a single row always fits)."""
     batches: list[list[Row]] = []
     n_tokens = 0
     ordered = in_tree_order(rows, key)
@@ -112,15 +117,15 @@ def tree_batches(rows: list[Row], max_tokens: int, key: Callable[[Row], int]) ->
 
 
 def packing_pays(rows: list[Row], n_parameters: int, key: Callable[[Row], int]) -> bool:
-    """Whether rows share enough tokens, of a model that is large enough."""
-    if n_parameters < SMALLEST_MODEL:
+    """Return whether rows share enough tokens, and the model is large enough, for packing to save time."""
+    if n_parameters < MIN_PARAMETERS:
         return False
     total = sum(row.length for row in rows)
-    return total - sum(block_lengths(in_tree_order(rows, key), key)) >= SHARED_SHARE * total
+    return total - sum(block_lengths(in_tree_order(rows, key), key)) >= MIN_SHARED_FRACTION * total
 
 
 def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Packing:
-    """The packed sequence of rows in tree order."""
+    """Pack rows, which are in tree order, into one sequence."""
     paths: list[Tensor] = []  # of each row: the place of each of its tokens in the sequence
     ids, positions, blocks, n = [], [], block_lengths(rows, key), 0
     for row, block in zip(rows, blocks, strict=True):
@@ -147,11 +152,13 @@ def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Pa
 
 
 def similar_blocks(sizes: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Indices of blocks, given as (queries, keys), that may be padded to one size. Blocks without a token are left out."""
+    """Group the indices of blocks, given as (queries, keys), that may be padded to one size. Empty blocks are left out."""
     order = sorted((i for i, (queries, _) in enumerate(sizes) if queries), key=lambda i: sizes[i], reverse=True)
     group: list[int] = []
     for i in order:
-        if group and any(own < SIMILAR * first for own, first in zip(sizes[i], sizes[group[0]], strict=True)):
+        if group and any(
+            size < MIN_RELATIVE_LENGTH * first for size, first in zip(sizes[i], sizes[group[0]], strict=True)
+        ):
             yield group
             group = []
         group.append(i)
@@ -160,7 +167,7 @@ def similar_blocks(sizes: list[tuple[int, int]]) -> Iterator[list[int]]:
 
 
 def block_group(blocks: list[tuple[Tensor, int]], device: torch.device) -> BlockGroup:
-    """One group of blocks, each given as the places of its row's tokens and the number of its own, which come last."""
+    """Build a group of blocks, each given as the indices of its row's tokens and how many of the last ones it adds."""
     paths = [path for path, _ in blocks]
     lengths, counts = torch.tensor([len(path) for path in paths]), torch.tensor([count for _, count in blocks])  # (S,)
     keys = pad_sequence(paths, True)  # (S, K)
@@ -173,6 +180,6 @@ def block_group(blocks: list[tuple[Tensor, int]], device: torch.device) -> Block
 
 
 def block_runs(rows: list[Row], blocks: list[int], key: Callable[[Row], int]) -> list[tuple[int, int]]:
-    """(key, tokens) of the runs of a packed sequence that have one key."""
+    """Return the consecutive runs (key, number of tokens) of a packed sequence."""
     pairs = zip(map(key, rows), blocks, strict=True)
     return [(k, sum(block for _, block in run)) for k, run in itertools.groupby(pairs, key=lambda pair: pair[0])]

@@ -1,4 +1,4 @@
-"""Gradient checkpointing for the micro-batches whose activations do not fit into the memory that is free, and for no others."""
+"""Use gradient checkpointing only for micro-batches whose activations do not fit into free memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +8,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-USABLE = 0.6
-"""Share of the free memory that activations may take; the estimate is rough."""
+USABLE_FRACTION = 0.6
+"""Fraction of free memory that activations may take; the estimate is rough."""
 
 
 def activation_bytes(model: PreTrainedModel, n_tokens: int, is_half: bool) -> int:
-    """What a forward pass over `n_tokens` keeps for its backward pass, about, layer by layer.
+    """Estimate the bytes of activations that a forward pass over `n_tokens` keeps for its backward pass.
 
-    Per token a layer keeps some 14 vectors of the hidden size and 6 of the intermediate size: 59 GB for 16,384 tokens of a
+    Per token a layer keeps about 14 vectors of the hidden size and 6 of the intermediate size: 59 GB for 16,384 tokens of a
     Qwen3 of 1.7B parameters under bfloat16 autocast, counted on fake tensors.
     """
     config = model.config.get_text_config()  # its attributes have the common names, whatever a family calls them
@@ -25,7 +25,7 @@ def activation_bytes(model: PreTrainedModel, n_tokens: int, is_half: bool) -> in
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that a tensor could take now."""
+    """Return the bytes on the device that are free for tensors."""
     if device.type == "cuda":
         return (
             torch.cuda.mem_get_info(device)[0]
@@ -36,13 +36,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def fits(model: PreTrainedModel, n_tokens: int, is_half: bool) -> bool:
-    """Whether a micro-batch of `n_tokens` needs no gradient checkpointing."""
-    return activation_bytes(model, n_tokens, is_half) <= USABLE * free_bytes(model.device)
+    """Return whether the activations of a micro-batch of `n_tokens` fit without gradient checkpointing."""
+    return activation_bytes(model, n_tokens, is_half) <= USABLE_FRACTION * free_bytes(model.device)
 
 
 @contextmanager
 def without_recomputation(model: PreTrainedModel, is_off: bool) -> Iterator[None]:
-    """Within it, if `is_off`, layers keep their activations; forward and backward pass must both lie in it."""
+    """Context manager: if `is_off`, layers keep their activations. Run forward and backward pass inside it."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     layers = layers if is_off else []
     for layer in layers:

@@ -1,18 +1,47 @@
-"""What KL is measured from where adapters were trained before: their weights as they were given."""
+"""The reference of KL: the frozen base, or adapters that were trained before with the weights that they came with."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
 Weights = list[tuple[nn.Parameter, Tensor]]
-"""Parameters and the values that stand in for theirs."""
+"""Parameters, each with the values that replace its own."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What KL is measured from: the base of `model`, or its adapters with `initial_weights` if there are any."""
+
+    model: PeftModel
+    initial_weights: Weights
+
+    @classmethod
+    def before_training(cls, model: PeftModel, adapters: Iterable[str], is_sharded: bool) -> "Reference":
+        """The present weights of `adapters`, or the base where there are none or they change nothing; ValueError under FSDP2."""
+        weights = initial_weights(model, adapters)
+        if weights and is_sharded:
+            raise ValueError(
+                "`beta` measures KL from the adapters as they were given, which FSDP2 would have to shard as well. Use data parallelism "
+                "alone, or merge the adapters into the base and pass a `peft_config`."
+            )
+        return cls(model, weights)
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the reference is the base model without adapters."""
+        return not self.initial_weights
+
+    def applied(self) -> AbstractContextManager[None]:
+        """The context in which the model computes with the reference's weights."""
+        return self.model.disable_adapter() if self.is_base else swapped(self.initial_weights)
 
 
 @torch.no_grad()
-def given_adapters(model: PeftModel, adapters: Iterable[str]) -> Weights:
+def initial_weights(model: PeftModel, adapters: Iterable[str]) -> Weights:
     """Copies of the adapters' weights, on the host; empty where they all leave the base's output as it is (fresh ones do)."""
     named = list(model.named_parameters())
     parts = [
@@ -25,7 +54,7 @@ def given_adapters(model: PeftModel, adapters: Iterable[str]) -> Weights:
 
 @contextmanager
 def swapped(weights: Weights) -> Iterator[None]:
-    """Within it, the parameters hold the other values."""
+    """Context manager: swap the parameters' values."""
     present = [p.data for p, _ in weights]
     for p, value in weights:
         p.data = value.to(p.device)

@@ -1,7 +1,7 @@
-r"""What a reply says: its text outside thoughts, the boxes in it, and the plain words of a box.
+r"""Parse replies: the text outside thoughts, the `\boxed{...}` in it, and the plain words of a box.
 
-Chat models wrap what counts in `\boxed{...}`, and style it in many ways: `\boxed{\text{Correct.}}`, `\fbox{**2**}`.
-Every function runs in linear time, because a policy in training writes megabytes of braces sooner or later.
+Chat models wrap their answer in `\boxed{...}`, and style it in many ways: `\boxed{\text{Correct.}}`, `\fbox{**2**}`.
+Every function runs in linear time, because a policy in training may write megabytes of braces.
 """
 
 import re
@@ -19,8 +19,8 @@ THOUGHT_TAGS = (
 )
 """The tags that open and close a thought: Qwen3, DeepSeek-R1 and others, then Seed-OSS, Magistral, Kimi, Sky-T1."""
 
-MOST_WORDS = 400
-"""Characters of a box that are read as words."""
+MAX_BOX_CHARACTERS = 400
+"""Longest box that is read as words, in characters."""
 _BOX = r"\\(?:boxed|fbox|framebox)(?![A-Za-z])"
 _BOX_TOKEN = re.compile(rf"(?P<box>{_BOX}\s*(?:\[[^\]\n]{{0,40}}\]\s*)?\{{)|\\.|[{{}}]", re.DOTALL)
 _BARE_BOX = re.compile(rf"{_BOX}(?!\s*[\[{{])\s*[-+\d\\(]")  # \boxed 5 is a malformed box, "use \boxed" is a mention
@@ -42,18 +42,18 @@ class Box(NamedTuple):
 def text_outside_thoughts(text: str, is_thinking: bool = False) -> str:
     """Return the text after the last closed thought and before a thought that is cut off.
 
-    A thought that never closes is no part of what was said, so a reply that is one unfinished thought says "". A text
-    without any tag is returned as it is. `is_thinking` says that the prompt has opened a thought already.
+    A reply that is one unfinished thought gives "", and a text without tags is returned as it is. `is_thinking` means that the
+    prompt has already opened a thought.
     """
-    said, has_tag = text, False
+    outside, has_tag = text, False
     for opening, closing in THOUGHT_TAGS:
-        if closing in said:
-            said, has_tag, is_thinking = said.rpartition(closing)[2], True, False
-        if opening in said:
-            said, has_tag = said.partition(opening)[0], True
+        if closing in outside:
+            outside, has_tag, is_thinking = outside.rpartition(closing)[2], True, False
+        if opening in outside:
+            outside, has_tag = outside.partition(opening)[0], True
     if is_thinking:
         return ""
-    return said.strip() if has_tag else text
+    return outside.strip() if has_tag else text
 
 
 def opens_thought(text: str) -> bool:
@@ -100,7 +100,7 @@ def plain_words(content: str) -> str:
     `\textbf{ Correct. }`, `**correct**` and `\text{Correct}` all give "correct". Signs, points between digits and commands
     that are no styles stay, so that -2, 1/2, 1.5 and `\sqrt{2}` are not taken for other numbers.
     """
-    text = unicodedata.normalize("NFKC", content[:MOST_WORDS])
+    text = unicodedata.normalize("NFKC", content[:MAX_BOX_CHARACTERS])
     text = _COLOR.sub(" ", text).replace(r"\#", "#").replace(r"\%", "%").replace(r"\_", "_")
     text = _STYLE.sub(" ", text)
     text = re.sub(r"[*_`$~#\"'“”‘’()\[\]<>{}✓✔✅❌✗]|\\(?=[{}()\[\]])", " ", text)

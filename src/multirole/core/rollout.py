@@ -12,8 +12,8 @@ import itertools
 import logging
 import math
 import traceback
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,7 +23,8 @@ from transformers import PreTrainedTokenizerBase
 from multirole.core import event_loop
 from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.engine import Completion, Engine, Request, Sampling
-from multirole.core.event_loop import EngineSelector, in_thread, position, user_lines
+from multirole.core.event_loop import EngineSelector, cancel_tasks, in_thread, position, user_lines
+from multirole.core.forks import Replay
 from multirole.core.replies import opens_thought, text_outside_thoughts
 from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
+Send = Callable[[Request], asyncio.Future[Completion]]
+"""Queues a request at the engine."""
 PATIENCE = 600.0
 """Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
 
@@ -43,8 +46,34 @@ class PromptOverflow(Exception):
     """A turn's prompt is longer than `max_prompt_tokens`: the episode ends without an answer."""
 
 
+class RolloutStopped(Exception):
+    """The rollout was ended because nobody needs its episodes."""
+
+
 class WorkflowError(RuntimeError):
     """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
+
+
+def numbered_attempts(problems: Iterable[Problem]) -> list[Attempt]:
+    """One attempt per problem, numbered among those at the same problem."""
+    n_attempts: dict[str, int] = defaultdict(int)
+    attempts = []
+    for problem in problems:
+        attempts.append((problem, n_attempts[problem.id]))
+        n_attempts[problem.id] += 1
+    return attempts
+
+
+def last_turns(episodes: list[Episode], eos: int) -> dict[str, list]:
+    """One row per episode for TRL's `rollout_func`: its last turn, and the episode for the reward functions."""
+    nothing = Turn("", 0, 0, [eos], [eos], [0.0], "", "stop")  # an episode whose first prompt was too long
+    turns = [episode.turns[-1] if episode.turns else nothing for episode in episodes]
+    return {
+        "prompt_ids": [turn.prompt_ids for turn in turns],
+        "completion_ids": [turn.completion_ids for turn in turns],
+        "logprobs": [turn.logprobs for turn in turns],
+        "episodes": episodes,
+    }
 
 
 def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str) -> None:
@@ -137,6 +166,8 @@ class Rollout:
     on_episode_end: Callable[[Episode], object] = lambda episode: (
         None
     )  # called in the rollout's thread, with its answer
+    version: int | None = None  # of the adapters that the engine has, for the turns
+    is_stopped: Callable[[], bool] = lambda: False  # asked before each step; if so, `RolloutStopped` is raised
 
     _lasting: ClassVar[tuple[EngineSelector, asyncio.Runner] | None] = None
     """The event loop of all rollouts that wait outside: frameworks keep clients, and clients belong to a loop."""
@@ -148,16 +179,19 @@ class Rollout:
         self._n_failed = 0
         self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
 
-    def run(self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling) -> list[Episode]:
+    def run(
+        self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None = None
+    ) -> list[Episode]:
         """One episode per (problem, episode index), all started together, in the order given.
 
-        Raises WorkflowError where more than `max_failed_episodes` of them fail.
+        `replays`, one per attempt, replay episodes that were played before (`forks.play_forks`). Raises WorkflowError where more than
+        `max_failed_episodes` of them fail.
         """
         episodes = [Episode(problem, index) for problem, index in attempts]
         self._encoded.clear()
         self._n_failed = 0
         self._progress = self._clock
-        in_thread(lambda: self._play(episodes, iteration, sampling), self._check_progress)
+        in_thread(lambda: self._play(episodes, iteration, sampling, replays), self._check_progress)
         self._playing.clear()
         return episodes
 
@@ -185,11 +219,18 @@ class Rollout:
             self._encoded[key] = self.render(self.tokenizer, messages, **options)
         return self._encoded[key]
 
-    def _play(self, episodes: list[Episode], iteration: int, sampling: Sampling) -> None:
+    def _play(
+        self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None
+    ) -> None:
         waiting: dict[int, asyncio.Future[Completion]] = {}
         keys = itertools.count()
 
         def advance() -> bool:
+            if self.is_stopped():
+                while waiting:  # the engine must have no request left when the rollout ends
+                    for key, _ in self.engine.step():
+                        del waiting[key]
+                raise RolloutStopped
             if not waiting:
                 return False
             self._progress = math.inf  # the engine takes what it needs
@@ -198,23 +239,29 @@ class Rollout:
             self._progress = self._clock
             return True
 
-        def ask(
+        def request_of(
             prompt_ids: list[int],
             episode: Episode,
             role: str,
             place: tuple[int, int] | None,
             nth: int,
             max_tokens: int | None,
-        ) -> asyncio.Future[Completion]:
+        ) -> Request:
             start = (self.seed, iteration, episode.problem.id, episode.index, role)
             seed = turn_seed(*start, *place) if place else prompt_seed(*start, prompt_ids, nth)
+            most = min(sampling.max_tokens, max_tokens or sampling.max_tokens)
+            return Request(prompt_ids, self.policy[role], seed, most, sampling.temperature, episode.problem.id)
+
+        def send(request: Request) -> asyncio.Future[Completion]:
             key = next(keys)
             waiting[key] = asyncio.get_running_loop().create_future()
-            most = min(sampling.max_tokens, max_tokens or sampling.max_tokens)
-            self.engine.add(key, Request(prompt_ids, self.policy[role], seed, most, sampling.temperature))
+            self.engine.add(key, request)
             return waiting[key]
 
-        self._playing = [(episode, self._attempt(episode, ask)) for episode in episodes]
+        self._playing = [
+            (episode, self._attempt(episode, request_of, send, replay))
+            for episode, replay in zip(episodes, replays or [None] * len(episodes), strict=True)
+        ]
 
         async def all_episodes() -> None:
             await asyncio.gather(*(coroutine for _, coroutine in self._playing))
@@ -234,13 +281,20 @@ class Rollout:
         if Rollout._lasting is None:
             Rollout._lasting = selector, asyncio.Runner(loop_factory=make_loop)
         Rollout._lasting[0].advance = advance
-        yield Rollout._lasting[1]
+        try:
+            yield Rollout._lasting[1]
+        except RolloutStopped:  # or its episodes would go on in the next rollout
+            Rollout._lasting[0].advance = lambda: False
+            cancel_tasks(Rollout._lasting[1].get_loop())
+            raise
 
-    async def _attempt(self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]]) -> None:
+    async def _attempt(
+        self, episode: Episode, request_of: Callable[..., Request], send: Send, replay: Replay | None
+    ) -> None:
         """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
         asked: list[asyncio.Future[Completion]] = []
         try:
-            await self._episode(episode, ask, asked)
+            await self._episode(episode, request_of, send, asked, replay)
         except WorkflowError as error:
             self._n_failed += 1
             if self._n_failed > self.max_failed_episodes:
@@ -263,8 +317,9 @@ class Rollout:
                              f"The last: {error}")  # fmt: skip
 
     async def _episode(
-        self, episode: Episode, ask: Callable[..., asyncio.Future[Completion]], asked: list[asyncio.Future[Completion]]
-    ) -> None:
+        self, episode: Episode, request_of: Callable[..., Request], send: Send, asked: list[asyncio.Future[Completion]],
+        replay: Replay | None,
+    ) -> None:  # fmt: skip
         called: list[tuple[str, int | None, int]] = []
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
         unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
@@ -292,10 +347,18 @@ class Rollout:
             nth = occurrences[role, tuple(prompt_ids)]
             occurrences[role, tuple(prompt_ids)] += 1
             place = None if slot is None or self.turn_seeds == "prompt" else (slot, round)
-            asked.append(ask(prompt_ids, episode, role, place, nth, max_tokens))
-            done = await asked[-1]
-            text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
-            turn = Turn(role, slot or 0, round, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+            step: Request | Turn | str = request_of(prompt_ids, episode, role, place, nth, max_tokens)
+            if replay is not None:
+                step = replay.step(step, role, slot, round, nth, episode.turns)
+            if isinstance(step, Request):
+                asked.append(send(step))
+                done = await asked[-1]
+                text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+                reply = done.token_ids, done.logprobs, text, done.finish_reason
+                turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=self.version)
+            else:
+                version = step.version if isinstance(step, Turn) else None
+                turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
             if slot is None:
                 unplaced[role].append((turn, nth))
             episode.turns.append(turn)
@@ -323,6 +386,11 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "
                 "await. Write `await call(...)`, or gather the calls."
             )
+        if replay is not None and replay.has_missed_its_turn:
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} did not make the call again that was to be forked on problem {episode.problem.id!r}. "
+                "Given the same replies, a workflow must make the same calls: it may not draw random numbers or read a clock."
+            )
         await _all_done(asked)  # what nobody waits for is recorded and trained all the same
         episode.answer = answer
         for role, turns in unplaced.items():
@@ -331,6 +399,13 @@ class Rollout:
         for turn in episode.turns:
             if turn.outcome is None:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
+
+    def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
+        """Completion ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
+        if isinstance(reply, Turn):
+            return list(reply.completion_ids), list(reply.logprobs), reply.text, reply.finish_reason
+        ids = [*control_tokens(self.tokenizer).encode_text(reply), self.tokenizer.eos_token_id]
+        return ids, [0.0] * len(ids), reply, "stop"
 
     def _check_call(
         self, role: str, messages: Any, slot: int | None, round: int, called: Sequence[tuple[str, int | None, int]]

@@ -1,4 +1,4 @@
-"""Turns -> rows -> mini-batches (one optimizer step each) -> micro-batches (one forward pass each) -> tensors.
+"""Cut turns into rows, mini-batches (one optimizer step each) and micro-batches (one forward pass each), and collate tensors.
 
 Every turn is one row: its prompt, which may quote other roles, is masked; its completion is trained, end-of-turn token
 included. So the rows' completion masks partition the trained tokens by role.
@@ -24,7 +24,7 @@ class Row:
 
     `advantage` is the weight of its tokens' log-ratios. `old_logps` and `ref_logps` (C,) are the trainer's own log-probs of
     the completion under the weights that sampled and under the frozen base, where the loss needs them. A row that `is_masked`
-    (`mask_truncated_completions`) has no part in the loss, but is counted where the loss is a mean over rows, as in TRL.
+    (`mask_truncated_completions`) is left out of the loss but counted where the loss is a mean over rows, as in TRL.
     """
 
     episode: Episode
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and completion."""
+        """Return the number of tokens of prompt and completion."""
         return len(self.turn.prompt_ids) + len(self.turn.completion_ids)
 
 
@@ -48,29 +48,50 @@ Steps = dict[str, list[MiniBatch]]
 
 
 def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shuffle: bool = True) -> list[int]:
-    """The indices of a whole run's problems: each `num_generations` times, in a fresh permutation per pass.
+    """Return the problem indices of a whole run: each `num_generations` times, in a new permutation per pass.
 
-    TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch; one long epoch cannot.
+    The run is one long epoch, because TRL's RepeatSampler replays the order of epoch 0 after a resume in a later epoch.
     """
-    drawn: list[int] = []
+    indices: list[int] = []
     generator = torch.Generator().manual_seed(seed)
-    while len(drawn) < length:
+    while len(indices) < length:
         order = torch.randperm(n_rows, generator=generator) if shuffle else torch.arange(n_rows)
-        drawn += order.repeat_interleave(num_generations).tolist()
-    return drawn[:length]
+        indices += order.repeat_interleave(num_generations).tolist()
+    return indices[:length]
+
+
+def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
+    """One row per turn with its episode's advantage, in the order of the episodes; a run that `masks_truncated` masks truncated turns."""
+    return [
+        Row(
+            episode,
+            turn,
+            policy[turn.role],
+            advantage=episode.advantage,
+            is_masked=masks_truncated and turn.finish_reason == "length",
+        )
+        for episode in episodes
+        for turn in episode.turns
+    ]
+
+
+def shuffled(rows: list[Row], seed: int) -> list[Row]:
+    """The rows in an order that the seed draws."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    return [rows[i] for i in order.tolist()]
 
 
 def mini_batches(rows: list[Row], size: int) -> list[MiniBatch]:
-    """Cut one adapter's rows into ceil(len / size) optimizer steps of near-equal size, each divided by its own."""
+    """Cut one adapter's rows into ceil(len / size) optimizer steps of near-equal size; each loss is divided by its step's size."""
     n, k = len(rows), math.ceil(len(rows) / size)
     cuts = [n * i // k for i in range(k + 1)] if k else [0]
     return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
 
 
 def token_batches(rows: list[Row], step_tokens: int) -> list[MiniBatch]:
-    """Cut rows, in their order, into ceil(tokens / `step_tokens`) optimizer steps of near-equal completion tokens.
+    """Cut rows, in order, into ceil(tokens / `step_tokens`) optimizer steps with near-equal numbers of completion tokens.
 
-    Each holds at least one row, so there are no more steps than rows, and each is divided by its own size.
+    Each has at least one row, so there are no more steps than rows. Each loss is divided by its step's size.
     """
     n, ends = len(rows), [0, *itertools.accumulate(len(row.turn.completion_ids) for row in rows)]
     k, cuts = min(n, -(-ends[-1] // step_tokens)), [0]
@@ -81,31 +102,43 @@ def token_batches(rows: list[Row], step_tokens: int) -> list[MiniBatch]:
 
 
 def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatch]:
-    """One adapter's rows of an iteration as its optimizer steps (`MultiRoleGRPOConfig.updates`)."""
+    """Cut one adapter's rows of an iteration into optimizer steps by `MultiRoleGRPOConfig.updates`."""
     if args.updates == "tokens":
         return token_batches(rows, args.step_tokens or 1)
     return mini_batches(rows, max(1, len(rows)) if args.updates == "one" else args.generation_batch_size)
 
 
+def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:
+    """The optimizer steps of every adapter on an iteration's rows."""
+    rows_by_adapter = {name: [row for row in rows if row.adapter == name] for name in adapters}
+    return {name: optimizer_steps(adapter_rows, args) for name, adapter_rows in rows_by_adapter.items()}
+
+
+def later_rows(steps: Steps, num_iterations: int) -> list[Row]:
+    """The rows that are trained after a step has moved their adapter. For others the loss may take the present log-probs as old ones."""
+    n_first = 1 if num_iterations == 1 else 0  # steps on rows that are not trained again
+    return [row for planned in steps.values() for mini_batch, _ in planned[n_first:] for row in mini_batch]
+
+
 def loss_mass(rows: list[Row], loss_type: str) -> int:
-    """What TRL's loss of a micro-batch, a mean, weighs in its optimizer step: its trained tokens or its rows."""
+    """Return the weight of a micro-batch's mean loss in its optimizer step: its trained tokens, or its rows."""
     if loss_type in ("bnpo", "dapo", "cispo", "vespo"):
         return trained_tokens(rows)
     return len(rows)
 
 
 def trained_tokens(rows: list[Row]) -> int:
-    """Completion tokens of the rows that have a part in the loss."""
+    """Count the completion tokens of rows that are not masked."""
     return sum(len(row.turn.completion_ids) for row in rows if not row.is_masked)
 
 
 def padded(batch: list[Row]) -> int:
-    """Tokens of a batch with its padding."""
+    """Count the tokens of a batch, with padding."""
     return len(batch) * max(row.length for row in batch)
 
 
 def micro_batches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Length-sorted batches whose padded size, rows x longest row, stays within `max_tokens` (one row always fits)."""
+    """Cut rows into length-sorted batches of at most `max_tokens` padded tokens, rows x longest row (one row always fits)."""
     batches: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
         if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= max_tokens:
@@ -119,10 +152,10 @@ def even_micro_batches(
     rows: list[Row], max_tokens: int, n: int,
     cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches, size: Callable[[list[Row]], int] = padded,
 ) -> list[list[Row]]:  # fmt: skip
-    """Micro-batches of near-equal size for `n` processes, no more than a multiple of `n`; the largest first."""
-    most = -(-len(cut(rows, max_tokens)) // n) * n
+    """Cut rows into near-equal micro-batches for `n` processes, their number a multiple of `n` if rows suffice; the largest first."""
+    max_batches = -(-len(cut(rows, max_tokens)) // n) * n
     fits = range(1, max_tokens)
-    smallest = 1 + bisect_left(fits, True, key=lambda tokens: len(cut(rows, tokens)) <= most)
+    smallest = 1 + bisect_left(fits, True, key=lambda tokens: len(cut(rows, tokens)) <= max_batches)
     return sorted(cut(rows, smallest), key=size, reverse=True)
 
 
@@ -131,9 +164,9 @@ def _pad(sequences: list[list], value: float = 0.0, side: str = "right") -> Tens
 
 
 def collate(rows: list[Row], pad_id: int, device: torch.device, old_logprobs: str = "sampled") -> dict[str, Tensor]:
-    """The inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded.
+    """Return the inputs of TRL's `_compute_loss`: prompts (N, P) left-padded, completions (N, C) right-padded.
 
-    With `old_logprobs="recomputed"` and rows that have none, TRL's loss takes the rows' present log-probs.
+    With `old_logprobs="recomputed"`, TRL's loss takes the current log-probs of rows that have no old ones.
     """
     prompts, completions = [r.turn.prompt_ids for r in rows], [r.turn.completion_ids for r in rows]
     sampled = _pad([r.turn.logprobs for r in rows])  # (N, C)
@@ -157,11 +190,11 @@ def collate(rows: list[Row], pad_id: int, device: torch.device, old_logprobs: st
 def left_aligned(
     input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Rows that TRL has padded on both sides, moved to the left edge; padding is then last, and causal attention blind to it.
+    """Move rows that TRL has padded on both sides to the left edge, so that causal attention never sees padding.
 
-    From ids and mask (N, P + C) with C = `n_completion`: ids and labels (N, width), labels being -100 outside completions;
-    and for the completion tokens the position (N, C) of the output that scores each, and whether there is one (N, C).
-    `width` is a multiple of `multiple`.
+    `input_ids` and `attention_mask` are (N, P + C) with C = `n_completion`. Returns ids and labels (N, width), where labels are
+    -100 outside completions, and for each completion token the index (N, C) of the output that scores it and whether it is
+    a token or padding (N, C). `width` is a multiple of `multiple`.
     """
     n_prompt = attention_mask[:, :-n_completion].sum(1, keepdim=True)  # (N, 1)
     lengths = attention_mask.sum(1, keepdim=True)  # (N, 1)

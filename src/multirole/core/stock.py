@@ -1,9 +1,9 @@
-"""TRL's `GRPOTrainer`, imported without importing vLLM.
+"""Import TRL's `GRPOTrainer` without importing vLLM.
 
-TRL imports all of vLLM wherever it is installed (3 CPU-seconds and 200 MB in every process), for an engine that is not used
-here: `multirole.engines.vllm_engine` imports it when it is asked for. So while TRL is imported, vLLM's modules are stand-ins
-whose names import the real ones when they are first used. TRL itself is not changed: its own `use_vllm=True` works later in
-the same process.
+TRL imports all of vLLM if it is installed (3 CPU-seconds and 200 MB in every process), for an engine that is not used here;
+`multirole.engines.vllm_engine` imports vLLM on demand. So while TRL is imported, vLLM's modules are replaced by stand-ins
+whose names import the real ones at first use. TRL itself is not changed: its own `use_vllm=True` works later in the same
+process.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class DeferredName:
-    """A name of a vLLM module. Calling it, or reading one of its attributes, imports vLLM."""
+    """A stand-in for a name of a vLLM module. Calling it or reading an attribute imports vLLM."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -32,7 +32,7 @@ class DeferredName:
 
 
 class DeferredModules(MetaPathFinder, Loader):
-    """Finds a stand-in for every module of vLLM."""
+    """Import hook that supplies a stand-in for every module of vLLM."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "vllm" else None
@@ -48,7 +48,7 @@ class DeferredModules(MetaPathFinder, Loader):
 
 @contextmanager
 def deferred_vllm() -> Iterator[None]:
-    """Within it, imports of vLLM get stand-ins, unless vLLM has been imported; afterwards they get vLLM."""
+    """Context manager: imports of vLLM get stand-ins, unless vLLM is already imported; afterwards they get vLLM."""
     if "vllm" in sys.modules:
         yield
         return

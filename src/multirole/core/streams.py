@@ -1,4 +1,4 @@
-"""Datasets that can only be read from front to back (`datasets.IterableDataset`)."""
+"""Read datasets that support only sequential access (`datasets.IterableDataset`)."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,21 +8,25 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
-MOST_EVALUATION_ROWS = 100_000
-"""An evaluation set is read to its end; a stream without an end would be read for ever."""
+from multirole.core.config import MultiRoleGRPOConfig
+
+ITERATIONS_AHEAD = 4
+"""Iterations whose rows may be in the hands of the data loader."""
+MAX_EVALUATION_ROWS = 100_000
+"""Largest evaluation set that is read from a stream, which may have no end."""
 
 
 class StreamedRows(TorchDataset):
-    """The rows of a stream by their place in the run: row i is the i-th that is read, in as many passes as needed.
+    """Index the rows of a stream: row i is the i-th that is read, in as many passes as needed.
 
-    Rows are read as they are asked for, and the last `n_kept` stay. Asking for an earlier one reads the stream again from its
-    front, so that a resumed run gets the rows of the unbroken one. Every process reads the whole stream.
+    Rows are read on demand, and the last `n_kept` are cached. An earlier index restarts the stream, so that a resumed run gets
+    the same rows as an unbroken one. Every process reads the whole stream.
 
     Args:
         stream: at least one row in each pass.
-        length: rows of the whole run.
-        n_kept: rows that may be asked for once more.
-        index_column: the column in which every row gets its place.
+        length: number of rows of the whole run.
+        n_kept: number of latest rows that can be read again without a restart.
+        index_column: name of the column that is added with the row's index.
     """
 
     def __init__(self, stream: IterableDataset, length: int, n_kept: int, index_column: str) -> None:
@@ -56,19 +60,33 @@ class StreamedRows(TorchDataset):
                 raise ValueError(f"`train_dataset` gave no row in pass {epoch + 1} over it.")
 
 
-def read_whole(name: str, stream: IterableDataset) -> Dataset:
-    """An evaluation set that is a stream, as a `Dataset`; ValueError where it is longer than `MOST_EVALUATION_ROWS`."""
-    rows = list(islice(stream, MOST_EVALUATION_ROWS + 1))
-    if len(rows) > MOST_EVALUATION_ROWS:
+def stream_rows(stream: IterableDataset, args: MultiRoleGRPOConfig, index_column: str) -> StreamedRows:
+    """The rows of a run on a stream, shuffled as TRL shuffles streams; ValueError where its length would have to be known."""
+    epochs = [f"{kind}_strategy" for kind in ("eval", "logging", "save") if vars(args)[f"{kind}_strategy"] == "epoch"]
+    if args.max_steps <= 0 or epochs:
+        cause = f"`{epochs[0]}='epoch'`" if epochs else "`num_train_epochs`"
         raise ValueError(
-            f"`{name}` is a stream of more than {MOST_EVALUATION_ROWS} rows, which an evaluation would read to its end. Pass a part of it, "
+            f"`train_dataset` is a stream, whose length is not known, so {cause} cannot be counted. Set `max_steps` to the number of "
+            "iterations, and strategies to 'steps'."
+        )
+    ordered = stream.shuffle(seed=args.seed) if args.shuffle_dataset else stream
+    n_kept = (ITERATIONS_AHEAD + args.max_staleness) * args.n_problems
+    return StreamedRows(ordered, args.max_steps * args.n_problems, n_kept, index_column)
+
+
+def read_whole(name: str, stream: IterableDataset) -> Dataset:
+    """Read an evaluation set from a stream into a `Dataset`; ValueError if it is longer than `MAX_EVALUATION_ROWS`."""
+    rows = list(islice(stream, MAX_EVALUATION_ROWS + 1))
+    if len(rows) > MAX_EVALUATION_ROWS:
+        raise ValueError(
+            f"`{name}` is a stream of more than {MAX_EVALUATION_ROWS} rows, which an evaluation would read to its end. Pass a part of it, "
             f"such as `{name}.take(500)`."
         )
     return Dataset.from_list(rows)
 
 
 def first_row(name: str, stream: IterableDataset) -> dict[str, Any]:
-    """The first row of a stream; ValueError where it has none."""
+    """Return the first row of a stream; ValueError if it has none."""
     for row in stream:
         return row
     raise ValueError(f"`{name}` is empty.")

@@ -1,4 +1,4 @@
-"""Attention of packed rows (`prefix_tree`), as an attention function of transformers.
+"""Compute attention over packed rows (`prefix_tree`), as an attention function of transformers.
 
 Every block of queries is given the keys of its whole row, gathered from the packed sequence, and goes through PyTorch's
 `scaled_dot_product_attention` with a mask, on any device. Not run on a GPU.
@@ -24,15 +24,15 @@ from multirole.core.prefix_tree import Packing
 
 NAME = "multirole_prefix_tree"
 MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-"""Models whose attention over a row depends on positions and causality alone."""
-LARGEST_SCORES = 2**26
-"""Numbers of a matrix of attention scores, up to which a CPU makes all of it."""
+"""Models whose attention over a row depends only on positions and causality."""
+MAX_SCORES = 2**26
+"""Largest matrix of attention scores, in numbers, that a CPU stores in full."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the sequence."""
 
 
 def can_share_prefixes(model: PreTrainedModel) -> bool:
-    """Whether the model's attention can be replaced: one of `MODELS`, with full attention in every layer and a static RoPE."""
+    """Return whether the model's attention can be replaced: one of `MODELS`, with full attention in every layer and a static RoPE."""
     if not isinstance(model, MODELS):
         return False
     config = model.config.to_dict()
@@ -47,10 +47,10 @@ def tree_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, prefix_tree: Packing,
     scaling: float | None = None, **_: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
+    """Compute attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
 
-    The heads that share a key are laid behind each other as queries, so that keys are not copied for each of them. A CPU computes
-    in float32, with products as `bfloat16.products_in` has them.
+    Heads that share a key are concatenated as queries, so that keys are not copied for each of them. A CPU computes in
+    float32, with products as `bfloat16.products_in` sets them.
     """
     dtype = torch.float32 if query.device.type == "cpu" else value.dtype
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads or n_kv, d)
@@ -74,12 +74,12 @@ def tree_attention(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Attention of q (S, n_kv, Q, d) to k and v (S, n_kv, K, d) where mask (S, 1, Q, K), which leaves each query a key -> like q.
+    """Compute attention of q (S, n_kv, Q, d) to k and v (S, n_kv, K, d) where mask (S, 1, Q, K) is True -> like q.
 
-    A CPU makes the matrix of scores where it is not too large. Its fused kernel takes as long in float32, and four times as long
-    within `bfloat16.products_in`, for blocks of some hundred tokens.
+    Every query needs at least one key. A CPU stores the matrix of scores if it is not too large: PyTorch's fused kernel takes as
+    long in float32, and four times as long within `bfloat16.products_in`, for blocks of some hundred tokens.
     """
-    if q.device.type != "cpu" or mask.numel() * k.size(1) > LARGEST_SCORES:
+    if q.device.type != "cpu" or mask.numel() * k.size(1) > MAX_SCORES:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)  # (S, 1, Q, K)
     scores = ((q * scaling) @ k.transpose(-1, -2)).add_(bias)  # (S, n_kv, Q, K)
@@ -92,7 +92,7 @@ AttentionMaskInterface.register(NAME, lambda **_: None)
 
 @contextmanager
 def packed_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, the model computes packed sequences; forward and backward passes of one must both lie in it."""
+    """Context manager: the model computes packed sequences. Run forward and backward pass inside it."""
     former = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:

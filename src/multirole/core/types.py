@@ -1,4 +1,4 @@
-"""The types that everything else passes around: problem -> episode -> turn.
+"""Define the data types of the library: problem -> episode -> turn.
 
 A *problem* is attempted `n` times; each attempt is an *episode* (the paper's "workflow rollout"); each model call in it is
 a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, its completion is trained.
@@ -15,21 +15,26 @@ Message = dict[str, str]
 
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The roles that a message of a dataset's prompt may have; the chat template must know them."""
+"""Chat roles allowed in a dataset's prompts; the chat template must know those that are used."""
 OVERFLOW = "prompt_overflow"
-"""`Answer.reason` of an episode that a prompt of more than `max_prompt_tokens` ended."""
+"""`Answer.reason` of an episode ended by a prompt longer than `max_prompt_tokens`."""
 FAILED = "workflow_failed"
-"""`Answer.reason` of an episode whose workflow raised, where `max_failed_episodes` allows it."""
+"""`Answer.reason` of an episode whose workflow raised, if `max_failed_episodes` allows it."""
 
 
-LARGEST_REWARD = 1e6
-"""In size. TRL compares rewards in float32: this large they are exact to 0.06, and the mean of a group of 3e38 is infinite."""
+MAX_REWARD = 1e6
+"""Largest accepted |reward|. TRL keeps rewards in float32: at this size they are exact to 0.06; a group's mean of 3e38 is infinite."""
 TRL_REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Keywords that TRL passes to every reward function, besides the columns of its rows."""
 REWARD_ARGUMENTS = (*TRL_REWARD_ARGUMENTS, "episodes")
-"""Keywords that are passed to every reward function that takes `episodes`, or any keyword."""
+"""Keywords that are passed to reward functions which accept `episodes`, or any keyword."""
 RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
-"""Names that no column may have; TRL passes `environments` to functions of environments."""
+"""Names that a dataset's columns may not have; TRL passes `environments` to the reward functions of environments."""
+
+CreditName = Literal[
+    "outcome", "agent", "agent_turn", "joint_return", "mean_over_turns", "critic", "branches", "leave_one_out", "shapley",
+]  # fmt: skip
+"""The estimators of `core.credit`: how the outcome of an episode becomes the advantages of its turns."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ class Problem:
     """One row of a dataset.
 
     `question` is the dataset's "prompt", or the text of the last user message where the prompt is a conversation; `history` then holds
-    the messages in front of it: system messages and earlier turns. `reference` is what the reward compares with (for a dataset, its
-    other columns); no role may see it. `task` names the prompt templates that the built-in workflows use (`workflows.prompts`).
+    the messages before it: system messages and earlier turns. `reference` is the data that the reward function compares with
+    (for a dataset, its other columns); no role may see it. `task` names the prompt templates of the built-in workflows
+    (`workflows.prompts`).
     """
 
     id: str
@@ -49,13 +55,13 @@ class Problem:
 
     @property
     def messages(self) -> list[Message]:
-        """The whole prompt as a conversation that ends with the question."""
+        """Return the whole prompt as a conversation that ends with the question."""
         return [*self.history, user(self.question)]
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Outcome reward of one episode. `is_correct` is what accuracy counts; None where the reward function does not say."""
+    """Outcome reward of one episode. Accuracy counts `is_correct`, which is None if the reward function does not set it."""
 
     value: float
     reason: str = "scored"
@@ -69,8 +75,9 @@ class Turn:
     `logprobs` are the engine's processed log-probabilities (after temperature) of `completion_ids`, same length; the
     final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
-    "answered" or "unparsed" from the task's own answer extraction. `is_right` says whether the turn was right by itself,
-    None where nobody has judged it.
+    "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
+    has not been judged. `version` is the number of iterations after which the adapter that sampled it had its weights; None
+    outside a trainer.
     """
 
     role: str
@@ -83,11 +90,12 @@ class Turn:
     finish_reason: str
     outcome: str | None = None
     is_right: bool | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a workflow returns: the text that is scored. `reason`, if set, replaces the reward's, as for "no answer"."""
+    """The result of a workflow: the text that is scored. `reason`, if set, replaces the reward's reason, as for "no answer"."""
 
     text: str
     reason: str | None = None
@@ -95,9 +103,9 @@ class Answer:
 
 @dataclass(repr=False)
 class Episode:
-    """One attempt at one problem. `reward` is None until `answer` has been scored, and if the reward functions leave it out.
+    """One attempt at one problem. `reward` is None until `answer` is scored, and stays None if no reward function scores it.
 
-    `failure` is the error of an episode whose workflow raised. It has no turns and no reward, so its group is compared without it.
+    `failure` is the error if the workflow raised. Such an episode has no turns and no reward, and is left out of its group.
     """
 
     problem: Problem
@@ -109,23 +117,23 @@ class Episode:
     failure: str | None = None
 
     def __repr__(self) -> str:
-        """One line: TRL prints every argument of a reward function, episodes among them, where all rewards are None."""
+        """Return one line: TRL prints all arguments of a reward function, episodes among them, if all rewards are None."""
         reward = None if self.reward is None else self.reward.value
         return f"<Episode {self.index} of problem {self.problem.id!r}, {len(self.turns)} turns, reward {reward}>"
 
     def group(self, num_generations: int) -> tuple[str, int]:
-        """The n attempts that are compared. A problem drawn twice in an iteration makes two groups."""
+        """Return the index of the group whose n attempts are compared. A problem drawn twice in an iteration makes two groups."""
         return self.problem.id, self.index // num_generations
 
 
 class Call(Protocol):
     """`await call(role, messages, slot=0, round=0)`: one model call by `role`, with that role's adapter.
 
-    Same-stage calls run together under `asyncio.gather(call(...), call(...))`. `slot` is below the
-    role's number of slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling.
-    With `slot=None` the sampling is seeded by role, prompt and occurrence, and slot and round follow from the prompts when the
-    episode ends, so that the order of the calls does not matter. `max_tokens` lowers the cap of one reply. `tools` are OpenAI's
-    descriptions of functions, for chat templates that know them.
+    Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be below the role's number of
+    slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`
+    role, prompt and occurrence seed the sampling, and slot and round are set from the prompts when the episode ends, so that
+    the order of the calls does not matter. `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
+    OpenAI's format, for chat templates that support them.
     """
 
     def __call__(
@@ -135,7 +143,7 @@ class Call(Protocol):
 
 
 class Workflow(Protocol):
-    """What the trainer needs of a workflow: a name, its roles, and one coroutine per episode.
+    """Interface of a workflow: a name, its roles, and one coroutine per episode.
 
     `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3).
     """
@@ -148,17 +156,20 @@ class Workflow(Protocol):
 
 @dataclass(frozen=True)
 class Duty:
-    """What a role does in its workflow, which says how its skill is measured (`diagnostics.role_skill`).
+    """The function of a role in its workflow, which decides how its skill is measured (`diagnostics.role_skill`).
 
     Args:
         kind: "solves" (its replies answer the problem), "judges" (its `outcome` is "correct" or "incorrect", about the reply of
             role `of` in the same slot and round), "selects" (picks one of the replies of `of`), "merges" (answers from the replies of `of`)
             or "plans" (the replies of `of` follow its plan).
-        of: the role whose replies it works on, or that works on its own; None for "solves".
+        of: the role whose replies it works on or, for "plans", that follows its plan; None for "solves".
+        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.forks`).
+            Without it, the twin of a role that merges repeats the reply of slot 0, and other roles have none.
     """
 
     kind: Literal["solves", "judges", "selects", "merges", "plans"]
     of: str | None = None
+    twin: Callable[[Sequence[Turn]], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -176,14 +187,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a workflow says of itself, in its attribute `structure`, for diagnostics, tables and diagrams. All of it is optional.
+    """Description of a workflow, in its attribute `structure`, for diagnostics, tables and diagrams. Every field is optional.
 
     Args:
-        duties: role -> what it does. A role without a duty has its format and length measured, and no skill.
-        twins: name of a trivial workflow -> whether it is right, given whether each slot of the solver's first turn is.
+        duties: role -> its duty. For a role without a duty, format and length are measured but no skill.
+        twins: name of a trivial workflow -> a function from whether each slot of the solver's first turn is right to whether the
+            trivial workflow's answer is.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
-        chats: the chat roles of the messages of its calls, behind the problem's own history. They are tried on the tokenizer's chat
-            template before anything is played.
+        chats: the chat roles of the messages of its calls, after the problem's history. They are rendered with the tokenizer's chat
+            template before the first rollout.
     """
 
     duties: Mapping[str, Duty] = field(default_factory=dict)
@@ -193,27 +205,27 @@ class Structure:
 
     @property
     def solver(self) -> str | None:
-        """The first role whose replies answer the problem."""
+        """Return the first role whose replies answer the problem."""
         return next((role for role, duty in self.duties.items() if duty.kind == "solves"), None)
 
     @property
     def judge(self) -> str | None:
-        """The first role that judges, selects or merges the solver's replies."""
+        """Return the first role that judges, selects or merges the solver's replies."""
         return next((role for role, duty in self.duties.items() if duty.kind in ("judges", "selects", "merges")), None)
 
 
 def structure_of(workflow: Any) -> Structure:
-    """The attribute `structure` of a workflow, which is optional."""
+    """Return the workflow's optional attribute `structure`."""
     return getattr(workflow, "structure", Structure())
 
 
 def waits_outside(workflow: Any) -> bool:
-    """The attribute `waits_outside` of a workflow, which is optional: whether it waits for threads or sockets of its own."""
+    """Return the workflow's optional attribute `waits_outside`: whether it waits for other threads or sockets."""
     return getattr(workflow, "waits_outside", False)
 
 
 def check_structure(workflow: Any) -> None:
-    """Refuse a structure that names what the workflow does not have (ValueError or TypeError)."""
+    """Raise ValueError or TypeError for a structure that names roles which the workflow does not have."""
     structure, roles = structure_of(workflow), workflow.roles
     if not isinstance(structure, Structure):
         raise TypeError(f"`workflow.structure` must be a `multirole.Structure`, got {structure!r}.")
@@ -232,7 +244,7 @@ def check_structure(workflow: Any) -> None:
 
 
 def check_workflow(workflow: Any) -> None:
-    """Refuse an object that cannot be played as a workflow (ValueError or TypeError)."""
+    """Raise ValueError or TypeError for an object that is not a valid workflow."""
     advice = "A workflow has `name`, `roles` such as {'judge': 1} and `async def run(self, problem, call)`."
     if isinstance(workflow, type):
         raise TypeError(
@@ -259,27 +271,27 @@ def check_workflow(workflow: Any) -> None:
 
 
 def check_columns(source: str, columns: Iterable[str]) -> None:
-    """Refuse rows with a column whose name a reward function gets something else under (ValueError)."""
+    """Raise ValueError for a column whose name is a reserved keyword of reward functions."""
     for column in columns:
         if column in RESERVED_COLUMNS:
             raise ValueError(
-                f"{source} has the column {column!r}, but reward functions get something else under this name. Rename the column. "
-                f"Reserved are {', '.join(RESERVED_COLUMNS)}."
+                f"{source} has the column {column!r}, but the trainer passes another argument to reward functions under this name. Rename the column. "
+                f"Reserved names are {', '.join(RESERVED_COLUMNS)}."
             )
 
 
 def user(text: str) -> Message:
-    """A user message."""
+    """Return a user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """An assistant message (another role's text quoted as conversation history)."""
+    """Return an assistant message (another role's text quoted as conversation history)."""
     return {"role": "assistant", "content": text}
 
 
 def conversation_of(prompt: Any) -> list[Message]:
-    """A row's prompt as messages, of which the last is the question: a user message. ValueError where it is none."""
+    """Return a row's prompt as messages; ValueError unless the last one, the question, is a user message."""
     if isinstance(prompt, str):
         return [user(prompt)]
     if not isinstance(prompt, list) or not prompt:
@@ -294,7 +306,7 @@ def conversation_of(prompt: Any) -> list[Message]:
 
 
 def _message_of(message: Any) -> Message:
-    """One message of a dataset with its text, and without the empty fields that Arrow adds."""
+    """Return one message of a dataset with its text and without the empty fields that Arrow adds."""
     if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
         raise ValueError(
             f'a message must be a dictionary with "content" and a "role" among {", ".join(CHAT_ROLES)}, got {message!r}.'
@@ -305,5 +317,5 @@ def _message_of(message: Any) -> Message:
     if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts) or not all(
         isinstance(part.get("text"), str) for part in parts
     ):
-        raise ValueError(f"the content of a message must be text, got {message!r}. Roles are sent no images or audio.")
+        raise ValueError(f"the content of a message must be text, got {message!r}. Images and audio are not supported.")
     return present | {"content": "".join(part["text"] for part in parts)}

@@ -1,4 +1,4 @@
-"""What a trainer is given (model, dataset, workflow, reward functions), checked and brought into the shape it works with."""
+"""Validate and prepare the trainer's inputs: model, datasets, reward functions."""
 
 import inspect
 import logging
@@ -19,7 +19,7 @@ from multirole.core.arguments import accepts
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.streams import StreamedRows, first_row, read_whole
 from multirole.core.types import (
-    LARGEST_REWARD,
+    MAX_REWARD,
     REWARD_ARGUMENTS,
     TRL_REWARD_ARGUMENTS,
     Episode,
@@ -30,10 +30,10 @@ from multirole.core.types import (
 
 logger = logging.getLogger(__name__)
 
-REBASING = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of PEFT's initialisations that take what the adapter starts with out of the base."""
+BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Prefixes of PEFT's LoRA initialisations that modify the base weights."""
 INDEX = "_index"
-"""Column that carries a row's place in the dataset through TRL's data loader."""
+"""Column that carries a row's index in the dataset through TRL's data loader."""
 
 
 def with_adapters(
@@ -42,7 +42,7 @@ def with_adapters(
     adapters: list[str],
     args: MultiRoleGRPOConfig,
 ) -> PeftModel:
-    """The model with one trainable adapter per name."""
+    """Return the model with one trainable adapter per name."""
     set_seed(args.seed)  # adapters are initialised at random
     if isinstance(model, str):  # as TRL's GRPOTrainer does
         options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
@@ -69,7 +69,7 @@ def with_adapters(
 
 
 def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model that was given by name, of the same revision."""
+    """Load the tokenizer of a model given by name, at the same revision."""
     return AutoProcessor.from_pretrained(
         model, revision=(args.model_init_kwargs or {}).get("revision"), truncation_side="left", padding_side="left",
         trust_remote_code=args.trust_remote_code,
@@ -77,26 +77,26 @@ def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizer
 
 
 def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
-    """The base with one fresh adapter per name, initialised in their order."""
-    first, *others = adapters
+    """Add one new adapter per name to the base, initialised in this order."""
+    first, *rest = adapters
     start = getattr(peft_config, "init_lora_weights", True)
-    if others and isinstance(start, str) and start.startswith(REBASING):
+    if rest and isinstance(start, str) and start.startswith(BASE_CHANGING):
         raise ValueError(
             f"`init_lora_weights={start!r}` changes the base model, so that {len(adapters)} adapters cannot share it. Use True, or "
             "policy='sp'."
         )
     model = get_peft_model(base, peft_config, adapter_name=first)
-    for name in others:
+    for name in rest:
         model.add_adapter(name, peft_config)
     return model
 
 
 def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> None:
-    """Refuse a dataset whose rows are not prompts, or do not fit a reward function (ValueError or TypeError)."""
+    """Raise ValueError or TypeError if a dataset's rows are not prompts, or a reward function cannot take its columns."""
     if not isinstance(dataset, (Dataset, IterableDataset)):
         raise TypeError(
             f"`{name}` must be a `datasets.Dataset` or a `datasets.IterableDataset`, got {type(dataset).__name__}. "
-            f"`Dataset.from_list` makes one of a list of rows."
+            f"`Dataset.from_list` converts a list of rows."
         )
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
@@ -104,9 +104,11 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
     if "prompt" not in columns:
         raise ValueError(f'`{name}` needs a "prompt" column; it has {columns}.')
     if images := {"image", "images"} & set(columns):
-        raise ValueError(f"`{name}` has a column {images.pop()!r}, but roles are sent text alone. Remove or rename it.")
+        raise ValueError(
+            f"`{name}` has a column {images.pop()!r}, but only text prompts are supported. Remove or rename it."
+        )
     if INDEX in columns:
-        raise ValueError(f"`{name}` has a column {INDEX!r}, in which the trainer keeps the places of rows. Rename it.")
+        raise ValueError(f"`{name}` has a column {INDEX!r}, where the trainer stores row indices. Rename it.")
     check_columns(f"`{name}`", columns)
     if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
         check_prompts(name, dataset)
@@ -115,18 +117,20 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
 
 
 def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any]) -> Any:
-    """An evaluation set, or a dict of several, whose streams have been read; ValueError or TypeError as `check_dataset`."""
+    """Check an evaluation set, or a dict of several, as `check_dataset` does, and read streams into datasets."""
     several = dataset if isinstance(dataset, dict) else {"": dataset}
     checked = {}
-    for key, one in several.items():
+    for key, evaluation_set in several.items():
         name = f"eval_dataset[{key!r}]" if isinstance(dataset, dict) else "eval_dataset"
-        check_dataset(name, one, reward_funcs)
-        checked[key] = read_whole(name, one) if isinstance(one, IterableDataset) else one
+        check_dataset(name, evaluation_set, reward_funcs)
+        checked[key] = (
+            read_whole(name, evaluation_set) if isinstance(evaluation_set, IterableDataset) else evaluation_set
+        )
     return checked if isinstance(dataset, dict) else checked[""]
 
 
 def to_problems(dataset: Dataset) -> list[Problem]:
-    """One problem per row. "id" and "task" are its name and its prompt templates, if there are such columns."""
+    """Convert each row to a problem. The optional columns "id" and "task" give its name and its prompt templates."""
     if "id" in dataset.column_names and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
         twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise ValueError(
@@ -137,17 +141,17 @@ def to_problems(dataset: Dataset) -> list[Problem]:
 
 
 def to_problem(row: dict[str, Any], index: int) -> Problem:
-    """A row of a dataset as a problem, named by its "id" or else by its index."""
-    others = {name: value for name, value in row.items() if name not in ("prompt", INDEX)}
+    """Convert a row of a dataset to a problem, named by its "id" or else by its index."""
+    columns = {name: value for name, value in row.items() if name not in ("prompt", INDEX)}
     try:
         *history, question = conversation_of(row["prompt"])
     except ValueError as error:
         raise ValueError(f"Row {index}: {error}") from error
-    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], others, history)
+    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], columns, history)
 
 
 class StreamedProblems:
-    """The problems of `StreamedRows`, by the same places."""
+    """Sequence of the problems of `StreamedRows`, with the same indices."""
 
     def __init__(self, rows: StreamedRows) -> None:
         self.rows = rows
@@ -157,7 +161,7 @@ class StreamedProblems:
 
 
 def check_prompts(name: str, dataset: "Dataset") -> None:
-    """Refuse a prompt that is neither text nor a conversation of texts that ends with a user message (ValueError)."""
+    """Raise ValueError for a prompt that is neither text nor a conversation of texts that ends with a user message."""
     for row, prompt in enumerate(dataset["prompt"]):
         if not isinstance(prompt, str):
             try:
@@ -167,20 +171,20 @@ def check_prompts(name: str, dataset: "Dataset") -> None:
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:
-    """Refuse a reward that is no number, or larger than `LARGEST_REWARD` (ValueError)."""
+    """Raise ValueError for a reward that is not a number, or larger than `MAX_REWARD`."""
     try:
-        is_fine = bool(abs(reward) <= LARGEST_REWARD)
+        is_fine = bool(abs(reward) <= MAX_REWARD)
     except (TypeError, ValueError, RuntimeError):  # a text, a list, a tensor of several numbers
         is_fine = False
     if not is_fine:
         raise ValueError(
-            f"{source} gave problem {problem.id!r} the reward {reward!r}. A reward must be a number between {-LARGEST_REWARD:g} and "
-            f"{LARGEST_REWARD:g}."
+            f"{source} gave problem {problem.id!r} the reward {reward!r}. A reward must be a number between {-MAX_REWARD:g} and "
+            f"{MAX_REWARD:g}."
         )
 
 
 def check_signature(function: Any, name: str, columns: list[str]) -> None:
-    """Refuse a reward function that cannot take what TRL passes for a dataset with these columns (ValueError)."""
+    """Raise ValueError if a reward function cannot take the arguments that TRL passes for a dataset with these columns."""
     if isinstance(function, (str, nn.Module)):
         return
     try:
@@ -199,22 +203,22 @@ def check_signature(function: Any, name: str, columns: list[str]) -> None:
 
 
 def is_nan(reward: Any) -> bool:
-    """Whether a reward is the number NaN."""
+    """Return whether a reward is the number NaN."""
     return isinstance(reward, (float, int)) and math.isnan(reward)
 
 
 def as_list(rewards: Any) -> list[float | None]:
-    """What a reward function returned, as a list; TypeError where it is a single thing."""
+    """Return a reward function's result as a list; TypeError if it is a single value."""
     if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
         raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
     return list(rewards)
 
 
 def checked_reward(function: Any) -> Any:
-    """The reward function with its failures reported by its name: an exception, or a reward that `check_reward` refuses.
+    """Wrap a reward function so that an exception, or a reward that `check_reward` refuses, is reported under its name.
 
-    None and NaN stay allowed (TRL leaves that episode out); the first NaN is warned of. `episodes` are passed to functions that
-    take them. Reward models and their names pass unchanged.
+    None and NaN are allowed (TRL leaves that episode out); the first NaN gives a warning. `episodes` are passed to functions
+    that accept them. Reward models and their names are returned unchanged.
     """
     if isinstance(function, (str, nn.Module)):
         return function
@@ -232,8 +236,8 @@ def checked_reward(function: Any) -> Any:
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
             if is_nan(reward) and not nan_problems:
                 nan_problems.append(episode.problem.id)
-                logger.warning("The reward function %r gave problem %r the reward NaN. As None, it leaves the episode out of its "
-                               "group. Further ones are not reported.", name, episode.problem.id)  # fmt: skip
+                logger.warning("The reward function %r gave problem %r the reward NaN. The episode is left out of its group, as "
+                               "for None. Further NaN rewards are not reported.", name, episode.problem.id)  # fmt: skip
             elif reward is not None and not is_nan(reward):
                 check_reward(f"The reward function {name!r}", episode.problem, reward)
         return rewards

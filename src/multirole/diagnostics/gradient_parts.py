@@ -1,10 +1,11 @@
-"""An adapter's gradient taken apart by role and slot.
+"""Measure the contribution of each role and slot to an adapter's gradient.
 
-The paper infers *role capture* from tokens and slots (the role with most of the gradient decides where a shared adapter moves). Here
-each role's part is measured in the gradients that are applied. Nearly all of a mini-batch gradient's squared norm is sampling noise, so
-the shares say whose gradient is noisier, and not which role moves the adapter. Its *gradient amplification* (same-role slots push one adapter in one direction) cannot be: slots are
-exchangeable, so that their cosine is the signal-to-noise ratio of one slot's estimate. All numbers are derived from the inner products
-of the parts, added up over the optimizer steps of an iteration.
+The paper infers *role capture* from tokens and slots (the role with most of the gradient decides where a shared adapter moves).
+Here each role's part is measured in the gradients that are applied. Nearly all of a mini-batch gradient's squared norm is
+sampling noise, so the shares say whose gradient is noisier, and not which role moves the adapter. The paper's *gradient
+amplification* (same-role slots push one adapter in one direction) cannot be measured this way: slots are exchangeable, so
+their cosine is the signal-to-noise ratio of one slot's estimate. All numbers are derived from the inner products of the
+parts, summed over the optimizer steps of an iteration.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from multirole.core.gradients import Part
 
 
 def weights_of(model: PeftModel, adapter: str) -> list[Tensor]:
-    """The tensors of one adapter."""
+    """Return the tensors of one adapter."""
     return [p for name, p in model.named_parameters() if f".{adapter}." in name]
 
 
@@ -31,7 +32,7 @@ class GradientParts:
         self.parts: list[Part] = []
 
     def add_step(self, parts: list[Part], gradients: Tensor, is_sharded: bool = False) -> dict[str, float]:
-        """One optimizer step: `gradients` (K, n), a part in each row. Returns role -> norm of its part in this step."""
+        """Add one optimizer step: `gradients` (K, n) has a part in each row. Return role -> norm of its part in this step."""
         products = gradients @ gradients.T  # (K, K)
         if is_sharded:
             all_reduce([products])
@@ -45,22 +46,22 @@ class GradientParts:
         return {role: math.sqrt(max(0.0, square)) for role, square in squares.items()}
 
     def of_role(self, role: str) -> dict[str, float]:
-        """What one role contributes.
+        """Return one role's share of the gradient and the coherence of its slots.
 
-        `grad_share`: its part's inner product with the whole gradient, over the whole's square; shares sum to 1, and
-        nearly all of the square is sampling noise. `coherence`: mean cosine between the gradients of its slots, NaN
-        for one slot.
+        `grad_share`: the inner product of its part with the whole gradient, divided by the whole's squared norm. Shares sum to 1,
+        and nearly all of the squared norm is sampling noise. `coherence`: mean cosine between the gradients of its slots, NaN for
+        one slot.
         """
-        mine = self._by_role()[role]
+        role_parts = self._by_role()[role]
         whole = self._between(self.parts, self.parts)
-        pairs = [self._cosine([a], [b]) for a, b in itertools.combinations(mine, 2)]
+        pairs = [self._cosine([a], [b]) for a, b in itertools.combinations(role_parts, 2)]
         return {
-            "grad_share": self._between(mine, self.parts) / whole if whole > 0 else math.nan,
+            "grad_share": self._between(role_parts, self.parts) / whole if whole > 0 else math.nan,
             "coherence": sum(pairs) / len(pairs) if pairs else math.nan,
         }
 
     def cosines(self) -> list[tuple[str, str, float]]:
-        """The cosine between the gradients of each two roles."""
+        """Return the cosine between the gradients of each pair of roles."""
         roles = self._by_role()
         return [(a, b, self._cosine(roles[a], roles[b])) for a, b in itertools.combinations(roles, 2)]
 
@@ -70,11 +71,11 @@ class GradientParts:
             roles.setdefault(part[0], []).append(part)
         return roles
 
-    def _between(self, some: list[Part], others: list[Part]) -> float:
-        """The inner product of two sums of parts."""
-        return sum(self.products[a, b] for a in some for b in others)
+    def _between(self, left: list[Part], right: list[Part]) -> float:
+        """Return the inner product of two sums of parts."""
+        return sum(self.products[a, b] for a in left for b in right)
 
-    def _cosine(self, some: list[Part], others: list[Part]) -> float:
-        """NaN where one of them is zero."""
-        norms = self._between(some, some) * self._between(others, others)
-        return self._between(some, others) / math.sqrt(norms) if norms > 0 else math.nan
+    def _cosine(self, left: list[Part], right: list[Part]) -> float:
+        """Return the cosine of two sums of parts; NaN if one of them is zero."""
+        norms = self._between(left, left) * self._between(right, right)
+        return self._between(left, right) / math.sqrt(norms) if norms > 0 else math.nan

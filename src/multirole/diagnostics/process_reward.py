@@ -1,4 +1,4 @@
-"""A reward of each turn's own beside the episode's, for roles that the outcome alone does not keep honest."""
+"""Reward each turn for being right, in addition to the episode's reward, for roles that can degrade without changing the outcome."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from multirole.core.types import Episode
 
 
 class ProcessReward(MultiRoleCallback):
-    """Adds a second advantage: whether the turn itself was right, against its (problem, role, round) group.
+    """Callback that adds a second advantage: whether the turn was right, relative to its (problem, role, round) group.
 
     Args:
-        weight: of the second advantage.
-        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get nothing.
+        weight: factor of the second advantage.
+        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get no second advantage.
     """
 
     def __init__(self, weight: float, judge: Callable[[list[Episode]], None]) -> None:
         self.weight, self.judge = weight, judge
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
-        own = own_share(episodes)
-        self.judge(own)
-        judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in own])
+        local_episodes = own_share(episodes)
+        self.judge(local_episodes)
+        judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in local_episodes])
         for episode, is_right in zip(episodes, [flags for part in judged for flags in part], strict=True):
             for turn, flag in zip(episode.turns, is_right, strict=True):
                 turn.is_right = flag
@@ -37,9 +37,9 @@ class ProcessReward(MultiRoleCallback):
 
 
 def process_advantages(rows: list[Row], n_episodes: int) -> list[float]:
-    """Whether each row's own turn was right, against its (problem, role, round) group.
+    """Return for each row whether its turn was right, minus the mean of its (problem, role, round) group.
 
-    0 for turns that nobody can judge and for groups of one.
+    0 for turns that are not judged and for groups of one.
     """
     known = [i for i, row in enumerate(rows) if row.turn.is_right is not None]
     groups = [(*rows[i].episode.group(n_episodes), rows[i].turn.role, rows[i].turn.round) for i in known]

@@ -1,8 +1,8 @@
-"""Per-role metrics of one iteration. Every name here is a row of METRICS.md.
+"""Compute the per-role metrics of one iteration. METRICS.md has a row for each.
 
 The policy metrics compare the trainer's log-probs *during* the update (lp) with the engine's at sampling time (lr),
-token by token, as the released code does (verl's `rollout_corr_helper`): the second and third mini-batch already see a moved
-policy. With the engine's processed log-probs they start at zero instead of at a temperature offset.
+token by token, as the released code does (verl's `rollout_corr_helper`): for the second and third mini-batch the policy has
+already changed. With the engine's processed log-probs they start at zero instead of at a temperature offset.
 """
 
 import math
@@ -38,7 +38,7 @@ class TokenStats:
     ) -> None:  # fmt: skip
         """Accumulate one micro-batch: lp, lr, old (pi_old of the loss), entropy, mask are (N, T), advantages (N,).
 
-        `raw` (N, T) is lr at temperature 1, NaN where it was not measured; None where lr is at temperature 1 itself.
+        `raw` (N, T) is lr at temperature 1, NaN where it was not measured; None if sampling was at temperature 1.
         """
         mask, n_tokens = mask.bool(), mask.sum(1)  # (N, T), (N,)
         delta = (lp - lr).clamp(-CLAMP, CLAMP)  # (N, T)
@@ -61,12 +61,12 @@ class TokenStats:
         self.sums["rows"] += len(lp)
 
     def merge(self, sums: dict[str, float]) -> None:
-        """Add what another process has added up."""
+        """Add the sums of another process."""
         for name, value in sums.items():
             self.sums[name] = max(self.sums[name], value) if name == "max_delta" else self.sums[name] + value
 
     def summary(self) -> dict[str, float]:
-        """Token means (perplexity: mean over rows of exp(-mean log-prob)); NaN where no row was trained."""
+        """Return token means (perplexity: mean over rows of exp(-mean log-prob)); NaN if no row was trained."""
         s = self.sums
         tokens, rows = s["tokens"] or math.nan, s["rows"] or math.nan
         return {
@@ -83,7 +83,7 @@ class TokenStats:
 
 @contextmanager
 def head_at(model: PeftModel, temperature: float, cast_to_fp32: bool) -> Iterator[None]:
-    """Within it, the fused head divides logits by `temperature` instead of the trainer's."""
+    """Context manager: the fused head divides logits by `temperature` instead of the trainer's."""
     base = model.get_base_model()
     usual = base.forward
     add_fused_lm_head(base, temperature, cast_to_fp32, outputs=("log_probs", "entropy"))
@@ -94,19 +94,23 @@ def head_at(model: PeftModel, temperature: float, cast_to_fp32: bool) -> Iterato
 
 
 def by_role(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """role -> its rows, roles in order of appearance."""
+    """Group rows by role, in order of appearance."""
     return {role: [row for row in rows if row.turn.role == role] for role in dict.fromkeys(r.turn.role for r in rows)}
 
 
-def sample_rows(rows: Sequence[Row], share: int = 16, least: int = 4) -> list[Row]:
-    """Every 16th row of each role, at least four: what is measured apart, before the updates and after them."""
-    return [row for own in by_role(rows).values() for row in own[:: max(1, min(share, len(own) // least))]]
+def sample_rows(rows: Sequence[Row], every: int = 16, minimum: int = 4) -> list[Row]:
+    """Return a sample of each role's rows for metrics that need extra forward passes: each `every`-th row, but at least `minimum`."""
+    return [
+        row
+        for role_rows in by_role(rows).values()
+        for row in role_rows[:: max(1, min(every, len(role_rows) // minimum))]
+    ]
 
 
 class RoleDiagnostics(MultiRoleCallback):
-    """Measures what an iteration does to each role, and adds it to `iteration.roles`.
+    """Callback that measures each role in every iteration and adds the metrics to `iteration.roles`.
 
-    Pass it before callbacks that scale gradients, so that it sees them as they were, and before callbacks that read
+    Pass it before callbacks that scale gradients, so that it measures them unscaled, and before callbacks that read
     `iteration.roles`.
     """
 
@@ -141,15 +145,15 @@ class RoleDiagnostics(MultiRoleCallback):
         raw = None if self.is_raw_known else self._raw(rows).to(logps)
         batch = batch | {"lp": logps, "entropy": entropies}
         for role in dict.fromkeys(row.turn.role for row in rows):
-            own = [i for i, row in enumerate(rows) if row.turn.role == role]
-            of = {name: tensor[own] for name, tensor in batch.items() if tensor.dim()}
+            indices = [i for i, row in enumerate(rows) if row.turn.role == role]
+            role_batch = {name: tensor[indices] for name, tensor in batch.items() if tensor.dim()}
             self.tokens[role].add(
-                of["lp"], of["sampling_per_token_logps"], of["old_per_token_logps"], of["entropy"], of["completion_mask"],
-                of["advantages"], *self.clip, raw=None if raw is None else raw[own],
+                role_batch["lp"], role_batch["sampling_per_token_logps"], role_batch["old_per_token_logps"], role_batch["entropy"], role_batch["completion_mask"],
+                role_batch["advantages"], *self.clip, raw=None if raw is None else raw[indices],
             )  # fmt: skip
 
     def _raw(self, rows: list[Row]) -> Tensor:
-        """The rows' log-probs (N, C) at temperature 1, NaN in rows that were not measured."""
+        """Return the rows' log-probs (N, C) at temperature 1, NaN in rows that were not measured."""
         lines = [self.raw.get(id(row), torch.full((len(row.turn.completion_ids),), math.nan)) for row in rows]
         return torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
 
@@ -186,7 +190,7 @@ class RoleDiagnostics(MultiRoleCallback):
     # ---- results
 
     def add_after(self, rows: Sequence[Row], logprobs: Sequence[Tensor]) -> None:
-        """chi2 of a sample of rows between the updated weights, whose log-probs (C,) are given, and those that sampled."""
+        """Add the chi2 of sampled rows between the updated weights, whose log-probs (C,) are given, and the weights that sampled."""
         by_role: dict[str, list[Tensor]] = defaultdict(list)
         for row, lp in zip(rows, logprobs, strict=True):
             by_role[row.turn.role].append((lp - torch.tensor(row.turn.logprobs)).clamp(-CLAMP, CLAMP))
@@ -195,14 +199,14 @@ class RoleDiagnostics(MultiRoleCallback):
         }
 
     def merge(self, parts: list[dict[str, dict[str, float]]]) -> None:
-        """Replace the sums of this process by those over all processes."""
+        """Replace this process's sums by those over all processes."""
         self.tokens.clear()
         for part in parts:
             for role, sums in part.items():
                 self.tokens[role].merge(sums)
 
     def cosines(self) -> list[dict[str, object]]:
-        """The cosine between the gradients of each two roles that share an adapter."""
+        """Return the cosine between the gradients of each pair of roles that share an adapter."""
         return [
             {"adapter": adapter, "role": role, "other": other, "cosine": cosine}
             for adapter, parts in self.gradients.items()
@@ -210,22 +214,24 @@ class RoleDiagnostics(MultiRoleCallback):
         ]
 
     def per_role(self, rows: list[Row]) -> dict[str, dict[str, float]]:
-        """role -> metrics. `grad_norm` is the mean over the role's optimizer steps of its own part of the gradient.
+        """Return role -> metrics. `grad_norm` is the mean, over the role's optimizer steps, of the norm of its part of the gradient.
 
-        A role that took no optimizer step has NaN for what only training shows.
+        A role without an optimizer step has NaN for metrics of training.
         """
         rows_of = by_role(rows)
-        tokens = {role: trained_tokens(own) for role, own in rows_of.items()}
+        tokens = {role: trained_tokens(role_rows) for role, role_rows in rows_of.items()}
         metrics = {}
-        for role, own in rows_of.items():
-            adapter = own[0].adapter
-            of_adapter = sum(tokens[other] for other, theirs in rows_of.items() if theirs[0].adapter == adapter)
+        for role, role_rows in rows_of.items():
+            adapter = role_rows[0].adapter
+            adapter_tokens = sum(
+                tokens[other] for other, other_rows in rows_of.items() if other_rows[0].adapter == adapter
+            )
             norms = self.grad_norms[role]
             shares = self.gradients[adapter].of_role(role) if norms else dict.fromkeys(SHARES, math.nan)
             metrics[role] = self.tokens[role].summary() | {
                 "grad_norm": sum(norms) / len(norms) if norms else math.nan,
                 "optimizer_steps": len(norms),
                 "chi2_after": self.chi2_after.get(role, math.nan),
-                "token_mass": tokens[role] / of_adapter if of_adapter else math.nan,
+                "token_mass": tokens[role] / adapter_tokens if adapter_tokens else math.nan,
             } | shares  # fmt: skip
         return metrics

@@ -1,11 +1,11 @@
-"""What each role adds over a trivial role in its place, measured on the turns of an evaluation.
+"""Measure on the turns of an evaluation how much each role adds over a trivial role in its place.
 
-Accuracy does not say whether a role still does its work: an aggregator whose selections cannot be parsed is "candidate 1", and
-an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares what a role achieves with what
-its trivial twin would; METRICS.md (`skills.parquet`) has the table of them.
+Accuracy does not say whether a role still works: an aggregator whose selections cannot be parsed always gives candidate 1, and
+an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares a role with its trivial
+twin; METRICS.md (`skills.parquet`) has a table of them.
 
-What a role does is declared by its workflow (`Structure.duties`); a role without a duty has only format and length. The twin of
-Eval-Opt is its first draft; three drafts whatever the verdicts would be another, which recorded turns do not hold.
+The workflow declares what a role does (`Structure.duties`); a role without a duty has only format and length. The twin of
+Eval-Opt is its first draft. Three drafts regardless of the verdicts would be another twin, but these are not recorded.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.types import Episode, Structure, structure_of
 from multirole.diagnostics.turn_grading import Scorer, grade
 
-N_JUDGED = 512
-"""Episodes of an evaluation whose turns are graded one by one."""
-NONE = float("nan")
+MAX_GRADED_EPISODES = 512
+"""Number of an evaluation's episodes whose turns are graded."""
+NAN = float("nan")
 Skill = tuple[str, float, float, int]
 """measure, skill, trivial, number of cases."""
 
 
 def frame_of(episodes: list[Episode]) -> pd.DataFrame:
-    """The turns of judged episodes, as `role_skills` takes them."""
+    """Return the turns of judged episodes as the data frame that `role_skills` takes."""
     return pd.DataFrame(
         {
             "problem": i, "correct": bool(episode.reward and episode.reward.is_correct), "role": turn.role, "slot": turn.slot,
@@ -38,7 +38,7 @@ def frame_of(episodes: list[Episode]) -> pd.DataFrame:
 
 
 def role_skills(turns: pd.DataFrame, structure: Structure) -> list[dict[str, Any]]:
-    """One row per role and measure. `valid` is the share of the role's turns that could be parsed, `length` their mean tokens.
+    """Return one row per role and measure. `valid` is the fraction of the role's turns that were parsed, `length` their mean tokens.
 
     `turns` holds every turn of some episodes of one workflow: problem, correct (of the episode), role, slot, round, outcome,
     completion_tokens and turn_correct (of solvers). Skills without a case are NaN. The last row is the whole workflow's.
@@ -50,25 +50,25 @@ def role_skills(turns: pd.DataFrame, structure: Structure) -> list[dict[str, Any
             "valid": float((part["outcome"] != "unparsed").mean()),
             "length": float(part["completion_tokens"].mean()),
         }
-        skills = list(_skills_of(role, turns_of, structure)) or [("other", NONE, NONE, 0)]
+        skills = list(_skills_of(role, turns_of, structure)) or [("other", NAN, NAN, 0)]
         rows += [{"role": role, "measure": m, "skill": s, "trivial": t, "cases": n} | about for m, s, t, n in skills]
     solver = turns_of.get(structure.solver or "")
     if solver is not None:
         right = turns.drop_duplicates("problem")["correct"].astype(float)
         first = solver[(solver["slot"] == 0) & (solver["round"] == 0)]["turn_correct"].astype(float)
         whole = {"role": "", "measure": "workflow", "skill": right.mean(), "trivial": first.mean(), "cases": len(right)}
-        rows.append(whole | {"valid": NONE, "length": NONE})
+        rows.append(whole | {"valid": NAN, "length": NAN})
     return rows
 
 
 def _skills_of(role: str, turns_of: dict[str, pd.DataFrame], structure: Structure) -> Iterator[Skill]:
-    """The skills of one role, by its duty."""
+    """Compute the skills of one role, by its duty."""
     duty, part = structure.duties.get(role), turns_of[role]
     if duty is None or duty.of is not None and duty.of not in turns_of:
         return
     if duty.kind == "solves":
         first = part[part["round"] == 0]["turn_correct"].astype(float)
-        yield "solves", first.mean(), NONE, len(first)
+        yield "solves", first.mean(), NAN, len(first)
         if part["round"].max() > 0:
             before, after = _drafts(part), _drafts(part.assign(round=part["round"] - 1))
             after = after.reindex(before.index).dropna().astype(bool)
@@ -90,20 +90,20 @@ def _skills_of(role: str, turns_of: dict[str, pd.DataFrame], structure: Structur
         yield duty.kind, right.mean(), split.mean(), len(split)
 
 
-def _drafts(said: pd.DataFrame) -> pd.Series:
-    return said.set_index(["problem", "slot", "round"])["turn_correct"]
+def _drafts(turns: pd.DataFrame) -> pd.Series:
+    return turns.set_index(["problem", "slot", "round"])["turn_correct"]
 
 
 def _share(part: pd.DataFrame) -> pd.Series:
-    """The share of right turns in each problem, among the last turn of each slot."""
+    """Return for each problem the fraction of slots whose last turn is right."""
     last = part.sort_values("round", kind="stable").drop_duplicates(["problem", "slot"], keep="last")
     return last["turn_correct"].astype(float).groupby(last["problem"]).mean()
 
 
 class SkillWatch(MultiRoleCallback):
-    """Measures every role's skill at each evaluation: `rows`, and `eval_<role>_<measure>` among the evaluation's metrics.
+    """Callback that measures every role's skill at each evaluation: `rows`, and `eval_<role>_<measure>` in the evaluation's metrics.
 
-    Runs on the first process alone. `scorer` grades the solvers' turns.
+    Only the first process measures. `scorer` grades the solvers' turns.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -114,7 +114,7 @@ class SkillWatch(MultiRoleCallback):
         if trainer.is_world_process_zero():
             structure = structure_of(trainer.workflow)
             solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
-            grade(episodes[:N_JUDGED], solvers, self.scorer)
-            self.rows = role_skills(frame_of(episodes[:N_JUDGED]), structure)
+            grade(episodes[:MAX_GRADED_EPISODES], solvers, self.scorer)
+            self.rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
             metrics |= {f"eval_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
                         if row["measure"] != "workflow" and row["skill"] == row["skill"]}  # fmt: skip

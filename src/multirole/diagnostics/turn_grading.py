@@ -1,6 +1,6 @@
-"""Whether a turn was right by itself.
+"""Grade single turns: set `is_right` of each.
 
-An answer is graded by the task, a verdict is held against the draft that it judges, a selection against its candidate.
+The task grades an answer. A verdict is compared with the grade of the draft that it judges, and a selection with its candidate.
 """
 
 from collections.abc import Container
@@ -9,19 +9,19 @@ from typing import Protocol
 from multirole.core.types import Episode, Problem, Reward, Structure
 
 UNGRADED = ("plans", "judges", "selects")
-"""Duties whose replies are not answers to the problem."""
+"""Duties of roles whose replies are not answers to the problem."""
 
 
 class Scorer(Protocol):
-    """What grading needs of a task."""
+    """Interface of a task for grading."""
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """One reward per text."""
+        """Return one reward per text."""
         ...
 
 
 def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
-    """Set `is_right` of these roles' turns by the task's own scoring, all of them at once."""
+    """Set `is_right` of these roles' turns by the task's scoring, in one batch."""
     turns = [(e.problem, turn) for e in episodes for turn in e.turns if turn.role in roles]
     rewards = task.score([problem for problem, _ in turns], [turn.text for _, turn in turns]) if turns else []
     for (_, turn), reward in zip(turns, rewards, strict=True):
@@ -31,8 +31,8 @@ def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
 def judge(episodes: list[Episode], task: Scorer, structure: Structure) -> None:
     """Set `is_right` of every turn of scored episodes. A plan is neither right nor wrong by itself and stays at None.
 
-    A role that judges is right about the reply of its slot and round; an unparsed verdict is wrong about every reply. A selection is what the
-    episode was scored by. All other replies are graded as answers.
+    A role that judges is right or wrong about the reply of its slot and round; an unparsed verdict is always wrong. A selection
+    has the grade of its episode. All other replies are graded as answers.
     """
     duties = structure.duties
     roles = {turn.role for episode in episodes for turn in episode.turns}

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions as an ASGI application. `model` is the role, the API key is the episode.
+"""ASGI application for OpenAI's chat completions. `model` names the role, and the API key the episode.
 
-`POST /v1/chat/completions` and `GET /v1/models`; errors have OpenAI's form and status. A stream is one chunk. What cannot be
-honoured is refused and named, or left out where `ignore` names it: the trainer decides on sampling.
+It serves `POST /v1/chat/completions` and `GET /v1/models`; errors have OpenAI's form and status. A stream is one chunk. A field
+that cannot be honoured gives an error that names it, or is dropped if `ignore` lists it: the trainer decides how to sample.
 """
 
 import itertools
@@ -25,22 +25,22 @@ from multirole.core.rollout import PromptOverflow
 from multirole.core.types import Message, Turn
 from multirole.endpoint.session import Session
 
-LARGEST_BODY = 4 * 2**20
-"""Bytes of the largest request body that is read."""
+MAX_BODY_BYTES = 4 * 2**20
+"""Largest request body that is read."""
 READ = {"model", "messages", "stream", "stream_options", "tools", "max_tokens", "max_completion_tokens"}
 HARMLESS = {
     "user", "metadata", "store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier",
     "extra_headers",
 }  # fmt: skip
-"""Fields that do not ask for other sampling."""
+"""Fields that do not change sampling."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "response_format": ({"type": "text"},), "logit_bias": ({},), "top_p": (1,), "presence_penalty": (0,),
     "frequency_penalty": (0,), "logprobs": (False,), "top_logprobs": (0,), "stop": ([],), "tool_choice": ("auto",),
 }  # fmt: skip
-"""Fields of which only these values, and null, mean what happens anyway."""
+"""Fields accepted only with these values, or null, which are the trainer's own behaviour."""
 REFUSALS = {
     "temperature": "the trainer samples every turn at its own `temperature`, which the loss needs",
-    "seed": "every turn has a seed of its own",
+    "seed": "the trainer chooses a seed for every turn",
     "n": "a turn has one reply: make several calls",
     "response_format": "a constrained sampler would differ from the policy that is trained",
     "logit_bias": "the loss needs log-probs of the policy that is trained",
@@ -49,7 +49,7 @@ TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class BadRequest(Exception):
-    """An answer with OpenAI's status, type and code of an error."""
+    """A refused request, with the status, type and code of OpenAI's errors."""
 
     def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -64,8 +64,8 @@ class Endpoint:
     """The application and its open episodes.
 
     Args:
-        ignore: fields of requests that are left out instead of refused, such as `("temperature", "seed")`.
-        default: the session of all requests, whatever their key; None where each episode has its own.
+        ignore: fields of requests that are dropped instead of refused, such as `("temperature", "seed")`.
+        default: the session of all requests, for any key; None if each episode has its own session.
     """
 
     def __init__(self, ignore: Collection[str] = (), default: Session | None = None) -> None:
@@ -84,13 +84,13 @@ class Endpoint:
         self._numbers = itertools.count()
 
     def open(self, session: Session) -> str:
-        """The API key of an episode that calls may be made to from now on."""
+        """Open an episode for calls and return its API key."""
         key = f"episode-{secrets.token_hex(16)}"
         self._sessions[key] = session
         return key
 
     def close(self, key: str) -> None:
-        """Refuse further calls to the episode."""
+        """Close an episode; further calls are refused."""
         del self._sessions[key]
 
     def _session(self, request: Request) -> Session:
@@ -101,7 +101,7 @@ class Endpoint:
             raise BadRequest("There is no API key: pass the episode's key as a bearer token.", 401)
         if key not in self._sessions:
             raise BadRequest(
-                "The API key belongs to no episode that is being played. A key is valid while its agent function runs.",
+                "The API key does not belong to a running episode. A key is valid while its agent function runs.",
                 401, "invalid_api_key",
             )  # fmt: skip
         return self._sessions[key]
@@ -134,7 +134,7 @@ class Endpoint:
         return StreamingResponse(_one_chunk(completion, is_counted), media_type="text/event-stream")
 
     def _parse(self, body: dict, session: Session) -> tuple[str, list[Message], list[dict] | None, int | None]:
-        """Role, messages, tools and cap of a request; `BadRequest` for what cannot be honoured."""
+        """Parse a request into role, messages, tools and token cap; `BadRequest` for a field that cannot be honoured."""
         for name, value in body.items():
             if name in READ or name in HARMLESS or name in self.ignore or value is None:
                 continue
@@ -174,17 +174,17 @@ class Endpoint:
 
 
 def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict]]]:
-    """The text before the first tool call, and the calls (name, arguments) of a reply in Qwen3's and SmolLM2's form.
+    """Parse tool calls in Qwen3's and SmolLM2's form: return the text before the first one, and the calls (name, arguments).
 
     A reply whose calls are not all valid JSON is returned as text.
     """
     calls: list[tuple[str, dict]] = []
     for block in TOOL_CALL.findall(text):
         try:
-            found = json.loads(block)
+            parsed = json.loads(block)
         except ValueError:
             return text, []
-        for call in found if isinstance(found, list) else [found]:
+        for call in parsed if isinstance(parsed, list) else [parsed]:
             if not isinstance(call, dict) or not isinstance(call.get("name"), str):
                 return text, []
             arguments = call.get("arguments", {})
@@ -195,12 +195,12 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict]]]:
 
 
 async def _read_json(request: Request) -> dict:
-    """The request's body as an object, read no further than `LARGEST_BODY`."""
+    """Read the request's body, of at most `MAX_BODY_BYTES`, as a JSON object."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > LARGEST_BODY:
-            raise BadRequest(f"The request is larger than {LARGEST_BODY // 2**20} MiB.", 413)
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequest(f"The request is larger than {MAX_BODY_BYTES // 2**20} MiB.", 413)
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -211,7 +211,7 @@ async def _read_json(request: Request) -> dict:
 
 
 def _messages(messages: Any) -> list[Message]:
-    """OpenAI's messages as chat templates take them: texts, and tool calls with their arguments as objects."""
+    """Convert OpenAI's messages to the form of chat templates: texts, and tool calls with their arguments as objects."""
     if not isinstance(messages, list) or not messages:
         raise BadRequest("`messages` must be a list of at least one message.", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -233,7 +233,7 @@ def _text(content: Any, place: str) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
             return "".join(part["text"] for part in content)
-        raise BadRequest(f"`{place}` holds something else than text, and only text is supported.", param=place)
+        raise BadRequest(f"`{place}` has content other than text, and only text is supported.", param=place)
     raise BadRequest(f"`{place}.content` must be a text or a list of text parts.", param=place)
 
 
@@ -255,7 +255,7 @@ def _tools(tools: Any) -> list[dict] | None:
 
 
 async def _one_chunk(completion: ChatCompletion, is_counted: bool) -> AsyncIterator[str]:
-    """A completion as server-sent events: all of the message, how it ended, its usage if asked for, and the end."""
+    """Format a completion as server-sent events: the whole message, the finish reason, usage on request, and the end mark."""
     whole = completion.model_dump(exclude_none=True)
     choice, usage = whole.pop("choices")[0], whole.pop("usage")
     head = whole | {"object": "chat.completion.chunk"}

@@ -1,4 +1,4 @@
-"""Serve trained adapters: the same API that agents were trained through, over an engine, with no episode and no trainer."""
+"""Serve trained adapters through the API that agents were trained with, on an engine, without episodes or a trainer."""
 
 import asyncio
 import itertools
@@ -20,10 +20,10 @@ from multirole.endpoint.session import Session
 
 @dataclass
 class ModelServer:
-    """Answers chat completions with an engine whose weights have been published.
+    """Answer chat completions with an engine whose weights have been published.
 
-    `policy` maps each role, which is a model's name, to its adapter, or to None for the base. The n-th call samples with the n-th
-    seed. Fields that `ignore` names are left out of requests.
+    `policy` maps each role (the `model` of a request) to its adapter, or to None for the base. The n-th call samples with the
+    n-th seed. Request fields listed in `ignore` are dropped.
     """
 
     engine: Engine
@@ -38,7 +38,7 @@ class ModelServer:
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
 
     def run(self, host: str, port: int, on_start: Callable[[str], object] = lambda url: None) -> None:
-        """Serve until a signal ends it; `on_start` is called with the base URL. Any API key will do."""
+        """Serve until a signal arrives; `on_start` is called with the base URL. Any API key is accepted."""
         selector = EngineSelector(self._advance, may_wait=True)
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
             runner.run(self._serve(host, port, on_start))
@@ -69,10 +69,10 @@ class ModelServer:
         if len(prompt_ids) > self.max_prompt_tokens:
             raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens, {self.max_prompt_tokens} at most")
         key = next(self._numbers)
-        most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
+        max_new_tokens = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
         seed = turn_seed(self.seed, 0, "", key, role, 0, 0)
         self._waiting[key] = asyncio.get_running_loop().create_future()
-        self.engine.add(key, Request(prompt_ids, self.policy[role], seed, most, self.sampling.temperature))
-        done = await self._waiting[key]
-        text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
-        return Turn(role, 0, 0, prompt_ids, done.token_ids, done.logprobs, text, done.finish_reason)
+        self.engine.add(key, Request(prompt_ids, self.policy[role], seed, max_new_tokens, self.sampling.temperature))
+        completion = await self._waiting[key]
+        text = reply_text(self.tokenizer, completion.token_ids, prompt_ids)
+        return Turn(role, 0, 0, prompt_ids, completion.token_ids, completion.logprobs, text, completion.finish_reason)

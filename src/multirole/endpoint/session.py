@@ -1,4 +1,4 @@
-"""One episode that a client may call: the bridge from any thread or event loop to the rollout's own."""
+"""Connect a client in any thread or event loop to one episode of the rollout."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from multirole.core.types import Call, Message, Turn
 
 
 class Session:
-    """An open episode. `call` belongs to the rollout's event loop, which must be the running one here."""
+    """An open episode. `call` belongs to the rollout's event loop, in which the session must be created."""
 
     def __init__(self, call: Call, roles: list[str]) -> None:
         self.roles = roles
@@ -19,7 +19,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
 
     async def play(self, role: str, messages: list[Message], max_tokens: int | None, tools: list[dict] | None) -> Turn:
-        """One model call. May be awaited in any event loop. A client that goes away does not cancel it: the turn is trained."""
+        """Make one model call. May be awaited in any event loop. It goes on if the client disconnects: the turn is trained."""
         turn = self._play(role, messages, max_tokens, tools)
         if asyncio.get_running_loop() is self._loop:
             return await asyncio.shield(asyncio.ensure_future(turn))
@@ -38,5 +38,5 @@ class Session:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last call began or ended; 0 while one is being answered."""
+        """Return the seconds since the last call began or ended; 0 while a call is running."""
         return 0.0 if self.pending else time.monotonic() - self.last_event

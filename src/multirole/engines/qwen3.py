@@ -1,13 +1,13 @@
-"""The forward pass of Qwen3 and of Llama as a function of plain tensors, and the making of such tensors from a model.
+"""Compute the forward pass of Qwen3 and Llama on plain tensors, and copy these tensors from a model.
 
 Llama is Qwen3 without q and k norms, whose weights (and the 1 / sqrt(d) of attention) are folded into the RoPE table.
 
 - In float32, adapters are merged, and the weights of the layer norms are folded into the projections that follow. Logits agree
   with `transformers` to float32 rounding: 2e-6 on random weights, up to 1.5e-5 on trained ones with logits near 20, where
   `transformers` itself is as far from float64 (1.0e-5).
-- In bfloat16, the base is stored once for all adapters, as it is, and each adapter adds its low-rank part to a product before
-  that is rounded: merged, most of an adapter's first updates would be lost in the rounding of the base. The residual stream,
-  norms, rotations and logits are in float32.
+- In bfloat16, the base is stored once for all adapters, unchanged, and each adapter adds its low-rank part to a product before
+  rounding: in merged weights, most of an adapter's first updates would be lost to rounding. The residual stream, norms,
+  rotations and logits are in float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 
 @dataclass(frozen=True)
 class LowRank:
-    """An adapter's part of a product: (x @ a) @ b, scaled."""
+    """An adapter's part of a product: (x @ a) @ b, with the scaling in b."""
 
     a: Tensor  # (in, R)
     b: Tensor  # (R, out)
@@ -44,10 +44,10 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Weights:
-    """One adapter's model, in the dtype of `embed`. Per layer: qkv, o, gate_up and down.
+    """The weights of one adapter's model, in the dtype of `embed`. Each layer has qkv, o, gate_up and down.
 
     The matrices of `layers` are (in, out) in float32, which multiplies few rows faster than (out, in), and packed for oneDNN in
-    bfloat16; `head` is in float32. `norms` are those before qkv and gate_up, and `norm` the last; None are folded.
+    bfloat16; `head` is in float32. `norms` are those before qkv and gate_up, and `norm` is the last one; None if folded.
     """
 
     embed: Tensor  # (V, H)
@@ -58,14 +58,14 @@ class Weights:
     adapter: list[tuple[LowRank | None, ...]] | None = None
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Float32 logits (N, V), written to `out`, of `forward`'s (N, H)."""
+        """Compute float32 logits (N, V) of `forward`'s (N, H), written to `out`."""
         with bfloat16.rounded_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
             return torch.mm(hidden.float(), self.head.t(), out=out)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows start..stop-1 of a batch use `weights`."""
+    """Rows start..stop-1 of a batch, which use `weights`."""
 
     weights: Weights
     start: int
@@ -74,10 +74,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary tables and the q and k norm weights that are folded into them, layer by layer, as they are used.
+    """Rotary tables, and the q and k norm weights that are folded into them layer by layer during the pass.
 
     For y = norm(x) * w, rotated: y * cos + rotate_half(y) * sin = norm(x) * (w * cos) + norm(x).roll(d / 2) * (w' * sin),
-    with w' = w.roll(d / 2) and sin's first half negated. q's weights hold the 1 / sqrt(d) of attention, and nothing else where
+    with w' = w.roll(d / 2) and sin's first half negated. q's weights hold the 1 / sqrt(d) of attention, and nothing else if
     q and k are not normed (Llama).
     """
 
@@ -89,9 +89,9 @@ class Rope:
 
 
 def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, eps: float, attend: Attend) -> Tensor:
-    """Hidden states (N, H) before the head for `tokens` (N,) at `positions` (N,); all else is per token but `attend`.
+    """Compute hidden states (N, H) before the head for `tokens` (N,) at `positions` (N,). Only `attend` mixes tokens.
 
-    `spans` cover the N rows in order, in one dtype. When `attend` returns None the pass ends and the result has no meaning.
+    `spans` cover the N rows in order, in one dtype. If `attend` returns None, the pass ends and its result is meaningless.
     """
     weights = spans[0].weights
 
@@ -120,20 +120,20 @@ def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, ep
     return normed(x, weights.norm)
 
 
-def _project(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor:
-    """x (N, in) times each span's matrix -> (N, out)."""
+def _project(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor:
+    """Multiply x (N, in) with each span's matrix -> (N, out)."""
     if x.dtype == torch.bfloat16:
-        added = _low_rank(x, spans, layer, which)
-        return bfloat16.product(x, spans[0].weights.layers[layer][which], added)
+        added = _low_rank(x, spans, layer, matrix)
+        return bfloat16.product(x, spans[0].weights.layers[layer][matrix], added)
     if len(spans) == 1:
-        return x @ spans[0].weights.layers[layer][which]
+        return x @ spans[0].weights.layers[layer][matrix]
     parts = x.split([span.stop - span.start for span in spans])
-    return torch.cat([part @ span.weights.layers[layer][which] for part, span in zip(parts, spans, strict=True)])
+    return torch.cat([part @ span.weights.layers[layer][matrix] for part, span in zip(parts, spans, strict=True)])
 
 
-def _low_rank(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor | None:
-    """What the spans' adapters add to the base's product (N, out); None where none of them does."""
-    parts = [span.weights.adapter and span.weights.adapter[layer][which] for span in spans]
+def _low_rank(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor | None:
+    """Return what the spans' adapters add to the base's product (N, out), or None if no span has an adapter here."""
+    parts = [span.weights.adapter and span.weights.adapter[layer][matrix] for span in spans]
     n_out = next((part.b.shape[1] for part in parts if part), None)
     if n_out is None:
         return None
@@ -147,7 +147,7 @@ def _low_rank(x: Tensor, spans: list[Span], layer: int, which: int) -> Tensor | 
 
 
 def rope_table(model: PeftModel | Served, length: int) -> Rope:
-    """The tables for positions 0..length-1."""
+    """Build the tables for positions 0..length-1."""
     inner = _inner(model)
     config, embed = inner.config, inner.model.embed_tokens.weight
     positions = torch.arange(length, device=embed.device)[None]
@@ -169,7 +169,7 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
 
 
 def make_weights(model: PeftModel | Served, dtype: torch.dtype) -> dict[str | None, Weights]:
-    """Copies of the base (None) and of every adapter in float32 or in bfloat16; `model` is only read."""
+    """Copy the base (key None) and every adapter in float32 or bfloat16; `model` is not modified."""
     inner = _inner(model)
     check_supported(model)
     adapters = list(model.peft_config) if isinstance(model, PeftModel) else []
@@ -177,7 +177,7 @@ def make_weights(model: PeftModel | Served, dtype: torch.dtype) -> dict[str | No
 
 
 def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
-    """In float32, with adapters merged and norms folded."""
+    """Copy the weights in float32, with adapters merged and norms folded."""
     embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = full(inner.lm_head.weight.detach()).float() * full(inner.model.norm.weight.detach()).float()  # (V, H)
     layers: Any = inner.model.layers
@@ -187,7 +187,7 @@ def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
 
 
 def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
-    """One decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
+    """Return one decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
     (q, k, v), (o,), (gate, up), (down,) = ([_merged(p, adapter) for p in group] for group in _fused(layer))
     before, after = full(layer.input_layernorm.weight).float(), full(layer.post_attention_layernorm.weight).float()
     fused = (torch.cat([q, k, v]) * before, o, torch.cat([gate, up]) * after, down)  # (out, in) each
@@ -195,7 +195,7 @@ def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
 
 
 def _merged(module: Any, adapter: str | None) -> Tensor:
-    """A float32 copy of W + scaling * B @ A, or of W where `adapter` has no part in this module."""
+    """Copy W + scaling * B @ A in float32, or W if `adapter` does not change this module."""
     weight = _base_weight(module).float()
     if not isinstance(module, LoraLayer) or adapter not in module.lora_A:
         return weight.clone()
@@ -204,7 +204,7 @@ def _merged(module: Any, adapter: str | None) -> Tensor:
 
 
 def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
-    """In bfloat16: one packed base, and the adapters beside it."""
+    """Copy the weights in bfloat16: one packed base, and the low-rank parts of the adapters."""
     embed = full(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
     base = Weights(
         embed,
@@ -226,7 +226,7 @@ def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
 
 
 def _low_rank_part(group: tuple[Any, ...], adapter: str) -> LowRank | None:
-    """The adapter's matrices of modules whose products are one: the a's side by side, the scaled b's in blocks."""
+    """Join the adapter's matrices of fused modules: the a's side by side, the scaled b's as diagonal blocks."""
     ranks = [len(module.lora_A[adapter].weight) if _has_adapter(module, adapter) else 0 for module in group]
     widths = [module.out_features for module in group]
     if not any(ranks):
@@ -249,7 +249,7 @@ def _has_adapter(module: Any, adapter: str) -> bool:
 
 
 def _base_weight(module: Any) -> Tensor:
-    """A linear layer's weight (out, in) without adapters."""
+    """Return a linear layer's weight (out, in) without adapters."""
     return full((module.get_base_layer() if isinstance(module, LoraLayer) else module).weight.detach())
 
 
@@ -258,7 +258,7 @@ def _copied(weight: Tensor) -> Tensor:
 
 
 def _fused(layer: Any) -> tuple[tuple[Any, ...], ...]:
-    """The modules of a decoder layer whose products are computed as one."""
+    """Return the modules of a decoder layer, grouped by those computed as one product."""
     attention, mlp = layer.self_attn, layer.mlp
     return (
         (attention.q_proj, attention.k_proj, attention.v_proj),
@@ -273,7 +273,7 @@ def _inner(model: PeftModel | Served) -> Any:
 
 
 def check_supported(model: PeftModel | Served) -> None:
-    """Refuse a model or an adapter that this forward pass does not implement (ValueError)."""
+    """Raise ValueError for a model or adapter that this forward pass does not implement."""
     for problem in unsupported(model):
         raise ValueError(
             f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
@@ -282,7 +282,7 @@ def check_supported(model: PeftModel | Served) -> None:
 
 
 def unsupported(model: PeftModel | Served) -> Iterator[str]:
-    """What of a model and its adapters this forward pass does not implement."""
+    """List the properties of a model and its adapters that this forward pass does not implement."""
     inner = _inner(model)
     if type(inner).__name__ not in SERVED:
         yield f"it is a {type(inner).__name__}"

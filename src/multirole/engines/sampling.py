@@ -1,28 +1,28 @@
-"""Sampling by counters: a row's tokens depend on its seed and its logits alone, not on the batch or on the order of calls."""
+"""Sample with a counter-based generator: a row's tokens depend only on its seed and logits, not on its batch or the order of calls."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""Tokens of a block in `_sample_by_blocks`."""
+"""Tokens per block in `_sample_by_blocks`."""
 MANY_TOKENS = 4096
-"""From this vocabulary on, the sums over blocks are searched first."""
+"""Smallest vocabulary for which `_sample_by_blocks` is used."""
 
 
 def signed(seed: int) -> int:
-    """The int64 with the same 64 bits as `seed` modulo 2**64."""
+    """Return the int64 with the same 64 bits as `seed` modulo 2**64."""
     seed &= (1 << 64) - 1
     return seed - (1 << 64) if seed >> 63 else seed
 
 
 def uniform(seed: Tensor, index: Tensor) -> Tensor:
-    """Counter-based uniforms in [0, 1): a splitmix64 hash of (seed, index), both int64 (N,), as float64 (N,)."""
+    """Hash (seed, index), both int64 (N,), by splitmix64 to uniform float64 numbers (N,) in [0, 1)."""
     return (_mix(_mix(seed) + index * -7046029254386353131) >> 11 & (1 << 53) - 1).double() * 2.0**-53
 
 
 def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64; the masks turn arithmetic right shifts into logical ones."""
+    """Apply splitmix64's finaliser to int64; the masks turn arithmetic right shifts into logical ones."""
     x = x + -7046029254386353131
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * -4658895280553007687
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * -7723592293110705685
@@ -30,7 +30,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse-CDF tokens (N,) and their log-probs (N,) from float32 logits (N, V), which may be overwritten.
+    """Sample tokens (N,) and their log-probs (N,) by inverse CDF from float32 logits (N, V), which may be overwritten.
 
     `temperature` is (N,); rows at temperature 0 are greedy, and their log-probs are those of the temperature-1
     distribution.
@@ -43,7 +43,7 @@ def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tens
 
 
 def _sample_at_once(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Search u in the cumulative sum over the vocabulary."""
+    """Search for u in the cumulative sum over the vocabulary."""
     logprobs = logits.log_softmax(-1)  # (N, V)
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)  # (N, V)
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp_max(logits.shape[1] - 1)  # (N,)
@@ -53,7 +53,7 @@ def _sample_at_once(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor, 
 
 
 def _sample_by_blocks(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Search u in the cumulative sum over blocks of the vocabulary, then in the block that was hit. Overwrites `logits`."""
+    """Search for u in the cumulative sum over blocks of the vocabulary, then within that block. Overwrites `logits`."""
     n, size = logits.shape
     weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()  # (N, V)
     if size % BLOCK:

@@ -1,12 +1,12 @@
-"""The CPU default: a functional Qwen3 or Llama with a static KV cache, serving several merged adapters in one running batch.
+"""Default engine on a CPU: a functional Qwen3 or Llama with a static KV cache and several adapters in one running batch.
 
-Where the speed comes from, against `model.generate` on the same rows: no cache is ever concatenated or repeated per head,
-norm weights are folded into the projections and q/k/v and gate/up are one product each, finished rows leave at once, and
+Why it is faster than `model.generate` on the same rows: the cache is never concatenated or repeated per head,
+norm weights are folded into the projections, q/k/v and gate/up are one product each, finished rows leave at once, and
 identical prompts are computed, stored and read once (`kv_cache`). `benchmarks/bench_engine.py` measures it.
 
-A row's tokens depend on its request alone, up to float rounding: products of another batch size may differ in the last
-bit (1e-7), which changes a token only when its uniform falls that close to a boundary. The same calls in the same order
-are bit-identical. Not covered: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
+A row's tokens depend only on its request, up to float rounding: products with another batch size may differ in the last bit
+(1e-7), which changes a token only if its uniform number falls that close to a boundary. The same calls in the same order give
+bit-identical results. Not supported: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
 """
 
 import math
@@ -30,30 +30,30 @@ from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forw
 from multirole.engines.sampling import sample, signed, uniform
 
 PREFILL_TOKENS = 4096
-"""Padded tokens of one prefill batch: bounds its memory, and is large enough for full matrix-product speed."""
-SHORTEST_POOL = 64
-"""Prompts of up to 64 tokens share a pool, then up to 128, 256 and so on."""
+"""Largest number of padded tokens in a prefill batch: bounds its memory, and is large enough for full speed."""
+MIN_POOL_LENGTH = 64
+"""Prompts of up to 64 tokens share a pool, then those of up to 128, 256 and so on."""
 LOGITS, CACHED_LOGITS = 1 << 23, 1 << 19
-"""Logits that are computed at once (32 MiB), and sampled from at once (2 MiB, which a core's cache holds)."""
+"""Number of logits computed at once (32 MiB), and sampled from at once (2 MiB, which fit into a core's cache)."""
 ADMIT_EVERY = 4
 """Steps between admissions while rows run: prompts prefilled together cost little more than one."""
 SHARED_ROWS, SHARED_TOKENS = 4, 16
-"""A prompt goes to a shared pool when it arrives in at least this many rows and has at least this many tokens."""
+"""A prompt goes to a shared pool if at least this many rows have it and it has at least this many tokens."""
 
 PREFIX_BYTES, PREFIX_PARAMETERS = 1 << 30, 10_000_000
-"""The prefix cache takes 1 GiB, for models of ten million parameters: smaller ones compute a prompt as fast as it is found."""
+"""Size of the prefix cache, and the smallest model that uses one: smaller ones compute a prompt as fast as they find it."""
 COMMON_TOKENS = 256
-"""Tokens that must be saved by computing the common beginning of several prompts in a pass of its own."""
+"""Smallest number of saved tokens for which the common prefix of several prompts is computed in a separate pass."""
 
 Item = tuple[int, int, Request]
-"""(caller's key, group id, request); requests of equal adapter and prompt have equal group ids."""
+"""(caller's key, group id, request); requests with the same adapter and prompt have the same group id."""
 PoolKind = tuple[int, int]
-"""(class of prompt length, class of group size; 0 for pools that share nothing)."""
+"""(class of prompt length, class of group size; 0 for pools without shared prompts)."""
 
 
 @dataclass(frozen=True)
 class PromptSpan:
-    """A prompt of a prefill, without its last token. The KV of its first `start` tokens is in its `slots` already."""
+    """A prompt to prefill, without its last token. The KV of its first `start` tokens is already in its `slots`."""
 
     ids: list[int]
     start: int
@@ -61,17 +61,19 @@ class PromptSpan:
 
     @property
     def n_new(self) -> int:
-        """Tokens to compute."""
+        """Return the number of tokens to compute."""
         return len(self.ids) - self.start
 
 
 class TransformersEngine:
-    """`multirole.core.engine.Engine` on the weights of a live `transformers` Qwen3 or Llama, with or without PEFT adapters.
+    """Engine (`multirole.core.engine`) on copies of the weights of a `transformers` Qwen3 or Llama, with or without PEFT adapters.
 
-    `publish` copies merged float32 weights, so the live model is never modified and may train between steps.
-    `max_rows` is the number of requests running at once; `max_length` the limit of prompt + max_tokens, in tokens. A completion
-    ends with any of `eos_ids`.
+    `publish` copies the weights, so the live model is never modified and may train between steps. `max_rows` is the number of
+    requests running at once and `max_length` the largest prompt + max_tokens, in tokens. A completion ends with any of `eos_ids`.
     """
+
+    plays_during_update = True
+    """`publish` copies the weights. Not in bfloat16 on a CPU, see `from_trainer`."""
 
     def __init__(
         self, *eos_ids: int, max_rows: int = 384, max_length: int = 1024, prefix_bytes: int | None = None
@@ -89,14 +91,22 @@ class TransformersEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "TransformersEngine":
-        """The engine of a trainer."""
+        """Build the engine of a trainer.
+
+        Raises ValueError for `max_staleness` in bfloat16 on a CPU: engine and update set the precision of the process's products.
+        """
         args = trainer.args
+        if args.max_staleness and args.device.type == "cpu" and not trainer.passes.is_float32:
+            raise ValueError(
+                f"`max_staleness={args.max_staleness}` in bfloat16 on a CPU would let engine='transformers' and the update change the "
+                "precision of each other's products, which torch sets per process. Train in float32, use engine='vllm_server', or leave it at 0."
+            )
         check_supported(trainer.peft_model)
         return cls(*trainer.eos_token_ids, max_length=args.max_prompt_tokens + args.max_completion_length)
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:
-        """Take `model`'s present weights, and forget all keys and values of others."""
+        """Copy `model`'s present weights, and drop all keys and values of older ones."""
         check_idle(f"publish(version={version})", len(self.waiting) + self.n_running)
         self.weights = make_weights(model, self._dtype_for(model))
         self.names = list(self.weights)
@@ -114,16 +124,16 @@ class TransformersEngine:
         self.prefixes = PrefixCache(self.empty_kv, n_bytes) if n_bytes else None
 
     def _dtype_for(self, model: PeftModel | Served) -> torch.dtype:
-        """bfloat16 for a model in it, on a processor that has it, else float32."""
-        has = model.dtype == torch.bfloat16 and model.device.type == "cpu" and has_bfloat16()
-        return torch.bfloat16 if has else torch.float32
+        """Return bfloat16 for a bfloat16 model on a processor that multiplies it in hardware, else float32."""
+        is_supported = model.dtype == torch.bfloat16 and model.device.type == "cpu" and has_bfloat16()
+        return torch.bfloat16 if is_supported else torch.float32
 
     @property
     def n_running(self) -> int:
         return sum(pool.n for pool in self.pools.values())
 
     def add(self, key: int, request: Request) -> None:
-        """Queue one request under the caller's own `key`."""
+        """Queue one request under a `key` that the caller chooses."""
         check_request(request, self.weights, self.max_length)
         prompt = (request.adapter, tuple(request.prompt_ids))
         self.running[key] = request
@@ -131,7 +141,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """Admit what fits, advance every running row by one token, return the rows that finished."""
+        """Admit waiting requests that fit, advance every running row by one token, and return the finished rows."""
         if self.clock % ADMIT_EVERY == 0 or not self.n_running:
             self._admit()
         self.clock += 1
@@ -139,19 +149,19 @@ class TransformersEngine:
         if not pools:
             return []
         self._decode(pools)
-        done = [item for pool in pools for item in self._collect(pool)]
+        finished = [item for pool in pools for item in self._collect(pool)]
         if not self.waiting and not self.n_running:
             self.groups.clear()
             self.clock = 0  # the next rollout is scheduled as if it were the first
-        return done
+        return finished
 
     def sleep(self) -> None:
-        """Free the merged weights and the caches; `publish` makes them again."""
+        """Free the copied weights and the caches; `publish` allocates them again."""
         check_idle("sleep()", len(self.waiting) + self.n_running)
         self.close()
 
     def close(self) -> None:
-        """Free weights and caches; idempotent."""
+        """Free weights and caches. Idempotent."""
         self.waiting.clear()
         self.running.clear()
         self.pools.clear()
@@ -177,22 +187,22 @@ class TransformersEngine:
             self._admit_batch(self.pools[kind], adapter, batch)
 
     def _pool_kind(self, prompt_length: int, n_rows: int) -> PoolKind:
-        """The pool for `n_rows` rows of one prompt; classes are powers of two."""
+        """Return the kind of pool for `n_rows` rows of one prompt; classes are powers of two."""
         is_shared = n_rows >= SHARED_ROWS and prompt_length >= SHARED_TOKENS
-        # a row of a shared pool waits for longer prompts only where these are read, once for the group
-        shortest = SHORTEST_POOL * (4 if is_shared and self.empty_kv.dtype == torch.bfloat16 else 1)
-        return ((prompt_length - 1) // shortest).bit_length(), n_rows.bit_length() if is_shared else 0
+        # a row of a shared pool waits for longer prompts only when they are read, which happens once for the group
+        min_length = MIN_POOL_LENGTH * (4 if is_shared and self.empty_kv.dtype == torch.bfloat16 else 1)
+        return ((prompt_length - 1) // min_length).bit_length(), n_rows.bit_length() if is_shared else 0
 
     def _admit_batch(self, pool: Pool, adapter: int, items: list[Item]) -> None:
-        """Place `items` in the pool's next slots; prompts that no running row holds are computed, once each.
+        """Put `items` into the pool's next slots, and compute each prompt that no running row has, once.
 
-        The last prompt token is left out: it is the first input of decoding, so that one place computes logits.
+        The last prompt token is left out: it is the first input of decoding, so that logits are computed in one place.
         """
         running = {group: slot for slot, group in enumerate(pool.group[: pool.n].tolist())}
         prompts = {group: request.prompt_ids[:-1] for _, group, request in items}
         start, stop = pool.n, pool.n + len(items)
-        own = [request.max_tokens + (0 if pool.is_shared else len(request.prompt_ids)) for _, _, request in items]
-        pool.reserve(stop, max(own))
+        lengths = [request.max_tokens + (0 if pool.is_shared else len(request.prompt_ids)) for _, _, request in items]
+        pool.reserve(stop, max(lengths))
         if pool.is_shared:
             homes = {
                 group: int(pool.home[running[group]]) if group in running else pool.add_prompt(len(ids))
@@ -229,7 +239,7 @@ class TransformersEngine:
     def _prefill(self, kv: Tensor, adapter: int, batch: list[tuple[list[int], list[int]]], longest: int) -> None:
         """Compute the KV of B prompts, right-padded to T = `longest` (causal, so unmasked), and copy it to slots of `kv`.
 
-        Padding is overwritten or masked later: a row only ever attends to positions that were written for it.
+        Padding is overwritten or masked later: a row attends only to positions that were written for it.
         """
         shape = (len(batch), longest)
         tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch], device=kv.device)  # (B, T)
@@ -251,9 +261,9 @@ class TransformersEngine:
         forward(tokens.flatten(), positions, spans, self.rope, self.eps, attend)
 
     def _prefill_rest(self, kv: Tensor, adapter: int, prompts: list[tuple[list[int], list[int]]]) -> None:
-        """Copy what the prefix cache holds of the prompts to their slots of `kv`, and compute the rest.
+        """Copy the cached prefixes of the prompts to their slots of `kv`, and compute the remaining tokens.
 
-        A beginning that all prompts share and the cache lacks is computed first, where that saves enough tokens.
+        A prefix that all prompts share and the cache lacks is computed first, if that saves enough tokens.
         """
         assert self.prefixes is not None
         common = commonprefix([ids for ids, _ in prompts])
@@ -270,7 +280,7 @@ class TransformersEngine:
             del spans[-n:]
 
     def _span(self, kv: Tensor, adapter: int, ids: list[int], slots: list[int]) -> "PromptSpan":
-        """A prompt whose known beginning is in its slots."""
+        """Copy a prompt's cached prefix to its slots."""
         blocks = self.prefixes.find(adapter, ids)
         start = len(blocks) * BLOCK
         if blocks:
@@ -280,8 +290,8 @@ class TransformersEngine:
     def _prefill_spans(self, kv: Tensor, adapter: int, prompts: list["PromptSpan"]) -> None:
         """Compute the KV of the prompts' new tokens in their first slots, then copy it to the others.
 
-        All but attention is computed without padding, for the N new tokens of B prompts, one prompt after the other; attention
-        for (B, T) new and (B, S) cached tokens.
+        Everything except attention is computed without padding, for the N new tokens of B concatenated prompts; attention is
+        computed for (B, T) new and (B, S) cached tokens.
         """
         device = kv.device
         n_new = torch.tensor([prompt.n_new for prompt in prompts], device=device)  # (B,)
@@ -294,8 +304,10 @@ class TransformersEngine:
         at = torch.arange(len(tokens), device=device) - (n_new.cumsum(0) - n_new)[owner]  # (N,) in 0..T-1
         positions, slots = start[owner] + at, first[owner]  # (N,) each
         longest, total = int(n_new.max()), max(len(prompt.ids) for prompt in prompts)  # T, S
-        seen = start[:, None] + torch.arange(longest, device=device)  # (B, T): the last position that a token sees
-        hidden = torch.arange(total, device=device) > seen[..., None]  # (B, T, S)
+        last_visible = start[:, None] + torch.arange(
+            longest, device=device
+        )  # (B, T): the last position that a token sees
+        hidden = torch.arange(total, device=device) > last_visible[..., None]  # (B, T, S)
         mask = torch.zeros(hidden.shape, dtype=kv.dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
@@ -314,12 +326,12 @@ class TransformersEngine:
         span = Span(self.weights[self.names[adapter]], 0, len(tokens))
         forward(tokens, positions, [span], self.rope, self.eps, attend)
         for prompt in prompts:
-            source, others = prompt.slots[0], prompt.slots[1:]
-            if others:
-                kv[:, :, others, :, : len(prompt.ids)] = kv[:, :, source : source + 1, :, : len(prompt.ids)]
+            source, copies = prompt.slots[0], prompt.slots[1:]
+            if copies:
+                kv[:, :, copies, :, : len(prompt.ids)] = kv[:, :, source : source + 1, :, : len(prompt.ids)]
 
     def _decode(self, pools: list[Pool]) -> None:
-        """One token for every row of every pool. Inside, rows are sorted by adapter; attention works in slot order."""
+        """Decode one token for every row of every pool. Rows are sorted by adapter; attention works in slot order."""
         state = torch.cat([pool.state[: pool.n] for pool in pools])  # (N, 10)
         temperature = torch.cat([pool.temperature[: pool.n] for pool in pools])  # (N,)
         for pool in pools:
@@ -356,9 +368,9 @@ class TransformersEngine:
             pool.count[:n] += 1
 
     def _sample(self, hidden: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (N,) and their log-probs (N,) from hidden states (N, H).
+        """Sample tokens (N,) and their log-probs (N,) from hidden states (N, H).
 
-        Logits are computed in equal chunks of rows, always in the same memory, and sampled from in smaller ones.
+        Logits are computed in equal chunks of rows, in one reused buffer, and sampled from in smaller chunks.
         """
         weights = self.weights[None]
         n_tokens = len(weights.embed)
@@ -374,10 +386,10 @@ class TransformersEngine:
         return torch.cat(tokens), torch.cat(logprobs)
 
     def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
-        """Take finished rows out of the pool."""
+        """Remove finished rows from the pool and return their completions."""
         stopped = (pool.token[: pool.n, None] == self.eos_ids).any(1)
         finished = (stopped | (pool.count[: pool.n] >= pool.limit[: pool.n])).nonzero()[:, 0].tolist()
-        done = []
+        completions = []
         for slot in finished:
             key, count = int(pool.key[slot]), int(pool.count[slot])
             reason = "stop" if stopped[slot] else "length"
@@ -386,7 +398,7 @@ class TransformersEngine:
             if self.prefixes is not None:
                 adapter = self.names.index(request.adapter)
                 self.prefixes.write(adapter, request.prompt_ids + ids[:-1], partial(pool.kv_of_row, slot))
-            done.append((key, Completion(ids, logprobs, reason)))
+            completions.append((key, Completion(ids, logprobs, reason)))
         if finished:
             pool.drop(finished)
-        return done
+        return completions

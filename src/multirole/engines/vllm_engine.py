@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
+from torch import Tensor
 
 from multirole.core.distributed import full
 from multirole.core.engine import Completion, Request
@@ -38,6 +39,8 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
 STARTS = (True, False, "gaussian", "orthogonal")
 """Values of `init_lora_weights` that leave the base as it is."""
+CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+"""What vLLM on a CPU is started with, where the environment does not say otherwise."""
 SHARED_MEMORY = Path("/dev/shm")
 T = TypeVar("T")
 
@@ -88,8 +91,8 @@ def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
     """`vllm.LLM` with these options; vLLM is imported here and nowhere else."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read at import: the engine shares our process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    for name, value in CPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         from vllm import LLM
     except ImportError as error:
@@ -148,23 +151,11 @@ class VLLMEngine:
     def from_trainer(cls, trainer: Trainer) -> "VLLMEngine":
         """The engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
-        configs = [model.peft_config[name] for name in trainer.adapters]
-        if not all(isinstance(config, LoraConfig) for config in configs):
-            raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
-        if any(
-            config.rank_pattern or config.alpha_pattern or config.init_lora_weights not in STARTS for config in configs
-        ):
-            raise ValueError(
-                "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
-                "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
-            )
-        dtype = model.get_base_model().dtype
-        if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
-            dtype = torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16  # as it computes
+        configs = checked_configs(model, trainer.adapters)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
             configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
-            args.max_prompt_tokens + args.max_completion_length, dtype, trainer.eos_token_ids,
+            args.max_prompt_tokens + args.max_completion_length, served_dtype(trainer), trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
             revision=trainer.model_options.get("revision"), trust_remote_code=args.trust_remote_code,
@@ -209,12 +200,10 @@ class VLLMEngine:
             self._do(lambda: self.llm.wake_up())
             self.is_asleep = False
         for slot, name in enumerate(self.adapters, 1):
-            state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-            state = {key: full(tensor.detach()).to(self.dtype).cpu().contiguous() for key, tensor in state.items()}
+            state = adapter_state(model, name, self.dtype)
             folder = folder_with_room(sum(tensor.nbytes for tensor in state.values()))
             with tempfile.TemporaryDirectory(prefix=f"multirole-{name}-{version}-", dir=folder) as path:
-                save_file(state, Path(path) / "adapter_model.safetensors")
-                model.peft_config[name].save_pretrained(path)
+                save_adapter(state, model.peft_config[name], Path(path))
                 # Loaded in place once: a generation request with load_inplace would read the files at every step.
                 request = LoRARequest(f"{name}@{version}", slot, path, load_inplace=True)
                 self._do(partial(self.llm.llm_engine.add_lora, request))
@@ -248,6 +237,39 @@ class VLLMEngine:
             self.llm.llm_engine.engine_core.shutdown()
         finally:
             torch.distributed.destroy_process_group = destroy
+
+
+def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfig]:
+    """The configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
+    configs = [model.peft_config[name] for name in adapters]
+    if not all(isinstance(config, LoraConfig) for config in configs):
+        raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
+    if any(config.rank_pattern or config.alpha_pattern or config.init_lora_weights not in STARTS for config in configs):
+        raise ValueError(
+            "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
+            "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
+        )
+    return configs
+
+
+def served_dtype(trainer: Trainer) -> torch.dtype:
+    """The dtype in which vLLM serves the trainer's model: that in which the trainer computes."""
+    dtype = trainer.peft_model.get_base_model().dtype
+    if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
+        return torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16
+    return dtype
+
+
+def adapter_state(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of an adapter of `model` under the names of its file, whole and on the host. All processes must ask."""
+    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    return {key: full(tensor.detach()).to(dtype).cpu().contiguous() for key, tensor in state.items()}
+
+
+def save_adapter(state: dict[str, Tensor], config: LoraConfig, folder: Path) -> None:
+    """Write an adapter's files, as vLLM reads them, into a folder that exists."""
+    save_file(state, folder / "adapter_model.safetensors")
+    config.save_pretrained(str(folder))
 
 
 def folder_with_room(n_bytes: int) -> Path:

@@ -1,7 +1,7 @@
 """The paper's workflows, one file each. A workflow is any object with `name`, `roles` and `async def run(problem, call)`.
 
-Where a row's prompt is a conversation, its system messages and earlier turns stand in front of every role's messages: they are
-instructions and context for whoever works on the question. A role's template wraps the last user message alone.
+If a row's prompt is a conversation, its system messages and earlier turns come before every role's messages, as instructions
+and context for all roles. A role's template wraps only the last user message.
 """
 
 from multirole.workflows.eval_opt import EvalOpt

@@ -1,6 +1,6 @@
 """Eval-Opt: a generator drafts, an evaluator judges, the generator refines (paper sec 3).
 
-One shared conversation: only the roles' replies enter the history, never the critique or refine prompts, so later
+The roles share one conversation: only their replies enter the history, never the critique or refine prompts, so later
 contexts hold consecutive assistant messages. The loop stops on a "Correct" verdict or after `rounds` verdicts.
 """
 
@@ -14,11 +14,11 @@ VERDICT = re.compile(
     r"(?:(?:the|my|final|this|verdict|judge?ment|answer|solution|is)(?![a-z])[\s:=]*)*"
     r"(?P<verdict>correct|incorrect|in-correct|not correct)"
 )
-"""A verdict in plain words, behind a label such as "Verdict:" or "The solution is"."""
+"""A verdict in plain words, after a label such as "Verdict:" or "The solution is"."""
 
 
 def parse_verdict(text: str, box_rule: str = "last_box") -> str:
-    """Return "correct", "incorrect" or "unparsed": the last box that holds a verdict, in whatever style.
+    """Return "correct", "incorrect" or "unparsed": the verdict in the last box that holds one, in any style.
 
     `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
     """
@@ -32,11 +32,14 @@ def parse_verdict(text: str, box_rule: str = "last_box") -> str:
 
 
 class EvalOpt:
-    """At most `rounds` drafts and as many verdicts; the answer is the last draft, whatever its verdict."""
+    """Eval-Opt with at most `rounds` drafts and verdicts; the answer is the last draft, even if it was judged incorrect."""
 
     name = "eval_opt"
     structure = Structure(
-        duties={"generator": Duty("solves"), "evaluator": Duty("judges", "generator")},
+        duties={
+            "generator": Duty("solves"),
+            "evaluator": Duty("judges", "generator", lambda turns: r"\boxed{Correct}"),
+        },
         twins={"first draft": lambda slots: slots[0]},
         edges=(
             Edge("question", "generator"),

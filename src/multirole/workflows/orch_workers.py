@@ -18,7 +18,7 @@ ITEM = re.compile(r"^[^\S\n]*(?:[*_]{1,3})?\d+[.)]\s*(.+)$", re.MULTILINE)
 
 
 def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:
-    """At most `limit` strategies and how they were found: "strategies", "list", "lines" or "unparsed" (the whole reply)."""
+    """Parse at most `limit` strategies; return them and their format: "strategies", "list", "lines" or "unparsed" (the whole reply)."""
     headers = list(HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
     bodies = [text[header.end() : end].strip() for header, end in zip(headers, ends, strict=False)]
@@ -40,7 +40,7 @@ def parse_strategies(text: str, limit: int) -> tuple[list[str], str]:
 
 
 class OrchWorkers:
-    """At most `max_workers` strategies, one worker each; every worker solves the whole problem; the synthesizer answers."""
+    """Orch-Workers with at most `max_workers` strategies, one worker each. Every worker solves the whole problem; the synthesizer answers."""
 
     name = "orch_workers"
     structure = Structure(

@@ -5,7 +5,7 @@ from multirole.workflows.prompts import render
 
 
 class Single:
-    """One generator answers; its text is the answer."""
+    """Workflow with one generator, whose text is the answer."""
 
     name = "single"
     structure = Structure(

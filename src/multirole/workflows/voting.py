@@ -1,6 +1,6 @@
 """Voting: three independent candidates, one aggregator that selects (paper sec 3).
 
-The aggregator only selects: its own prose is never graded. A reply without a valid `\\boxed{N}`, in whatever
+The aggregator only selects: its prose is never graded. A reply without a valid `\\boxed{N}`, in any
 style, is recorded as "unparsed" and candidate 1 is used (the released code takes any digit: `fallback="first_digit"`).
 """
 
@@ -20,15 +20,15 @@ SELECTION = re.compile(
     rf"(?:(?:the|my|best|final|selected|correct|is|{_LABEL})(?![a-z])[\s:=.]*)*(?P<number>\d+|{'|'.join(NUMBERS)})(?:\.0+)?"
     r"(?: is (?:the )?(?:best|correct|right)(?: (?:one|solution|answer))?)?"
 )
-"""A selection in plain words, behind a label such as "Solution"."""
+"""A selection in plain words, after a label such as "Solution"."""
 
 
 def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: str = "last_box") -> tuple[int, str]:
     """Return the selected candidate (0-based) and the outcome: "1".."n", "digit:k" or "unparsed".
 
-    The last box that holds the number of a candidate counts, in whatever style; with `box_rule="first_literal"` the first
-    literal `\\boxed{k}`. Without one candidate 1 is selected and the outcome is "unparsed". `fallback="first_digit"` is the
-    released code's rule: the first literal box, else the first digit that stands alone ("digit:k").
+    The last box that holds the number of a candidate counts, in any style; with `box_rule="first_literal"` the first
+    literal `\\boxed{k}`. If there is none, candidate 1 is selected and the outcome is "unparsed". `fallback="first_digit"` is the
+    released code's rule: the first literal box, else the first digit that is not part of a word or number ("digit:k").
     """
     if fallback == "first_digit" or box_rule == "first_literal":
         number = _first_literal(text)
@@ -44,7 +44,7 @@ def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: 
 
 
 def _number(words: str) -> int:
-    """Return the number of the candidate that the plain words of a box select, or 0."""
+    """Return the number of the candidate that the plain words of a box select, or 0 if they select none."""
     selection = SELECTION.fullmatch(words)
     if selection is None:
         return 0
@@ -57,16 +57,16 @@ def _first_literal(text: str) -> int:
 
 
 def list_candidates(texts: list[str]) -> str:
-    """The candidates as an aggregator sees them: in full, under 1-based headers."""
+    """Format the candidates for an aggregator: in full, under 1-based headers."""
     return "\n".join(f"--- Solution {i} ---\n{text}" for i, text in enumerate(texts, start=1))
 
 
 class Voting:
-    """`n_voters` generators answer the same prompt; the aggregator picks one of them. `prompts` is a set of templates."""
+    """Voting: `n_voters` generators answer the same prompt and the aggregator picks one answer. `prompts` is a set of templates."""
 
     name = "voting"
     structure = Structure(
-        duties={"generator": Duty("solves"), "aggregator": Duty("selects", "generator")},
+        duties={"generator": Duty("solves"), "aggregator": Duty("selects", "generator", lambda turns: r"\boxed{1}")},
         twins={
             "candidate 1": lambda slots: slots[0],
             "most candidates right": lambda slots: 2 * sum(slots) > len(slots),

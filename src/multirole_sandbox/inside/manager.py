@@ -21,7 +21,7 @@ from .limits import Limits
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
 AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MAX_FILES = 256
-SHORT_SHARE = 0.05  # of its limits that a test may use after several others have used up theirs
+SHORT_LIMIT_FRACTION = 0.05  # of its time limits, for a test after several timeouts
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 
 
@@ -86,9 +86,9 @@ class Manager:
 
     def run_test(self, index: int, offset: int, size: int) -> None:
         """Run one test in a separate process and report it; time limits shrink after several timeouts."""
-        left = max(0.0, self.ends - time.monotonic())
-        seconds = self.limits.test_seconds * (1.0 if self.full_timeouts > 0 else SHORT_SHARE)
-        cpu_limit, wall_limit = min(left, seconds), min(left, seconds * self.limits.wall_factor)
+        seconds_left = max(0.0, self.ends - time.monotonic())
+        seconds = self.limits.test_seconds * (1.0 if self.full_timeouts > 0 else SHORT_LIMIT_FRACTION)
+        cpu_limit, wall_limit = min(seconds_left, seconds), min(seconds_left, seconds * self.limits.wall_factor)
         if cpu_limit <= 0:
             self.report(index, "timeout")
             return
@@ -136,13 +136,13 @@ class Manager:
 
     def watch(self, pid: int, cpu_limit: float, deadline: float) -> int | None:
         """Wait for a test's process and kill it at its limit; return its exit code, or None if killed."""
-        left = min(cpu_limit, deadline - time.monotonic())
-        while left > 0:
-            signal.sigtimedwait(AWAITED, max(left, 0.001))
+        seconds_left = min(cpu_limit, deadline - time.monotonic())
+        while seconds_left > 0:
+            signal.sigtimedwait(AWAITED, max(seconds_left, 0.001))
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
-            left = min(cpu_limit - cpu_seconds_of(pid), deadline - time.monotonic())
+            seconds_left = min(cpu_limit - cpu_seconds_of(pid), deadline - time.monotonic())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return None

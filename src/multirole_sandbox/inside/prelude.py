@@ -22,7 +22,18 @@ PRELOADED = (
     "encodings.utf_8_sig enum fractions graphlib hashlib inspect locale numbers operator os pprint queue reprlib shutil stat struct textwrap threading time tokenize traceback types "
     "unicodedata warnings weakref zlib _strptime"
 )
-NEVER = {"antigravity", "ensurepip", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo", "venv"}
+NOT_PRELOADED = {
+    "antigravity",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "test",
+    "this",
+    "tkinter",
+    "turtle",
+    "turtledemo",
+    "venv",
+}
 """Modules that are never preloaded, because they print, open windows or are large."""
 
 NAMES: dict[str, object] = {}
@@ -76,7 +87,7 @@ def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
     for module in sorted(wanted):
         package, _, name = module.rpartition(".")
         top = module.partition(".")[0]
-        if top not in sys.stdlib_module_names - NEVER or name in vars(sys.modules.get(package, builtins)):
+        if top not in sys.stdlib_module_names - NOT_PRELOADED or name in vars(sys.modules.get(package, builtins)):
             continue  # the second: `from package import name`
         with contextlib.suppress(BaseException):  # the program will meet the same
             __import__(module)

@@ -190,9 +190,9 @@ def restrict_files(handles: Sequence[int]) -> bool:
     for handle in handles:
         rights = 0b1100 if stat.S_ISDIR(os.fstat(handle).st_mode) else 0b0100  # read files, and list folders
         LIBC.syscall(445, ruleset, 1, struct.pack("=Qi", rights, handle), 0)
-    done = LIBC.syscall(446, ruleset, 0) == 0
+    is_restricted = LIBC.syscall(446, ruleset, 0) == 0
     os.close(ruleset)
-    return done
+    return is_restricted
 
 
 def drop_root(spare: int) -> bool:

@@ -33,9 +33,9 @@ POLL_SECONDS = 0.1  # how often to check that the trainer lives
 def grow_stack() -> None:
     """Re-exec with a bigger stack for deep recursion in C code; the limit applies from exec on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    most = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
-    if soft == resource.RLIM_INFINITY or soft < most:
-        resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
+    stack_limit = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    if soft == resource.RLIM_INFINITY or soft < stack_limit:
+        resource.setrlimit(resource.RLIMIT_STACK, (stack_limit, hard))
         os.execv(sys.executable, sys.orig_argv)
 
 

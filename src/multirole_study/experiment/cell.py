@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from multirole.core.policy import parse_policy
-from multirole.core.types import Workflow
+from multirole.core.types import CreditName, Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.presets import (
@@ -40,6 +40,7 @@ from multirole_study.experiment.settings import (
     unknown_name,
     user_errors,
 )
+from multirole_study.experiment.trl_names import TRL_NAMES, with_cell_names
 from multirole_study.experiment.user_files import load_user_object
 from multirole_study.tasks.gym import PREFIX, Gym, is_gym
 from multirole_study.tasks.gym import parse as parse_gym
@@ -49,6 +50,8 @@ GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Number of reasoning-gym problems at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
+REPLAYING = ("branches", "leave_one_out", "shapley")
+"""Values of `credit` that replay episodes under the weights that played them (`core.credit`)."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that IPython adds to a notebook's globals."""
 
@@ -76,7 +79,7 @@ class Cell(Settings):
     preset: Literal["paper", "released_code"] = option("default values of all settings below", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
-    iterations: int = option("number of rollout batches", 500, tiny=60, smollm2=30, ge=1, le=10**6)
+    iterations: int = option("number of rollout batches", 500, tiny=60, smollm2=16, ge=1, le=10**6)
     n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, ge=1, le=10**5)
     n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
     learning_rate: float = option("peak learning rate", 2e-5, tiny=2e-3, smollm2=2e-4, ge=0, le=10)
@@ -110,15 +113,18 @@ class Cell(Settings):
     renderer: Literal["chat_template", "released_code"] = option(
         "how prompts are rendered", "chat_template", released="released_code"
     )
-    eval_every: int = option("iterations between validations", 10, ge=1, le=10**6)
-    save_every: int = option("iterations between checkpoints", 5, tiny=10, smollm2=10, ge=1, le=10**6)
+    eval_every: int = option("iterations between validations", 10, smollm2=4, ge=1, le=10**6)
+    save_every: int = option("iterations between checkpoints", 5, tiny=10, smollm2=4, ge=1, le=10**6)
 
     # sizes of the built-in workflows
     rounds: int = option("number of drafts (and of verdicts) of Eval-Opt", 3, tiny=3, ge=1, le=100)
     n_voters: int = option("number of generators of Voting", 3, ge=1, le=100)
     n_workers: int = option("largest number of workers of Orch-Workers", 3, ge=1, le=100)
     aggregator_fallback: Literal["candidate_1", "first_digit"] = option(
-        "candidate selected when the aggregator writes no box", "candidate_1", released="first_digit"
+        "candidate selected when the aggregator writes no box",
+        "candidate_1",
+        smollm2="first_digit",
+        released="first_digit",
     )
     box_rule: Literal["last_box", "first_literal"] = option(
         "box that is read as a verdict or selection, in any style or literally",
@@ -137,18 +143,24 @@ class Cell(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
     )
+    credit: CreditName = option("estimator of each turn's credit, see docs/role_value.md", "outcome")
+    credit_branches: int = option(
+        "replies compared at each turn, if credit is branches or leave_one_out", 4, ge=2, le=100
+    )
     process_reward: float = option("weight of each turn's own correctness", 0.0, ge=0, le=10**6)
     allow_unsafe_code: bool = option("run model-written code without a sandbox; only in a virtual machine", False)
 
     # adapters, optimizer and schedule
     lora_rank: int = option("LoRA rank, on every linear layer", 64, tiny=16, smollm2=16, ge=1, le=512)
     lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, smollm2=32, ge=1, le=10**6)
-    warmup_iterations: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=3, ge=0, le=10**6)
+    warmup_iterations: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=2, ge=0, le=10**6)
     lr_schedule: Literal["cosine", "constant"] = option(
         "learning rate schedule after warm-up", "cosine", released="constant"
     )
-    lr_clock: Literal["iteration", "update_call"] = option(
-        "the schedule ticks once per iteration, or once per adapter and iteration", "iteration", released="update_call"
+    lr_clock: Literal["iteration", "update_call", "update_call_wrapped"] = option(
+        "the schedule ticks once per iteration, or once per adapter and iteration; wrapped, a cosine then rises again",
+        "iteration",
+        released="update_call",
     )
     weight_decay: float = option("weight decay of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
     max_grad_norm: float = option("gradient norm at which an optimizer step is clipped", 1.0, ge=1e-6, le=1e30)
@@ -177,14 +189,20 @@ class Cell(Settings):
         "weight of the KL penalty to the base model, or a dict of weights by role", 0.0
     )
 
+    # rollouts during the update
+    max_staleness: int = option("updates between the adapters that sample and those that train", 0, ge=0, le=100)
+
     # engine and precision
-    engine: Literal["auto", "transformers", "generate", "vllm"] = option(
-        "auto takes vllm on a GPU; generate runs any decoder, slowly", "auto", smollm2="transformers"
+    engine: Literal["auto", "transformers", "generate", "vllm", "vllm_server"] = option(
+        "auto takes vllm on a GPU; vllm_server uses servers elsewhere; generate runs any decoder, slowly",
+        "auto",
+        smollm2="transformers",
     )
-    dtype: Literal["float32", "bfloat16"] = option(
-        "dtype of the base model; adapters are float32", "bfloat16", tiny="float32", smollm2="float32"
-    )
-    micro_batch_tokens: int = option("padded tokens per forward pass", 40960, tiny=1024, smollm2=1024, ge=1, le=10**9)
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "dtype of the base model; adapters are float32. auto is bfloat16 where the processor multiplies it in hardware, else float32",
+        "bfloat16", tiny="float32", smollm2="auto",
+    )  # fmt: skip
+    micro_batch_tokens: int = option("padded tokens per forward pass", 40960, tiny=1024, smollm2=4096, ge=1, le=10**9)
 
     _workflow: Workflow | None = PrivateAttr(None)  # user-supplied
     _task: Any = PrivateAttr(None)
@@ -209,7 +227,7 @@ class Cell(Settings):
         }
         objects_by_name = {name: entry[0] for name, entry in user_objects.items() if entry is not None}
         roles = list(objects_by_name.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
-        explicit = {name: value for name, value in settings.items() if value is not None}
+        explicit = with_cell_names(settings)
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
@@ -225,13 +243,22 @@ class Cell(Settings):
             yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
-        ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock == "update_call" else 1)
+        ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
         if self.warmup_iterations > ticks and "warmup_iterations" in self.changed():  # the preset's may exceed a trial
             yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
             yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
         if self.updates == "tokens" and self.minibatch_split == "sequential":
             yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
+        if self.max_staleness and self.credit in REPLAYING:
+            yield (
+                f"`credit={self.credit!r}` replays episodes under the weights that played them, and `max_staleness={self.max_staleness}` trains "
+                "on older ones. Write max_staleness=0."
+            )
+        if self.credit != "outcome" and self.advantage_group != "episode":
+            yield (
+                f"`credit={self.credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {self.advantage_group!r}."
+            )
         for name, path in (("model", self.model), ("data", self.data)):
             if path is not None and is_tiny(self.scale):
                 yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
@@ -364,11 +391,15 @@ class Cell(Settings):
         values = {name: v for name, v in values.items() if isinstance(v, plain) and not IPYTHON_NAMES.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
         for name in values:
-            if name not in known:
+            if name not in known and name not in TRL_NAMES:
                 raise ValueError(unknown_name(name, [*others, *known]))
-        values = {"workflow": "voting", "policy": "sp"} | {name: v for name, v in values.items() if v is not None}
+        values = {"workflow": "voting", "policy": "sp"} | with_cell_names(values)
         launch = Launch(**{name: values.pop(name) for name in Launch.model_fields if name in values})
         return cls(**values), launch
+
+    def replace(self, **changes: Any) -> "Cell":
+        """Return a cell with some settings changed, by the cell's names or by TRL's."""
+        return super().replace(**{TRL_NAMES.get(name, name): value for name, value in changes.items()})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cell) and self.to_dict() == other.to_dict()

@@ -1,5 +1,6 @@
 """Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.credit import credit_callback
 from multirole.core.distributed import full, gather_objects, local, processes
 from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
@@ -36,16 +38,19 @@ from multirole.diagnostics.turn_grading import judge
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.grades_ahead import GradesAhead, grades_ahead
-from multirole_study.experiment.hardware import engine_of
+from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.preflight import check_loaded, load_problems
 from multirole_study.experiment.record import Recorder, Recording, TextSignatures
-from multirole_study.experiment.released_code import RENDERERS, RowCuts
+from multirole_study.experiment.released_code import RENDERERS, RowAdvantages, RowCuts
+from multirole_study.experiment.run_folder import adapters_folder
+from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
+from multirole_study.experiment.trl_names import TRL_NAMES
 
 SAME_NAME = (
-    "seed", "policy", "temperature", "learning_rate", "lr_clock", "weight_decay", "max_grad_norm", "updates", "step_tokens",
-    "advantage_group", "old_logprobs", "max_prompt_tokens", "micro_batch_tokens",
+    "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
+    "old_logprobs", "max_prompt_tokens", "micro_batch_tokens", "max_staleness",
 )  # fmt: skip
 """Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
 
@@ -55,7 +60,7 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     set_seed(cell.seed)  # adapters are initialised at random
     disable_progress_bar()  # the bar would stay in the executed notebook
     path = locate(cell)
-    dtype = getattr(torch, cell.dtype)
+    dtype = getattr(torch, dtype_of(cell))
     base, loading = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
     check_loaded(path, loading)
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -81,34 +86,27 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
             "cpu_ram_efficient_loading": False}  # fmt: skip
     if cell.model is None:  # a user-supplied model declares its own unsplit layers
         fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
-    n_episodes = cell.n_problems * cell.n_episodes
+    settings, n_episodes = dict(cell), cell.n_problems * cell.n_episodes
     return MultiRoleGRPOConfig(
         **{name: value for name, value in cell if name in SAME_NAME},
+        **{trl_name: settings[name] for trl_name, name in TRL_NAMES.items()},
         output_dir=output_dir,
-        max_steps=cell.iterations,
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
-        num_generations=cell.n_episodes,
-        max_completion_length=cell.max_response_tokens,
         role_beta=cell.anchors,
-        epsilon=cell.clip_low,
-        epsilon_high=cell.clip_high,
-        delta=cell.dual_clip,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
-        warmup_steps=cell.warmup_iterations,
         engine=engine_of(cell),
         vllm_gpu_memory_utilization=launch.vllm_memory,
         **launch.vllm_sizes(),
+        **(launch.vllm_servers() if cell.engine == "vllm_server" else {}),
         eval_strategy="steps",
-        eval_steps=cell.eval_every,
         save_strategy="steps",
-        save_steps=cell.save_every,
         logging_steps=1,
         report_to=launch.report_to.split(","),
         run_name=cell.id,
         gradient_checkpointing=launch.recomputes(cell.scale),
         gradient_checkpointing_kwargs={"use_reentrant": False},
-        bf16=cell.dtype == "bfloat16",
+        bf16=dtype_of(cell) == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
         fsdp=launch.is_sharded,
         fsdp_config=fsdp if launch.is_sharded else None,
@@ -133,6 +131,10 @@ class TaskReward:
         return rewards
 
     def __call__(self, prompts: list, completions: list, episodes: list[Episode], **_: object) -> list[float]:
+        return self.score_answers(episodes)
+
+    def score_answers(self, episodes: list[Episode]) -> list[float]:
+        """Set `reward` of episodes by their answers, and return the values."""
         answers = [episode.answer or Answer("") for episode in episodes]
         rewards = self.score([episode.problem for episode in episodes], [answer.text for answer in answers])
         for episode, answer, reward in zip(episodes, answers, rewards, strict=True):
@@ -177,7 +179,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
         weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in parameters if lora_prefix in name}
         if self.recorder is None:
             return
-        target = self.recorder.folder / "adapters" / f"step_{self.state.global_step:05d}"
+        target = adapters_folder(self.recorder.folder, self.state.global_step)
         if not target.exists():  # the last step may be evaluated twice
             with writing(target) as temporary:
                 self.peft_model.save_pretrained(temporary, state_dict=weights)
@@ -187,6 +189,18 @@ class CellTrainer(MultiRoleGRPOTrainer):
             super()._save_checkpoint(model, trial)
             if self.recorder is not None:
                 self.recorder.save(self.state.global_step)
+
+
+def update_rules(cell: Cell) -> list[MultiRoleCallback]:
+    """The callbacks that replace the library's rules of the update where the cell's settings differ from them."""
+    rules: list[MultiRoleCallback] = []
+    if cell.advantage_group != "episode":
+        rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
+    if cell.row_order != "shuffled" or cell.minibatch_split != "even":
+        rules.append(RowCuts(cell.row_order, cell.minibatch_split))
+    if cell.lr_clock != "iteration":
+        rules.append(UpdateCallClock(is_wrapped=cell.lr_clock == "update_call_wrapped"))
+    return rules
 
 
 def make_trainer(
@@ -206,13 +220,12 @@ def make_trainer(
     ahead = [GradesAhead(task, [*train, *validation])] if grades_ahead(cell) else []
     reward = TaskReward(*(ahead or [task]), [*train, *validation])
     diagnostics = RoleDiagnostics()
-    study_callbacks: list[TrainerCallback] = [*ahead, Divergence(), TextSignatures(), diagnostics]
-    if cell.row_order != "shuffled" or cell.minibatch_split != "even":
-        study_callbacks.insert(0, RowCuts(cell.row_order, cell.minibatch_split))
+    study_callbacks: list[TrainerCallback] = [*update_rules(cell), *ahead, Divergence(), TextSignatures(), diagnostics]
+    verdicts = functools.partial(judge, task=reward, structure=structure_of(workflow))
+    if credit := credit_callback(cell.credit, verdicts, reward.score_answers, cell.credit_branches):
+        study_callbacks.insert(0, credit)
     if cell.process_reward:
-        study_callbacks.append(
-            ProcessReward(cell.process_reward, lambda episodes: judge(episodes, reward, structure_of(workflow)))
-        )
+        study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
     skills = SkillWatch(reward)
     study_callbacks += [skills, Recording(recorder, diagnostics, skills)]
     trainer = CellTrainer(
@@ -228,7 +241,7 @@ def make_trainer(
         is_answer=lambda text: task.extract(text) is not None,
         render=RENDERERS[cell.renderer],
     )
-    trainer.saved_dtype = getattr(torch, cell.dtype)  # evaluations serve adapters in the base's dtype anyway
+    trainer.saved_dtype = getattr(torch, dtype_of(cell))  # evaluations serve adapters in the base's dtype anyway
     trainer.recorder = recorder
     trainer.remove_callback(PrinterCallback)
     if not torch.cuda.is_available():  # transformers would move the optimizer to "cpu:0"

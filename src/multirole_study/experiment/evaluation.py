@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from multirole.core.types import structure_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.run_folder import folder_of, is_done, step_of
+from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps
 from multirole_study.experiment.settings import Parameter, Settings, option, parameters, user_errors
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     import pandas as pd
 
     run = folder_of(evaluation.source, results_dir)
-    saved = sorted(map(step_of, run.glob("adapters/step_*")))
+    saved = saved_steps(run)
     if not is_done(run):
         raise ValueError(
             f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which is not finished. Train it first: "

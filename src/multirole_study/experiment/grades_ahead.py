@@ -1,4 +1,4 @@
-"""Grade programs while other episodes are still played: on a GPU the cores are idle then, and the GPU would wait afterwards."""
+"""Grade programs during the rollout, while a GPU samples other episodes and the cores are idle, so that it does not wait later."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
@@ -12,22 +12,25 @@ from multirole_study.experiment.presets import is_small
 
 
 def grades_ahead(cell: Cell) -> bool:
-    """Whether a cell's programs are graded during the rollout: at a paper scale on a GPU. A CPU's cores are the engine's."""
-    return cell.task == "code" and not is_small(cell.scale) and has_cuda()
+    """Return whether programs are graded during the rollout: at a paper scale on a GPU. On a CPU the engine needs the cores.
+
+    With `max_staleness` the GPU does not wait for the grading, and other episodes are played meanwhile.
+    """
+    return cell.task == "code" and not is_small(cell.scale) and has_cuda() and not cell.max_staleness
 
 
 class GradesAhead(MultiRoleCallback):
-    """A task of programs whose `score` knows the rewards of answers that were graded as their episodes ended.
+    """Wrapper of a code task that grades answers as their episodes end; `score` returns these rewards.
 
-    A thread grades all answers that are waiting as one batch. `score` waits for it and raises its errors; what was not
-    graded before is graded then. Rewards are the same but for programs near their time limit.
+    A thread grades all waiting answers as one batch. `score` waits for it, raises its errors, and grades the remaining answers.
+    Rewards are the same, except for programs close to their time limit.
     """
 
     def __init__(self, task: Any, problems: list[Problem]) -> None:
         self.task, self.name = task, task.name
         self.problems = {problem.id: problem for problem in problems}
         self.rewards: dict[tuple[str, str], Reward] = {}
-        """(problem's id, text) -> reward, of this rollout."""
+        """(problem's id, text) -> reward in this rollout."""
         self.waiting = SimpleQueue[tuple[str, str]]()
         self.thread = ThreadPoolExecutor(1, "grading")
         self.batches: list[Future[None]] = []
@@ -38,7 +41,7 @@ class GradesAhead(MultiRoleCallback):
             self.batches.append(self.thread.submit(self._grade_waiting))
 
     def _grade_waiting(self) -> None:
-        """Grade all that is waiting, which may be nothing; each pair once."""
+        """Grade all waiting answers, if any; each pair of problem and text once."""
         pairs = dict.fromkeys(self.waiting.get() for _ in range(self.waiting.qsize()))
         self._grade([pair for pair in pairs if pair not in self.rewards])
 
@@ -48,7 +51,7 @@ class GradesAhead(MultiRoleCallback):
             self.rewards.update(zip(pairs, rewards, strict=True))
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """The task's rewards of texts, once what was begun is done."""
+        """Wait for running batches, then return the task's rewards of the texts."""
         batches, self.batches = self.batches, []
         for batch in batches:
             batch.result()

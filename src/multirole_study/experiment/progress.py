@@ -103,8 +103,8 @@ def conclude(folder: Path, how: str) -> None:
 
         clear_output(wait=True)
     shown = result_lines(pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"]))
-    where = [f"  folder      {folder}", f"  to see it   multirole inspect {folder}"]
-    say("\n".join([f"{folder.name} {how}", *shown, *where]))
+    lines = [f"  folder      {folder}", f"  to see it   multirole inspect {folder}"]
+    say("\n".join([f"{folder.name} {how}", *shown, *lines]))
 
 
 def result_lines(outcomes: pd.DataFrame) -> list[str]:

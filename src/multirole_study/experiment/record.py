@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 import torch
 
 import multirole_sandbox as sandbox
+from multirole.core.ahead import staleness_metrics
 from multirole.core.distributed import processes
 from multirole.core.episode_metrics import accuracy, mean_reward
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
@@ -41,7 +42,7 @@ from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
 from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import installed
+from multirole_study.experiment.hardware import dtype_of, installed
 from multirole_study.experiment.run_folder import complete, outcome_of, prune, staging, step_of, write_done
 from multirole_study.experiment.storage import remove, sha256, write_table, write_text, writing
 from multirole_study.signatures import signatures
@@ -108,13 +109,13 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
 
     `problems` counts the problems that the run uses and drops.
     """
-    here, cuda = Path(__file__).parents[1], torch.cuda.is_available()
-    lock = here.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
+    package, cuda = Path(__file__).parents[1], torch.cuda.is_available()
+    lock = package.parents[1] / f"requirements-{'cuda' if cuda else 'cpu'}.lock"
 
     def git(*args: str) -> str | None:
-        command = ["git", "-C", str(here), *args]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
+        command = ["git", "-C", str(package), *args]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        return completed.stdout.strip() if completed.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
@@ -128,7 +129,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
-        "model": describe(cell),
+        "model": describe(cell) | ({"dtype": dtype_of(cell)} if cell.dtype == "auto" else {}),
         "workflow": describe_workflow(cell.make_workflow()),
         "dataset": cell.make_task().describe(),
         "problems": problems,
@@ -142,19 +143,19 @@ def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dic
 
     Raises ValueError if the run would continue with another model or other rows.
     """
-    path, now = folder / "provenance.json", provenance(cell, problems)
+    path, session = folder / "provenance.json", provenance(cell, problems)
     if checkpoint is not None:
         first = json.loads(path.read_text())
         for part in ("model", "dataset", "problems"):
-            if first[part] != json.loads(json.dumps(now[part])):
+            if first[part] != json.loads(json.dumps(session[part])):
                 raise ValueError(
-                    f"{folder} was started with {part} {first[part]}, to which its checkpoints belong; got {now[part]}. "
+                    f"{folder} was started with {part} {first[part]}, to which its checkpoints belong; got {session[part]}. "
                     "Restore the former, or write another results_dir."
                 )
         first.pop("outcome", None)
-        now = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | now]}
+        session = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | session]}
     write_text(folder / "config.json", json.dumps(cell.to_dict(), indent=2))
-    write_text(path, json.dumps(now, indent=2))
+    write_text(path, json.dumps(session, indent=2))
 
 
 class Recorder:
@@ -216,7 +217,8 @@ class TextSignatures(MultiRoleCallback):
     """Adds the text signatures of each role to `iteration.roles`. Pass it before callbacks that read them."""
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        episodes = list({id(row.episode): row.episode for row in iteration.rows}.values())
+        played = {id(episode) for episode in iteration.episodes}  # rows of forks have others
+        episodes = list({id(row.episode): row.episode for row in iteration.rows if id(row.episode) in played}.values())
         for role, values in signatures(episodes).items():
             iteration.roles[role] |= values
 
@@ -260,6 +262,7 @@ class Recording(MultiRoleCallback):
                 "grading_seconds": self.grading_seconds,
                 "cpu_seconds": time.process_time() - self.cpu,
             }
+            | (staleness_metrics(iteration.rows, number - 1) if trainer.args.max_staleness else {})
         )
         self.cpu = time.process_time()
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):

@@ -1,13 +1,13 @@
-"""Row order, mini-batch split and prompt rendering of the authors' released code, for `preset="released_code"`."""
+"""Row order, mini-batch split, advantages and prompt rendering of the authors' released code, for `preset="released_code"`."""
 
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from multirole.core.advantages import group_advantages
 from multirole.core.chat import Renderer, chat_template, control_tokens
-from multirole.core.hooks import MultiRoleCallback
+from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.rows import Row, Steps, optimizer_steps
-from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Message
 
 SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -37,6 +37,33 @@ RENDERERS: dict[str, Renderer] = {"chat_template": chat_template, "released_code
 
 
 @dataclass
+class RowAdvantages(MultiRoleCallback):
+    """Compares the rewards of rows instead of episodes, as the released code does.
+
+    An episode in which a role speaks twice counts twice in that role's groups. Rows of an episode that was left out of scoring get 0.
+
+    Args:
+        by_slot: compare the rows of (problem, role, slot); by default those of (problem, role).
+        scale: divide by the group's standard deviation.
+    """
+
+    by_slot: bool = False
+    scale: bool = True
+
+    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
+        n, rewards, groups, scored = trainer.args.num_generations, [], [], []
+        for row in rows:
+            row.advantage = 0.0
+            if row.episode.reward is not None:
+                scored.append(row)
+                rewards.append(row.episode.reward.value)
+                groups.append((*row.episode.group(n), row.turn.role, row.turn.slot if self.by_slot else 0))
+        for row, advantage in zip(scored, group_advantages(rewards, groups, scale=self.scale), strict=True):
+            row.advantage = advantage
+        return rows
+
+
+@dataclass
 class RowCuts(MultiRoleCallback):
     """Splits rows into optimizer steps as the released code does.
 
@@ -51,11 +78,11 @@ class RowCuts(MultiRoleCallback):
     minibatch_split: str = "even"
     rows: list[Row] = field(default_factory=list)
 
-    def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
         self.rows = rows  # in the order of the episodes
         return rows
 
-    def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
+    def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
         rows_by_adapter: dict[str, list[Row]] = {} if self.row_order == "mountain" else {name: [] for name in steps}
         for row in mountain(self.rows) if self.row_order == "mountain" else rows:
             rows_by_adapter.setdefault(row.adapter, []).append(row)

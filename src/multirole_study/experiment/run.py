@@ -35,7 +35,15 @@ from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
 from multirole_study.experiment.progress import Progress, conclude, interval, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
-from multirole_study.experiment.run_folder import folder_of, is_done, newest_intact, open_folder, staging, write_done
+from multirole_study.experiment.run_folder import (
+    adapters_folder,
+    folder_of,
+    is_done,
+    newest_intact,
+    open_folder,
+    staging,
+    write_done,
+)
 from multirole_study.experiment.settings import user_errors
 from multirole_study.experiment.stop_signals import Stop, handle_signals
 from multirole_study.experiment.storage import checksums_of, write_table, write_text
@@ -157,7 +165,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     try:
         for step in steps:
             if step and source is not None:
-                at = folder_of(source, launch.results_dir) / "adapters" / f"step_{step:05d}"
+                at = adapters_folder(folder_of(source, launch.results_dir), step)
                 load_adapters(trainer.peft_model, at)
                 sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
             trainer.state.global_step = step  # tells `play` to publish the new weights

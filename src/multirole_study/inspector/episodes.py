@@ -1,4 +1,4 @@
-"""The recorded episodes as the page shows them: which checkpoints, which problems, how much of each text, training groups."""
+"""Prepare recorded episodes for the page: choose checkpoints and problems, shorten texts, and list training groups."""
 
 import bisect
 import itertools
@@ -9,37 +9,37 @@ import pandas as pd
 from multirole_study.inspector.run_reader import number
 
 TURN_BYTES, EPISODE_BYTES = 12_000, 120_000
-"""What one turn takes on the page, and all turns of an episode; the middle of longer ones is left out."""
+"""Largest size of one turn on the page, and of all turns of an episode; the middle of longer ones is left out."""
 MAX_STEPS = 12
-"""Checkpoints on a page, besides the named ones; where there are more, every k-th."""
+"""Largest number of checkpoints on a page, without the named ones; if there are more, every k-th is shown."""
 MAX_TRAINING = 20_000
-"""Training episodes on a page; where there are more, every k-th iteration."""
+"""Largest number of training episodes on a page; if there are more, every k-th iteration is shown."""
 QUESTION, PIECE = 8_000, 80
-"""Characters: of a question at most, and of the pieces of a text whose tokens were not recorded."""
+"""Largest length of a question, and length of the pieces of a text whose tokens were not recorded, in characters."""
 
 
 def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
-    """One turn for the page, in at most `room` bytes: its text in `pieces`, which are its tokens where these were recorded.
+    """Return one turn for the page, in at most `room` bytes: its text in `pieces`, which are its tokens if these were recorded.
 
-    `ratios` are log p(policy) - log p(base) of each token in nats. Where the middle is left out, `gap` is how many pieces come
-    before it, and how many characters it has. `text` is there where the tokens' texts do not add up to it (a character may span
-    several tokens).
+    `ratios` are log p(policy) - log p(base) of each token in nats. If the middle is left out, `gap` has the number of pieces before
+    it and its number of characters. `text` is set if it is not the concatenation of the tokens' texts (a character may span several
+    tokens).
     """
     has_tokens = all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
     text = row["text"]
     pieces = list(row["tokens"]) if has_tokens else [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
-    # bytes with what stands around each piece; `<` is written as six characters
+    # bytes with the JSON around each piece; `<` is written as six characters
     ends = list(itertools.accumulate(len(piece.encode()) + 5 * piece.count("<") + 10 for piece in pieces))
     is_whole = not ends or ends[-1] <= room
     head = len(pieces) if is_whole else bisect.bisect(ends, room / 2)
     tail = len(pieces) if is_whole else 1 + bisect.bisect(ends, ends[-1] - room / 2)
-    kept = [*range(head), *range(tail, len(pieces))]
+    shown = [*range(head), *range(tail, len(pieces))]
     turn = {
         "role": row["role"], "slot": row["slot"], "round": row["round"], "outcome": row["outcome"],
-        "finish": row["finish_reason"], "tokens": row["completion_tokens"], "pieces": [pieces[i] for i in kept],
+        "finish": row["finish_reason"], "tokens": row["completion_tokens"], "pieces": [pieces[i] for i in shown],
     }  # fmt: skip
     if has_tokens:
-        pairs = [(row["logprobs"][i], row["base_logprobs"][i]) for i in kept]
+        pairs = [(row["logprobs"][i], row["base_logprobs"][i]) for i in shown]
         ratios = [math.nan if a is None or b is None else float(a - b) for a, b in pairs]
         turn["ratios"] = [round(ratio, 2) if math.isfinite(ratio) else None for ratio in ratios]
     if not is_whole:
@@ -50,7 +50,7 @@ def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
 
 
 def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:
-    """Every problem with recorded turns: its question and, per step, whether and why its answer was right, and the turns."""
+    """Return every problem with recorded turns: its question and, per step, whether its answer was right and why, and the turns."""
     described: dict[str, dict] = {}
     scored = {(row["step"], row["problem"]): row for row in outcomes.to_dict("records")}
     for (step, problem), rows in turns[turns["step"].isin(steps)].groupby(["step", "problem"], sort=False):
@@ -63,7 +63,7 @@ def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[i
             "correct": bool(first["correct"]), "reason": first["reason"],
             "reward": scored.get((step, problem), {}).get("reward"), "turns": [describe_turn(row, room) for row in rows.to_dict("records")],
         }  # fmt: skip
-    for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome and no turn
+    for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome but no turn
         if step in steps and problem in described:
             outcome = {"correct": bool(row["correct"]), "reason": row["reason"], "reward": row["reward"], "turns": []}
             described[problem]["steps"].setdefault(str(step), outcome)
@@ -71,7 +71,7 @@ def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[i
 
 
 def name_steps(steps: list[int], best: int | None) -> dict[int, str]:
-    """The steps that stand side by side at first, with their names: start, best and last, else one in the middle."""
+    """Return the steps shown side by side at first, with their names: start, best and last, or one in the middle."""
     named = {steps[0]: "start", steps[-1]: "last"}
     if best is not None:
         named[best] = f"{named[best]}, best" if best in named else "best"
@@ -81,7 +81,7 @@ def name_steps(steps: list[int], best: int | None) -> dict[int, str]:
 
 
 def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.DataFrame) -> dict | None:
-    """Checkpoints, the columns shown first, and the problems with their turns; None where no turn was recorded.
+    """Return the checkpoints, the columns shown first, and the problems with their turns; None if no turn was recorded.
 
     `outcomes` are all validation outcomes and `points` the accuracy by step. "lost" problems are right at the best and wrong at the
     last checkpoint that has turns.
@@ -107,16 +107,16 @@ def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.Da
 
 
 def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] | None:
-    """Iteration -> its groups, each [problem, [reward, advantage, correct] per episode]; None where they were not recorded.
+    """Return iteration -> its groups, each [problem, [reward, advantage, correct] per episode]; None if not recorded.
 
     `episodes` has a row per training episode: iteration, problem, episode (its index among the attempts at the problem),
-    reward, advantage and correct, which is None where the reward does not say. A problem that was drawn twice makes two groups.
+    reward, advantage and correct, which is None if the reward does not define it. A problem drawn twice makes two groups.
     """
     if not len(episodes):
         return None
-    kept = sorted(episodes["iteration"].unique())[:: math.ceil(len(episodes) / MAX_TRAINING)]
-    shown = episodes[episodes["iteration"].isin(kept)]
-    groups: dict[int, list] = {int(iteration): [] for iteration in kept}
+    iterations = sorted(episodes["iteration"].unique())[:: math.ceil(len(episodes) / MAX_TRAINING)]
+    shown = episodes[episodes["iteration"].isin(iterations)]
+    groups: dict[int, list] = {int(iteration): [] for iteration in iterations}
     by_group = shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False)
     for (iteration, problem, _), rows in by_group:
         numbers = [map(number, rows[name].round(3)) for name in ("reward", "advantage")]  # NaN: not recorded

@@ -1,4 +1,4 @@
-"""`results/index.html`: what the runs of one scale show, for a reader with a browser and nothing else.
+"""Write `results/index.html`, which presents the results of one scale to a reader who has only a browser.
 
 It has the README's findings, figures, tables and notebooks of `results/<scale>`, and a few of its runs in the inspector, with
 links to files below `results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says which figures and runs.
@@ -16,48 +16,43 @@ from multirole_study.experiment.storage import write_text
 from multirole_study.inspector import INDEXED, index_row, inspect_run, relative, render
 
 N_PROBLEMS = 12
-"""On the page of a run, of those that were recorded: it keeps a page below 400 kB."""
+"""Number of recorded problems on the page of a run, which keeps it below 400 kB."""
 to_html = mistune.create_markdown(plugins=["table"])
 
 
 def markup(text: str) -> Markup:
-    """Markdown as HTML; HTML in it is escaped."""
+    """Convert Markdown to HTML; HTML in it is escaped."""
     return Markup(to_html(text))
 
 
 def findings(readme: Path) -> Markup:
-    """What stands between the README's comments "findings" and "end of findings"."""
+    """Return the text between the README's comments "findings" and "end of findings"."""
     text, start, end = readme.read_text(encoding="utf-8"), "<!-- findings:", "<!-- end of findings -->"
     match = re.search(rf"{start}[^>]*-->\s*\n(.*?)\n{end}", text, re.DOTALL)
     if not match:
         raise ValueError(f"{readme} has no findings between a comment that begins with `{start}` and `{end}`.")
-    return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match[1]))  # its links lead out of the results
+    return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match[1]))  # its links point outside the results
 
 
 def figure(path: Path, made_by: str) -> dict[str, object]:
-    """One figure, from the file with its caption."""
+    """Read one figure from the file with its caption."""
     first, rest = re.split(r"(?<!\d)\. ", path.read_text(encoding="utf-8").strip(), maxsplit=1)
     return {"name": path.stem, "first": f"{first}.", "rest": rest, "made_by": made_by}
 
 
 def table(path: Path) -> dict[str, object]:
-    """One table, from its Markdown."""
+    """Read one table from its Markdown."""
     title, body = path.read_text(encoding="utf-8").removeprefix("# ").split("\n", 1)
     return {"name": path.stem, "title": title, "body": markup(body)}
 
 
 def table_order(path: Path) -> tuple[bool, bool, str]:
-    """Table 1 first, then the paper's other tables, then those of the study."""
+    """Sort key: Table 1 first, then the paper's other tables, then those of the study."""
     return path.stem != "table_1", not path.stem.startswith("table_"), path.stem
 
 
-def notebook(folder: Path, name: str) -> str:
-    """The file name of an executed notebook: its HTML where `make paper` has written one."""
-    return f"{name}.html" if (folder / f"{name}.html").exists() else f"{name}.ipynb"
-
-
 def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path) -> Path:
-    """Write the page of a scale beside its results, and `inspector/` with the pages of its runs.
+    """Write the page of a scale next to its results, and `inspector/` with the pages of its runs.
 
     `unpack` returns the folder of a packed run.
     """
@@ -81,7 +76,7 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         facts=INDEXED,
         runs=runs,
         tables=[table(path) for path in sorted(folder.glob("tables/*.md"), key=table_order)],
-        notebooks={notebook(folder, name): about for name, about in shown["notebooks"].items()},
+        notebooks={f"{name}.html": about for name, about in shown["notebooks"].items()},
     )
     write_text(index, text)
     return index

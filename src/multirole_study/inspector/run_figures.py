@@ -1,4 +1,4 @@
-"""What the notebooks show of a run: its curves, as figures."""
+"""Plot the curves of a run for the notebooks."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ LINE_STYLES = ("-", "--", ":", "-.")
 
 
 def plot_learning(folder: str | Path) -> Figure:
-    """Training reward and accuracy per iteration, and validation accuracy with its interval."""
+    """Plot training reward and accuracy per iteration, and validation accuracy with its interval."""
     metrics, points = load(folder, "metrics"), validation(folder)
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     axes.plot(metrics["iteration"], metrics["reward"], "--", color="C1", lw=1.8, label="training reward")
@@ -30,7 +30,7 @@ def plot_learning(folder: str | Path) -> Figure:
 
 
 def plot_roles(folder: str | Path, group: str = "main") -> Figure:
-    """The per-role curves of a group of panels: "main", which the paper's monitoring advice asks for (A.6.2), or "gradients"."""
+    """Plot the per-role curves of a group of panels: "main" (the paper's monitoring advice, A.6.2) or "gradients"."""
     panels = [(panel, series) for panel, series in run_reader.curves(folder, group) if panel.table == "roles"]
     roles = list(dict.fromkeys(role for _, series in panels for role in series))
     n_rows = max(1, -(-len(panels) // 4))

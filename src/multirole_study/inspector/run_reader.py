@@ -1,7 +1,6 @@
-"""One reader of a run's folder for the notebooks and for the page: settings, tables, curves and the facts of the run.
+"""Read a run's folder for the notebooks and the page: settings, tables, curves and facts of the run.
 
-Every table may be missing, short or hold NaN: a run that was cut short is read as far as it went. METRICS.md defines the
-columns.
+Every table may be missing, short or hold NaN, so that interrupted runs can be read. METRICS.md defines the columns.
 """
 
 import json
@@ -20,7 +19,7 @@ from multirole_study.labels import cell_name
 
 @dataclass(frozen=True)
 class Panel:
-    """A recorded column, drawn over the iterations where a run has it.
+    """A recorded column, drawn over the iterations in which a run has it.
 
     `scale` is "linear", "rate" (0 to 1), "log", or "divergence": zero or more up to noise, drawn symmetric-logarithmic from 0.
     A column of `roles` has one curve per role, a column of `metrics` has one.
@@ -73,31 +72,20 @@ PANELS = (
 
 
 def load(folder: str | Path, table: str) -> pd.DataFrame:
-    """One table of a run, such as "metrics", "roles", "eval" or "turns" (all steps together); empty if it was not written."""
+    """Load one table of a run, such as "metrics", "roles", "eval" or "turns" (all steps together); empty if it was not written."""
     paths = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
     tables = [table for table in map(pd.read_parquet, paths) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def read_config(folder: Path) -> dict:
-    """The run's settings; ValueError where the folder holds no run."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ValueError(
-            f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
-            "runs/tiny-r/voting-sp-math-s0, or a folder that contains runs."
-        )
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def read_provenance(folder: Path) -> dict:
-    """Where and how it ran; empty where that was not recorded."""
+    """Read the run's provenance; empty if it was not recorded."""
     path = folder / "provenance.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def state(folder: Path) -> str:
-    """Whether it is finished, how it ended, and whether a file is no longer the one that DONE lists."""
+    """Describe the run's state: unfinished or finished, how it ended, and whether a file differs from its checksum in DONE."""
     if not (folder / "DONE").exists():
         return "not finished"
     if not is_done(folder):
@@ -107,30 +95,30 @@ def state(folder: Path) -> str:
 
 
 def title(config: dict) -> str:
-    """A run's name for people, such as "Voting-IP, code · seed 0"."""
+    """Return a run's display name, such as "Voting-IP, code · seed 0"."""
     cell = cell_name(str(config.get("workflow")), policy_name(config["policy"]), config.get("task"))
     return f"{cell} · seed {config.get('seed', '?')}"
 
 
 def regime(config: dict) -> str:
-    """The scale and the settings that differ from its preset's, such as "tiny-r, learning_rate 0.006, lr_schedule constant"."""
+    """Return the scale and the settings that differ from its preset, such as "tiny-r, learning_rate 0.006, lr_schedule constant"."""
     usual = preset_values(*(config.get(name) for name in ("workflow", "task", "scale", "preset", "data")))
     changed = [f"{name} {config[name]}" for name in usual if config.get(name, usual[name]) != usual[name]]
     return ", ".join([str(config.get("scale")), *(changed or ["the preset's settings"])])
 
 
 def number(value: float) -> float | None:
-    """A number for JSON, to 7 significant digits; None for NaN, infinities and missing values."""
+    """Convert a number for JSON, with 7 significant digits; None for NaN, infinities and missing values."""
     return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
 
 
 def numbers(values: pd.Series) -> list[float | None]:
-    """Numbers for JSON."""
+    """Convert numbers for JSON."""
     return [number(value) for value in values.astype(float)]
 
 
 def validation(folder: str | Path) -> pd.DataFrame:
-    """Validation accuracy per evaluated step with its 95 % Wilson interval over problems (fractions)."""
+    """Return validation accuracy per evaluated step with its 95 % Wilson interval over problems (fractions)."""
     outcomes = load(folder, "eval")
     if not len(outcomes):
         return pd.DataFrame(columns=["step", "accuracy", "low", "high", "n"])
@@ -141,7 +129,7 @@ def validation(folder: str | Path) -> pd.DataFrame:
 
 
 def skills(folder: str | Path) -> list[dict]:
-    """What each role achieves over the evaluated steps, and what a trivial one would; one entry per role and measure."""
+    """Return each role's skill over the evaluated steps, and its trivial twin's; one entry per role and measure."""
     table = load(folder, "skills")
     return [
         {"role": role, "measure": measure, "step": rows["step"].astype(int).tolist()}
@@ -152,9 +140,9 @@ def skills(folder: str | Path) -> list[dict]:
 
 
 def facts(folder: str | Path) -> pd.DataFrame:
-    """Accuracy at the first, the best and the last evaluation and at the first fall.
+    """Return the accuracy at the first, best and last evaluation and at the first fall.
 
-    Columns for reading: fact, iteration, value, detail. Facts that a run does not have are left out.
+    The columns are fact, iteration, value and detail. Facts that a run does not have are left out.
     """
     points = validation(folder).set_index("step")
     rows: list[tuple[str, int, str, str]] = []
@@ -172,15 +160,17 @@ def facts(folder: str | Path) -> pd.DataFrame:
 
 
 def curves(folder: str | Path, group: str | None = None) -> Iterator[tuple[Panel, dict[str, pd.Series]]]:
-    """Every panel (of a group) that the run has numbers for, with its series by iteration: one per role, or one named ""."""
+    """Return every panel (of a group) with numbers in this run, and its series by iteration: one per role, or one named ""."""
     tables = {name: load(folder, name) for name in ("roles", "metrics")}
     for panel in PANELS:
         table = tables[panel.table]
         if panel.column not in table or group not in (None, panel.group):
             continue
         if panel.column == "jaccard":
-            table = table[table["slot_pairs"] > 0]  # elsewhere nothing was compared
+            table = table[table["slot_pairs"] > 0]  # otherwise nothing was compared
         table = table.assign(role=table.get("role", ""))
         values = table.pivot_table(panel.column, "iteration", "role", "last", sort=False)
-        if values.size and (panel.group != "signatures" or values.any(axis=None)):  # workflows ask for some forms only
+        if values.size and (
+            panel.group != "signatures" or values.any(axis=None)
+        ):  # a workflow uses only some of the forms
             yield panel, {role: values[role] for role in values}

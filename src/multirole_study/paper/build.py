@@ -1,4 +1,4 @@
-"""`multirole paper results/<scale>`: every table, figure and claim from a grid's committed results."""
+"""Build every table, figure and claim from a grid's committed results (`multirole paper results/<scale>`)."""
 
 import logging
 from pathlib import Path
@@ -9,6 +9,7 @@ from multirole_study.inspector.landing_page import landing_page
 from multirole_study.paper import pack
 from multirole_study.paper.claims import claims
 from multirole_study.paper.figures import figures, figures_of_study
+from multirole_study.paper.gradient_signal import read, signal_figure, signal_table
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import write_figure, write_tables
 from multirole_study.paper.pages import write_page
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(folder: str | Path) -> Results:
-    """Write `<folder>/tables/` and `<folder>/figures/`; ValueError where no run is finished."""
+    """Write `<folder>/tables/` and `<folder>/figures/`; ValueError if no run is finished."""
     results = Results(folder)
     if not results.runs:
         raise UserError(
@@ -28,8 +29,11 @@ def build(folder: str | Path) -> Results:
     study = Study.read(results.grid, folder)
     studied = tables_of_study(results, study) if study else []
     all_tables = [*tables(results), claims(results, sentences(results)), *studied]
-    write_tables(all_tables, results.folder / "tables")
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
+    if (measured := read(results.folder)) is not None:
+        all_tables.append(signal_table(measured))
+        plates.append(signal_figure(measured))
+    write_tables(all_tables, results.folder / "tables")
     for plate in plates:
         write_figure(plate, results.folder / "figures")
     logger.info("%d tables and %d figures in %s; %d runs or evaluations missing", len(all_tables), len(plates), folder,
@@ -38,7 +42,7 @@ def build(folder: str | Path) -> Results:
 
 
 def publish(folder: Path) -> Path:
-    """Write the pages beside a scale whose `page.yaml` says what to show: of its results, in words and as HTML, and of some runs."""
+    """Write the result pages of a scale that has a `page.yaml`: Markdown and HTML of its results, and pages of some runs."""
     if (template := folder.absolute().parent / "README.md.jinja").exists():
         write_page(template, folder / "tables")
     with TemporaryDirectory() as aside:

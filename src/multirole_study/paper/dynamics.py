@@ -1,4 +1,4 @@
-"""How training runs: curves by iteration, and how far each role's chi2, perplexity and gradient norm rise (Table 2, Figures 3 to 6)."""
+"""Compute training dynamics: curves by iteration, and how far each role's chi2, perplexity and gradient norm rise (Table 2, Figures 3-6)."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from multirole_study.paper.statistics import t_interval
 FIRST_ITERATIONS = 5
 SMOOTHED = 5  # iterations
 ROUNDING = 1e-6
-"""A chi2 below this is rounding of the engine: a role that takes one step per iteration is measured before the step moves it."""
+"""A smaller chi2 is rounding of the engine: a role with one step per iteration is measured before that step changes it."""
 POOLED = "all roles (shared)"
 AMPLITUDES = {
     "chi2 peak / first": "ratio",
@@ -26,14 +26,14 @@ AMPLITUDES = {
     "chi2 after the update, peak": "ratio",
     "optimizer steps per iteration": "count",
 }
-"""Number -> unit: the four of the paper, then ours."""
+"""Number -> unit: the paper's four, then ours."""
 SHARES = {"rows": "row_share", "tokens": "token_mass", "gradient": "grad_share"}
 
 
 def role_series(run: Run) -> dict[str, pd.DataFrame]:
     """Map each role of a run to its rows by iteration, with chi2, perplexity, grad_norm, chi2_after and optimizer_steps.
 
-    A shared adapter has one entry for all of its roles first, then each role's own part in it.
+    A shared adapter has a first entry for all of its roles together, then one for each role.
     """
     roles, ledger = run.table("roles"), run.table("ledger")
     by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
@@ -48,15 +48,15 @@ def role_series(run: Run) -> dict[str, pd.DataFrame]:
 
 
 def weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
-    """The mean over roles in each iteration."""
+    """Return the weighted mean over roles in each iteration."""
     products = (roles[name] * roles[weight]).groupby(roles["iteration"]).sum(min_count=1)
     return products / roles.groupby("iteration")[weight].sum()
 
 
 def amplitudes(series: pd.DataFrame) -> dict[str, float]:
-    """One role's amplitudes in one run, NaN where undefined; `series` is indexed by iteration."""
-    chi2, others = series["chi2"], series[["perplexity", "grad_norm"]]
-    first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), others.max() / others.iloc[0].replace(0, np.nan)
+    """Return one role's amplitudes in one run, NaN if undefined; `series` is indexed by iteration."""
+    chi2, rising = series["chi2"], series[["perplexity", "grad_norm"]]
+    first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), rising.max() / rising.iloc[0].replace(0, np.nan)
     groups = (
         chi2.max() / first if first >= ROUNDING else np.nan,
         *rises,
@@ -69,7 +69,7 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
 
 
 def dynamics(results: Results) -> Iterator[Row]:
-    """The median and the range over seeds of every role's amplitudes; the paper's cliff cells come first."""
+    """Yield the median and range over seeds of every role's amplitudes; the paper's cliff cells come first."""
     cliffs, lines = [("math", "voting"), ("math", "orch_workers")], product(results.grid.tasks, (*WORKFLOWS, "single"))
     ordered = sorted(dict.fromkeys([*cliffs, *lines]), key=lambda line: line[1] == "single")
     for (task, workflow), policy in product(ordered, POLICIES):
@@ -78,19 +78,19 @@ def dynamics(results: Results) -> Iterator[Row]:
             for role, series in role_series(run).items():
                 rows_by_name[role].append(amplitudes(series))
         for (role, runs), (name, unit) in product(rows_by_name.items(), AMPLITUDES.items()):
-            where = {"task": task, "workflow": workflow, "policy": policy, "role": role}
-            yield where | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
+            keys = {"task": task, "workflow": workflow, "policy": policy, "role": role}
+            yield keys | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
 
 
 def largest(run: Run, name: str) -> float:
-    """A metric's maximum over a run: of all tokens of a shared adapter, or of the role with the largest one."""
+    """Return a metric's maximum over a run: over all tokens of a shared adapter, or of the role with the largest one."""
     roles = role_series(run)
     read = [roles[POOLED]] if POOLED in roles else roles.values()
     return pd.concat([series[name] for series in read]).max()
 
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:
-    """(workflow, task) -> the seeds with a run under both policies, where there are any."""
+    """Return (workflow, task) -> the seeds with a run under both policies, if there are any."""
     pairs = {}
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         ip, sp = (results.runs_of(workflow, policy, task) for policy in POLICIES)
@@ -100,11 +100,12 @@ def matched(results: Results) -> dict[tuple[str, str], list[int]]:
 
 
 def extremes(results: Results) -> pd.DataFrame:
-    """One row per run of a matched cell and seed: its extremes over the iterations.
+    """Return one row per run of a matched cell and seed: its extremes over the iterations.
 
-    `chi2` and `chi2_after` are of the role with the largest one under IP, and of all tokens of the shared adapter under
-    SP, much as the released code logs them; `chi2_role` and `chi2_after_role` of the role with the largest under both.
-    `grad_norm` is of single optimizer steps of an adapter, `entropy` (per token, of all roles) the initial value minus the least.
+    `chi2` and `chi2_after` are those of the role with the largest value under IP, and of all tokens of the shared adapter under SP,
+    similar to the released code's logs; `chi2_role` and `chi2_after_role` are those of the role with the largest value under
+    both. `grad_norm` is that of single optimizer steps of an adapter, `entropy` (per token, over all roles) the initial value
+    minus the smallest.
     """
     rows = []
     for ((workflow, task), seeds), policy in product(matched(results).items(), POLICIES):
@@ -120,7 +121,7 @@ def extremes(results: Results) -> pd.DataFrame:
 
 
 def role_gradients(results: Results) -> Iterator[Row]:
-    """What each role gives to a shared adapter's gradient, and whether two roles agree: medians over a run's iterations."""
+    """Yield each role's share of a shared adapter's gradient, and the cosine of two roles' gradients: medians over a run's iterations."""
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         shares, cosines = {}, {}
         if not (runs := results.runs_of(workflow, "sp", task)):
@@ -132,24 +133,24 @@ def role_gradients(results: Results) -> Iterator[Row]:
             shares[seed] = by_role[list(SHARES.values())].median()
             pairs = [" and ".join(sorted(pair)) for pair in zip(table["role"], table["other"], strict=True)]
             cosines[seed] = table.groupby(pairs)["cosine"].median()
-        where = {"task": task, "workflow": workflow}
+        keys = {"task": task, "workflow": workflow}
         for role, role_shares in pd.concat(shares).groupby(level=1, sort=False):
             for name, share in SHARES.items():
-                yield number(f"share of {name}", t_interval(role_shares[share]), "rate", **where, role=role)
+                yield number(f"share of {name}", t_interval(role_shares[share]), "rate", **keys, role=role)
         for pair, role_shares in pd.concat(cosines).groupby(level=1):
-            yield number("cosine", t_interval(role_shares.dropna()), "similarity", **where, role=pair)
+            yield number("cosine", t_interval(role_shares.dropna()), "similarity", **keys, role=pair)
 
 
 def smoothed(curves: pd.DataFrame) -> pd.DataFrame:
-    """Centred mean over `SMOOTHED` iterations, over fewer at the ends."""
+    """Return the centred mean over `SMOOTHED` iterations, over fewer at the ends."""
     return curves.rolling(SMOOTHED, center=True, min_periods=1).mean()
 
 
 def typical(curves: pd.DataFrame) -> pd.Series:
-    """Median over seeds, then over `SMOOTHED` iterations: a single large value does not show in it."""
+    """Return the median over seeds and then over `SMOOTHED` iterations, which hides single large values."""
     return curves.median(axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
 
 
 def over_first(series: pd.Series) -> pd.Series:
-    """A positive series over its first value, the median of the first iterations: a single one is noisy."""
+    """Divide a positive series by its first value: the median of the first iterations, because a single one is noisy."""
     return series / series.iloc[:FIRST_ITERATIONS].median()

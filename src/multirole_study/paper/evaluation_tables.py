@@ -1,4 +1,4 @@
-"""What an evaluation's outcomes say: accuracy, and how well the judging roles judge (notebooks/eval_cell.ipynb)."""
+"""Summarise an evaluation: accuracy, and how well the judging roles judge (notebooks/eval_cell.ipynb)."""
 
 from pathlib import Path
 
@@ -6,17 +6,18 @@ import numpy as np
 import pandas as pd
 
 from multirole.diagnostics.role_skill import role_skills
+from multirole_study.experiment.run_folder import read_config
 from multirole_study.inspector import run_reader
 from multirole_study.paper.statistics import t_interval
 from multirole_study.workflow_record import recorded_structure
 
 
 def accuracy(folder: str | Path) -> pd.DataFrame:
-    """One row per evaluated step, all fractions.
+    """Return one row per evaluated step; all values are fractions.
 
-    `accuracy` with its 95 % t interval over problems; `std` over rollouts (population; the released code's) and
-    `pass@n` over them where there are several; over the solver's turns of an episode, `one slot` (the mean of them),
-    `any slot` (the oracle: at least one is right) and `slots` (how many there are on average).
+    `accuracy` has a 95 % t interval over problems. With several rollouts there are `std` over them (population, as in the released
+    code) and `pass@n`. Over the solver's turns of an episode there are `one slot` (their mean), `any slot` (the oracle: at least
+    one is right) and `slots` (their average number).
     """
     table, rows = pd.read_parquet(Path(folder) / "eval.parquet"), []
     for step, part in table.groupby("step"):
@@ -33,8 +34,8 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
 
 
 def judging(folder: str | Path) -> pd.DataFrame:
-    """Step x judging role: what the role adds over its trivial twin (`diagnostics.role_skill`); empty for a single agent."""
-    turns, config = pd.read_parquet(Path(folder) / "turns.parquet"), run_reader.read_config(Path(folder))
+    """Return step x judging role: the role's gain over its trivial twin (`diagnostics.role_skill`); empty for a single agent."""
+    turns, config = pd.read_parquet(Path(folder) / "turns.parquet"), read_config(Path(folder))
     structure = recorded_structure(config["cell"], run_reader.read_provenance(Path(folder)))
     rows = [{"step": step} | row for step, part in turns.groupby("step") for row in role_skills(part, structure)]
     table = pd.DataFrame(rows).set_index("step")

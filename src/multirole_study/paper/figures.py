@@ -1,4 +1,4 @@
-"""The figures of the paper and of a study, from a results folder; runs that are not finished are left out.
+"""Draw the figures of the paper and of a study from a results folder; unfinished runs are left out.
 
 `figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
 """
@@ -26,25 +26,25 @@ from multirole_study.labels import (
     ROLE_COLOURS,
     SETUP_COLOURS,
     SETUP_STYLES,
-    TASK_COLOURS,
-    TASK_NAMES,
     WORKFLOW_MARKERS,
     WORKFLOW_NAMES,
     cell_name,
+    task_colour,
+    task_name,
 )
 from multirole_study.paper import dynamics, skill_tables
 from multirole_study.paper.claims import REGIMES
-from multirole_study.paper.grid import LINES, POLICIES, WORKFLOWS, Study
+from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
 from multirole_study.paper.output import STYLE, Plate, Table
-from multirole_study.paper.results import PLACES, Results, Run
-from multirole_study.paper.statistics import ALL, t_interval
+from multirole_study.paper.results import REPORTED_STEPS, Results, Run
+from multirole_study.paper.statistics import ALL_CELLS, t_interval
 from multirole_study.paper.study_tables import Twins, twins
 from multirole_study.paper.tables import sentences
 
 CAPTIONS = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
 REFERENCE = {"color": "0.35", "lw": 1.2}
-"""Lines of the base and of the single agent."""
-ASIDE = {"ip": -0.19, "sp": 0.19}  # x, from the middle of a cell
+"""Style of the lines of the base and of the single agent."""
+X_OFFSET = {"ip": -0.19, "sp": 0.19}  # x, from the middle of a cell
 AMPLITUDES = {
     "chi2": "largest χ² during the update",
     "chi2_after": "largest χ² after the update",
@@ -53,28 +53,28 @@ AMPLITUDES = {
 }
 
 
-LEAST = 1e-4
-"""Smaller chi2 is drawn here: such estimates are noise around zero."""
-CLIFFS = {
+MIN_CHI2 = 1e-4
+"""A smaller chi2 is drawn at this value: such estimates are noise around zero."""
+CLIFF_PANELS = {
     "chi2": "χ² during\nthe update",
     "chi2_after": "χ² after\nthe update",
     "perplexity": "perplexity\n/ first",
     "grad_norm": "gradient norm\n/ first",
     "validation": "validation\naccuracy",
 }
-"""What Figure 6 draws, from the top."""
+"""Metric -> label of the panels of Figure 6, from the top."""
 
 
 @plt.rc_context(STYLE)
 def figures(results: Results) -> list[Plate]:
-    """Draw them all; Figure 4, the judging roles and the regimes once per task."""
+    """Draw all figures; Figure 4, the judging roles and the regimes once per task."""
     of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6, figure_of_gradients)]
     by_task = product((figure_4, figure_of_roles, figure_of_regimes), results.grid.tasks)
     return [*of_grid, *(plate for draw, task in by_task if (plate := draw(results, task)))]
 
 
 def figure_2(results: Results) -> Plate:
-    """The gain of every cell's peak over the base workflow."""
+    """Draw the gain of every cell's peak over the base workflow."""
     figure = Figure(figsize=(6.4, 2.9), layout="constrained")
     tasks = results.grid.tasks
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
@@ -86,7 +86,7 @@ def figure_2(results: Results) -> Plate:
                 gain = results.accuracy(*cell, "peak") - results.accuracy(*cell, "base")
                 if gain.empty:
                     continue
-                at, colour, (mean, low, high) = x + ASIDE[policy], POLICY_COLOURS[policy], t_interval(gain)[:3]
+                at, colour, (mean, low, high) = x + X_OFFSET[policy], POLICY_COLOURS[policy], t_interval(gain)[:3]
                 axes.bar(at, mean, 0.34, color=colour, alpha=0.85, zorder=2)
                 axes.errorbar(at, mean, [[mean - low], [high - mean]], color="0.15", capsize=3, lw=1.1, zorder=4)
                 axes.scatter([at + 0.09] * len(gain), gain, 12, color="white", ec=colour, zorder=3)
@@ -95,7 +95,7 @@ def figure_2(results: Results) -> Plate:
                 axes.hlines(single.mean() - untrained.mean(), x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
         axes.axhline(0, color="0.35", lw=0.8)
         axes.set_xticks(range(len(WORKFLOWS)), [WORKFLOW_NAMES[w] for w in WORKFLOWS])
-        axes.set_title(TASK_NAMES[task])
+        axes.set_title(task_name(task))
         _in_percent(axes.yaxis, symbol="")
     panels[0].set_ylabel("peak minus base (points)")
     _legend(figure, [*_policies(lw=6, ls="-"), _entry("SA-RL's peak minus base", ls=":", **REFERENCE)])
@@ -103,12 +103,12 @@ def figure_2(results: Results) -> Plate:
 
 
 def figure_3(results: Results) -> Plate:
-    """Accuracy under IP against accuracy under SP, at the peak and at the end."""
+    """Draw accuracy under IP against accuracy under SP, at the peak and at the end."""
     figure = Figure(figsize=(6.4, 3.7), layout="constrained")
-    for place, axes in zip(PLACES, figure.subplots(1, 2), strict=True):
+    for place, axes in zip(REPORTED_STEPS, figure.subplots(1, 2), strict=True):
         for (workflow, task), seeds in dynamics.matched(results).items():
             sp, ip = (results.accuracy(workflow, policy, task, place)[seeds] for policy in ("sp", "ip"))
-            look = {"marker": WORKFLOW_MARKERS[workflow], "color": TASK_COLOURS[task], "edgecolor": "0.15"}
+            look = {"marker": WORKFLOW_MARKERS[workflow], "color": task_colour(task), "edgecolor": "0.15"}
             (x, left, right), (y, below, above) = t_interval(sp)[:3], t_interval(ip)[:3]
             errors = [[y - below], [above - y]], [[x - left], [right - x]]
             axes.errorbar(x, y, *errors, color="0.5", lw=1, zorder=2)
@@ -123,13 +123,13 @@ def figure_3(results: Results) -> Plate:
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         _in_percent(axes.xaxis, axes.yaxis)
     marks = [(WORKFLOW_MARKERS[workflow], "white", WORKFLOW_NAMES[workflow]) for workflow in WORKFLOWS]
-    marks += [("D", TASK_COLOURS[task], TASK_NAMES[task]) for task in results.grid.tasks]
+    marks += [("D", task_colour(task), task_name(task)) for task in results.grid.tasks]
     _legend(figure, [_entry(name, ls="", marker=marker, mfc=colour, mec="0.15") for marker, colour, name in marks])
     return plate(results, "figure_3", figure)
 
 
 def figure_4(results: Results, task: str) -> Plate:
-    """Training success rate and validation accuracy over the run, a column per workflow."""
+    """Draw training success rate and validation accuracy over the run, a column per workflow."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     grid = figure.subplots(2, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
@@ -149,38 +149,38 @@ def figure_4(results: Results, task: str) -> Plate:
         _in_percent(axes.yaxis)
     lines = _entry("base", ls="--", **REFERENCE), _entry("SA-RL's peak", ls=":", **REFERENCE)
     _legend(figure, [*_policies(lw=1.7), *lines])
-    return plate(results, "figure_4", figure, f"figure_4_{task}", task=TASK_NAMES[task])
+    return plate(results, "figure_4", figure, f"figure_4_{task}", task=task_name(task))
 
 
 def figure_5(results: Results) -> Plate:
-    """Instability amplitudes of matched cells."""
+    """Draw the instability amplitudes of matched cells."""
     table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
         for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]) if len(table) else ():
-            at = [cells.index((task, workflow)) + ASIDE[policy] for policy in POLICIES]
+            at = [cells.index((task, workflow)) + X_OFFSET[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]
-            shown = by_policy[name].clip(lower=LEAST)
+            shown = by_policy[name].clip(lower=MIN_CHI2)
             axes.plot(at, shown, color="0.7", lw=0.9, zorder=1)
             axes.scatter(at, shown, 16, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
             if f"{name}_role" in by_policy:
-                of_role = max(by_policy.loc["sp", f"{name}_role"], LEAST)
+                of_role = max(by_policy.loc["sp", f"{name}_role"], MIN_CHI2)
                 axes.scatter(at[1], of_role, 16, fc="none", ec=POLICY_COLOURS["sp"], zorder=2)
         if name != "entropy":
             axes.set_yscale("log")
         axes.set_title(label)
-        axes.set_xticks(range(len(cells)), [f"{WORKFLOW_NAMES[w][0]}\n{TASK_NAMES[t]}" for t, w in cells])
+        axes.set_xticks(range(len(cells)), [f"{WORKFLOW_NAMES[w][0]}\n{task_name(t)}" for t, w in cells])
     role = _entry("SP, role with the largest χ²", ls="", marker="o", mfc="none", mec=POLICY_COLOURS["sp"])
     _legend(figure, [*_policies(ls="", marker="o"), role])
     return plate(results, "figure_5", figure)
 
 
 def figure_6(results: Results) -> Plate:
-    """The paper's cliff cells: a column per cell with its runs, a row per diagnostic, a colour per role."""
+    """Draw the paper's cliff cells: a column per cell with its runs, a row per diagnostic, a colour per role."""
     cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
-    grid = figure.subplots(len(CLIFFS), len(cells), sharex=True)
-    for axes, label in zip(grid[:, 0], CLIFFS.values(), strict=True):
+    grid = figure.subplots(len(CLIFF_PANELS), len(cells), sharex=True)
+    for axes, label in zip(grid[:, 0], CLIFF_PANELS.values(), strict=True):
         axes.set_ylabel(label)
     for (at, cell), (*measured, validated) in zip(cells.items(), grid.T, strict=True):
         runs, handles = results.runs_of(*cell), []
@@ -190,10 +190,10 @@ def figure_6(results: Results) -> Plate:
             name = "shared adapter" if is_shared else series[0][role]["role"].iloc[0]
             look = {"color": POLICY_COLOURS["sp"] if is_shared else ROLE_COLOURS[name], "lw": 2.2 if is_shared else 1.4}
             handles.append(_entry(name, **look))
-            for metric, axes in zip(CLIFFS, measured, strict=False):
+            for metric, axes in zip(CLIFF_PANELS, measured, strict=False):
                 curves = pd.concat([run[role][metric] for run in series], axis=1)
                 is_chi2 = metric.startswith("chi2")
-                curves = curves.clip(lower=LEAST) if is_chi2 else curves.apply(dynamics.over_first).clip(lower=0.03)
+                curves = curves.clip(lower=MIN_CHI2) if is_chi2 else curves.apply(dynamics.over_first).clip(lower=0.03)
                 axes.plot(curves, color=look["color"], lw=0.6, alpha=0.4)
                 axes.plot(dynamics.typical(curves), **look)
         for axes in measured:
@@ -216,14 +216,14 @@ def figure_6(results: Results) -> Plate:
 
 
 def figure_of_gradients(results: Results) -> Plate:
-    """Each role's share of a shared adapter's rows, tokens and gradient, a panel per task and workflow."""
+    """Draw each role's share of a shared adapter's rows, tokens and gradient, a panel per task and workflow."""
     figure = Figure(figsize=(6.8, 1.9 * len(results.grid.tasks) + 0.4), layout="constrained")
     grid = figure.subplots(len(results.grid.tasks), len(WORKFLOWS), sharey=True, squeeze=False)
     columns = ["task", "workflow", "role", "number", "value", "low", "high"]
     shares = pd.DataFrame(dynamics.role_gradients(results), columns=columns)
     names = [f"share of {name}" for name in dynamics.SHARES]
     for axes, (task, workflow) in zip(grid.flat, product(results.grid.tasks, WORKFLOWS), strict=True):
-        axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {TASK_NAMES[task]}")
+        axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {task_name(task)}")
         axes.set_xticks(range(len(names)), dynamics.SHARES)
         axes.axhline(0, color="0.35", lw=0.8)
         panel = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
@@ -236,23 +236,23 @@ def figure_of_gradients(results: Results) -> Plate:
                 at, role_rows["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2}
             )
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
-    drawn = [role for role in ROLE_COLOURS if role in set(shares["role"])]
-    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in drawn])
+    roles = [role for role in ROLE_COLOURS if role in set(shares["role"])]
+    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in roles])
     return plate(results, "role_gradients", figure)
 
 
 def figure_of_roles(results: Results, task: str) -> Plate:
-    """Accuracy of every workflow, and the length and the gain of its judging role, over training and by policy."""
+    """Draw every workflow's accuracy, and the length and gain of its judging role, over training and by policy."""
     figure = Figure(figsize=(6.8, 5.2), layout="constrained")
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, skill_tables.MEASURES[workflow][0]
+        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, skill_tables.SKILL_MEASURES[workflow][0]
         for policy in POLICIES:
             runs = results.runs_of(workflow, policy, task)
             lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
             gains = pd.DataFrame({seed: skill_tables.gain_of(run, measure) for seed, run in runs.items()})
-            drawn = validation(runs), dynamics.smoothed(lengths), gains
-            for axes, curves, bounds in zip(column, drawn, ((0, 1), (0, None), (-1, 1)), strict=True):
+            panels = validation(runs), dynamics.smoothed(lengths), gains
+            for axes, curves, bounds in zip(column, panels, ((0, 1), (0, None), (-1, 1)), strict=True):
                 if curves.size:
                     limits = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds)
                     _banded(axes, curves, policy, *limits.T)
@@ -264,11 +264,11 @@ def figure_of_roles(results: Results, task: str) -> Plate:
         axes.set_ylabel(label)
     _in_percent(grid[0, 0].yaxis, grid[2, 0].yaxis)
     _legend(figure, [*_policies(lw=1.7), _entry("SA-RL's peak", ls=":", **REFERENCE)])
-    return plate(results, "roles", figure, f"roles_{task}", task=TASK_NAMES[task])
+    return plate(results, "roles", figure, f"roles_{task}", task=task_name(task))
 
 
 def figure_of_regimes(results: Results, task: str) -> Plate | None:
-    """Validation accuracy over training, a row per regime and a column per workflow; None where one regime has runs."""
+    """Draw validation accuracy over training, a row per regime and a column per workflow; None if only one regime has runs."""
     runs = accuracy_by_regime(results, task)
     if runs["regime"].nunique() < 2:
         return None
@@ -285,15 +285,17 @@ def figure_of_regimes(results: Results, task: str) -> Plate | None:
     _in_percent(*(axes.yaxis for axes in facets.axes.flat))
     facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
     plt.close(facets.figure)  # a notebook shows plates
-    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=TASK_NAMES[task])
+    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=task_name(task))
 
 
 def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
-    """Validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
+    """Return the validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
     rows = []
     for name, changed in REGIMES.items():
-        runs = {cell: results.runs_of(*cell, task, **changed) for cell in (LINES[-1], *LINES[:-1])}
-        # the single agent takes one step anyway, so that its runs are of two regimes
+        runs = {
+            cell: results.runs_of(*cell, task, **changed) for cell in (WORKFLOW_POLICIES[-1], *WORKFLOW_POLICIES[:-1])
+        }
+        # the single agent always takes one step, so its runs belong to two regimes
         if counts := [
             len(cell_runs) for (workflow, _), cell_runs in runs.items() if cell_runs and workflow != "single"
         ]:
@@ -308,7 +310,7 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
 
 
 def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tuple[str, str]) -> Plate:
-    """Validation accuracy of the twins and of a variant, a panel per cell; seeds thin and their mean thick."""
+    """Draw validation accuracy of a variant and its twins, a panel per cell; thin lines are seeds, thick ones their mean."""
     rows = -(-len(pairs) // 4)
     figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
@@ -329,12 +331,12 @@ def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tup
 
 
 def figure_of_controls(results: Results, table: Table) -> Plate:
-    """Peaks by training budget, a row per budget: a shape is a workflow, a colour a policy."""
+    """Draw peaks by training budget, a row per budget; shapes are workflows and colours policies."""
     tasks = list(dict.fromkeys(table.values["task"]))
     looks = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
     single = cell_name("single", "sp")
     looks[single] = WORKFLOW_MARKERS["single"], REFERENCE["color"]
-    numbers = table.values[~table.values["run"].str.startswith(ALL)]
+    numbers = table.values[~table.values["run"].str.startswith(ALL_CELLS)]
     numbers = numbers.join(numbers["run"].str.partition(", ")[[0, 2]].set_axis(["cell", "variant"], axis=1))
     budgets = list(
         dict.fromkeys((cell == single, variant) for cell, variant in zip(numbers["cell"], numbers["variant"]))
@@ -354,7 +356,7 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
         for row in range(1, len(budgets)):
             axes.axhline(row - 0.5, color="0.85", lw=1.5 if budgets[row][0] != budgets[row - 1][0] else 0.6)
         _in_percent(axes.xaxis)
-        axes.set(xlabel="validation accuracy at the peak", title=TASK_NAMES[task], ylim=(len(budgets) - 0.5, -0.5))
+        axes.set(xlabel="validation accuracy at the peak", title=task_name(task), ylim=(len(budgets) - 0.5, -0.5))
         axes.set_yticks(range(len(budgets)), [_budget(numbers, single, *budget) for budget in budgets])
         axes.tick_params(axis="y", length=0)
     shapes = [
@@ -365,7 +367,7 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
 
 
 def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -> str:
-    """Name a budget by who has it, with its optimizer steps and its sampled tokens over the whole run."""
+    """Label a budget with its cells, and with the optimizer steps and sampled tokens of a whole run."""
     rows = numbers[((numbers["cell"] == single) == is_single) & (numbers["variant"] == variant)]
     steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
     spent = f"{_from_to(steps.round().astype(int))} steps, {_from_to((tokens / 1e6).round(1))} M tokens"
@@ -374,7 +376,7 @@ def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -
 
 @plt.rc_context(STYLE)
 def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
-    """Draw one step per iteration and longer training beside the grid, where there are runs, and the controls."""
+    """Draw one step per iteration and longer training against the grid, if there are runs, and the controls."""
     plates = []
     if pairs := list(twins(results, study, "updates")):
         labels = "one step per batch of rows, as in the grid", "one step per iteration"
@@ -388,14 +390,14 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
 
 
 def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
-    """Add a figure's caption; the layout is made now, while the style is in force."""
+    """Add a figure's caption and compute the layout, while the style is set."""
     figure.draw_without_rendering()
-    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": LEAST} | facts
+    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": MIN_CHI2} | facts
     return Plate(name or caption, figure, CAPTIONS[caption].format(**facts))
 
 
 def validation(runs: dict[int, Run]) -> pd.DataFrame:
-    """Evaluated step x seed: validation accuracy."""
+    """Return validation accuracy by evaluated step and seed."""
     return pd.DataFrame({seed: run.accuracy for seed, run in runs.items()})
 
 
@@ -407,16 +409,16 @@ def _banded(
     high: np.ndarray | pd.Series,
     **look: object,
 ) -> None:
-    """The mean over seeds of a policy's curves (index x seed), with a band from `low` to `high`."""
+    """Draw the mean over seeds of a policy's curves (index x seed), with a band from `low` to `high`."""
     colour = POLICY_COLOURS[policy]
     axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
     axes.fill_between(curves.index, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def _from_to(counts: Collection[int]) -> str:
-    """The least and the most of them, or the one that all are."""
-    few, many = min(counts), max(counts)
-    return f"{few} to {many}" if many > few else f"{few}"
+    """Format as "min to max", or one value if all are equal."""
+    low, high = min(counts), max(counts)
+    return f"{low} to {high}" if high > low else f"{low}"
 
 
 def _in_percent(*axes: Axis, symbol: str = "%") -> None:
@@ -425,7 +427,7 @@ def _in_percent(*axes: Axis, symbol: str = "%") -> None:
 
 
 def _few_log_ticks(axes: Axes) -> None:
-    """Ticks of a logarithmic axis that do not touch: powers of ten, and below two decades some multiples of them."""
+    """Set ticks of a logarithmic axis that do not overlap: powers of ten, and below two decades some multiples of them."""
     low, high = axes.get_ylim()
     decades = np.log10(high / low)
     multiples = (1, 2, 5) if decades < 1.4 else (1, 3)
@@ -437,19 +439,19 @@ def _few_log_ticks(axes: Axes) -> None:
 
 
 def _level(axes: Axes, values: pd.Series, ls: str = ":") -> None:
-    """A line at the mean of accuracies, where there are any."""
+    """Draw a line at the mean of accuracies, if there are any."""
     if len(values):
         axes.axhline(values.mean(), ls=ls, **REFERENCE)
 
 
 def _entry(label: str, **look: object) -> Line2D:
-    """An entry of a legend."""
+    """Create an entry of a legend."""
     return Line2D([], [], label=label, **look)
 
 
 def _policies(**look: object) -> list[Line2D]:
     looks = {policy: {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]} | look for policy in POLICIES}
-    return [_entry(POLICY_NAMES[policy], **own) for policy, own in looks.items()]
+    return [_entry(POLICY_NAMES[policy], **style) for policy, style in looks.items()]
 
 
 def _legend(figure: Figure, handles: list, ncols: int | None = None) -> None:

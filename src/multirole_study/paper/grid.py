@@ -1,10 +1,10 @@
-"""The paper's matrix at one scale: which cells are trained, and what is evaluated afterwards (paper sec 3).
+"""Define the paper's matrix at one scale: the cells to train and the evaluations afterwards (paper sec 3).
 
-A results folder `<results_dir>/<scale>/` says in `grid.json` which runs its tables are made of, so that runs with other
-options can lie beside them. The Snakefile runs a grid; papermill runs any cell of it alone.
+The `grid.json` of a results folder `<results_dir>/<scale>/` lists the runs that its tables are built from, so that the folder can
+also hold runs with other options. The Snakefile runs a grid; papermill runs single cells.
 
-A study's *variant* is a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid that
-it is tried on. Its runs are packed beside the grid's, and `study.json` says which they are.
+A study's *variant* has a name, the question it belongs to, the fields of `Cell` that it changes, and the cells of the grid that
+it changes. Its runs are packed with the grid's, and `study.json` lists them.
 """
 
 import json
@@ -24,20 +24,20 @@ from multirole_study.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")
-LINES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
-"""(workflow, policy) of a task, as tables list them."""
+WORKFLOW_POLICIES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
+"""Every (workflow, policy) of a task, in the order of the tables."""
 CHECKED = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Grid:
-    """Every cell of the matrix at one scale. Raises ValueError for values that cannot work.
+    """The cells of the matrix at one scale. Raises ValueError for values that cannot work.
 
     Args:
-        seeds: each cell is trained once with each.
+        seeds: each cell is trained once per seed.
         parameters: fields of `Cell` that every cell shares and that differ from the preset.
         base_rollouts: episodes per problem of the untrained workflows, which are evaluated with the first seed only.
-        workflows, policies, tasks: names, or paths to one's own ("examples/debate.py:Debate").
+        workflows, policies, tasks: names, or paths to user-supplied ones ("examples/debate.py:Debate").
     """
 
     scale: str
@@ -55,10 +55,10 @@ class Grid:
             raise ValueError(
                 f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out."
             )
-        self.cells()  # raises what Cell refuses
+        self.cells()  # raises ValueError for invalid cells
 
     def cell(self, workflow: str, policy: str, task: str, seed: int, /, **changed: object) -> Cell:
-        """Make one cell of the matrix, or a change of it, in which None takes a parameter of the grid away."""
+        """Create one cell of the matrix with changed fields; None removes a parameter of the grid."""
         parameters = {"policy": policy} | self.parameters | changed
         settings = {name: value for name, value in parameters.items() if value is not None}
         return Cell(workflow, task=task, scale=self.scale, seed=seed, **settings)
@@ -69,7 +69,7 @@ class Grid:
         return [self.cell(w, p, task, seed) for seed in self.seeds for task in self.tasks for w, p in pairs]
 
     def evaluations(self) -> list[Evaluation]:
-        """List what is evaluated besides the validation of the runs: the untrained workflows, every run's own checkpoints,
+        """List the evaluations besides the validation of the runs: the untrained workflows, every run's own checkpoints,
         and the single agent's adapter at its best checkpoint in every workflow (Table 3).
         """
         first, own_checkpoints = self.seeds[0], [Evaluation(cell) for cell in self.cells()]
@@ -114,7 +114,7 @@ class Variant:
     parameters: dict[str, object]
     cells: list[str]
     seeds: list[int] | None = None
-    """Its own, where they are not the study's."""
+    """The variant's seeds, if they differ from the study's."""
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -136,27 +136,27 @@ class Study:
                 f"`seeds` must be seeds of the grid, {self.grid.seeds}, got {sorted(extra)}: a variant is compared with the "
                 "grid's run of the same seed."
             )
-        self.cells()  # raises what Cell refuses
+        self.cells()  # raises ValueError for invalid cells
 
-    def cell(self, name: str, where: str, seed: int) -> Cell:
-        """Make the variant of the grid's cell "workflow policy task"."""
-        return self.grid.cell(*where.split(), seed, **self.variants[name].parameters)
+    def cell(self, name: str, coordinates: str, seed: int) -> Cell:
+        """Create the variant of the grid's cell `coordinates`, such as "voting ip math"."""
+        return self.grid.cell(*coordinates.split(), seed, **self.variants[name].parameters)
 
     def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
-        """Yield (variant, "workflow policy task", cell) of every run, seeds inmost."""
+        """Yield (variant, "workflow policy task", cell) of every run; seeds vary fastest."""
         for name, variant in self.variants.items():
-            for where in variant.cells if question in (None, variant.question) else ():
+            for coordinates in variant.cells if question in (None, variant.question) else ():
                 for seed in variant.seeds or self.seeds:
-                    yield name, where, self.cell(name, where, seed)
+                    yield name, coordinates, self.cell(name, coordinates, seed)
 
     def cells(self) -> list[Cell]:
-        """List the runs that the study trains besides the grid's."""
+        """List the runs that the study trains in addition to the grid's."""
         usual = {cell.id for cell in self.grid.cells()}
         return list({cell.id: cell for _, _, cell in self.runs() if cell.id not in usual}.values())
 
     def draws(self) -> list[Evaluation]:
         """List the evaluations of the grid's single agents with several answers per problem."""
-        tasks = dict.fromkeys(where.split()[2] for _, where, _ in self.runs("controls"))
+        tasks = dict.fromkeys(coordinates.split()[2] for _, coordinates, _ in self.runs("controls"))
         singles = [self.grid.cell("single", "sp", task, seed) for task in tasks for seed in self.seeds]
         return [Evaluation(cell, "own", "best", self.rollouts) for cell in singles]
 
@@ -178,7 +178,7 @@ class Study:
 
 
 def detailed(folder: str | Path) -> set[str] | None:
-    """The names of the runs and evaluations that are packed with every column; None, all, for a folder without a grid.
+    """Return the names of the runs and evaluations packed with every column; None means all, for a folder without a grid.
 
     These are the grid's runs of its first seed, and the several answers per problem that votes are made of.
     """

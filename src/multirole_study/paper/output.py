@@ -1,4 +1,4 @@
-"""Draws a table from rows of numbers, and writes tables and figures; the same results give the same bytes."""
+"""Format tables from rows of numbers, and write tables and figures; the same results give the same bytes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ FORMS = {  # unit -> (factor, format)
     "hours": (1 / 3600, "significant"),
     "ratio": (1, "significant"),
 }
-"""Of a number's unit: accuracies and rates are fractions that are shown in percent, differences of accuracies in points, and durations,
-held in seconds, in hours. A change is of anything else: of a rate in points, of a length in percent."""
+"""How numbers of a unit are shown: accuracies and rates, which are fractions, in percent; differences of accuracies in points;
+durations, which are in seconds, in hours. The other changes: of a rate in points, of a length in percent."""
 LATEX = str.maketrans({"−": "$-$", "χ": "$\\chi$", "²": "$^2$", "×": "$\\times$", "–": "--"})
 STYLE = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
-    "font.family": "DejaVu Sans",  # matplotlib ships it, so that no machine draws a figure otherwise
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so that figures look the same on every machine
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,7 +45,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table as a reader sees it (`shown`, texts) and the numbers behind it (`values`)."""
+    """A table: the texts that a reader sees (`shown`) and its numbers (`values`)."""
 
     name: str
     title: str
@@ -68,23 +68,23 @@ class Plate:
 
 
 Row = dict[str, object]
-"""One number of a table: its coordinates, "number" (its column), "unit", "value" and what belongs to it."""
+"""One number of a table: the keys of its line, "number" (its column), "unit", "value", and its interval or range."""
 
 
-def number(name: str, value: float | Interval, unit: str, **where: object) -> Row:
-    """Make one row of a table's values: `where` says which line of the table, `name` which column; NaN is a missing number."""
+def number(name: str, value: float | Interval, unit: str, **keys: object) -> Row:
+    """Create one row of a table's values: `keys` identify the line of the table, `name` the column; NaN is a missing number."""
     fields = value._asdict() if isinstance(value, Interval) else {"mean": value}
     if np.isnan(fields["mean"]):
         fields, unit = {"mean": np.nan}, "missing"
-    if unit == "accuracy" and "low" in fields:  # a t interval does not know that there are no others
+    if unit == "accuracy" and "low" in fields:  # a t interval does not know that accuracies end at 0 and 1
         fields |= {
             name: float(np.clip(fields[name], 0.0, 1.0)) for name in ("low", "high")
         }  # NaN of a single unit stays
-    return where | {"number": name, "unit": unit, "value": fields.pop("mean")} | fields
+    return keys | {"number": name, "unit": unit, "value": fields.pop("mean")} | fields
 
 
 def spread(values: Iterable[float], middle: str = "mean") -> dict[str, float]:
-    """Summarize one value per seed by its middle ("mean" or "median") and its range; NaN where a seed has none."""
+    """Summarize one value per seed by its middle ("mean" or "median") and its range; NaN if a seed has none."""
     series = pd.Series(list(values), dtype=float)
     return {"value": series.agg(middle), "low": series.min(), "high": series.max(), "seeds": int(series.count())}
 
@@ -103,9 +103,9 @@ def formatted(value: float, unit: str) -> str:
 
 
 def cell_text(row: pd.Series | dict) -> str:
-    """Show a number with its interval, or with its range where seeds differ.
+    """Format a number with its interval, or with its range if seeds differ.
 
-    A star marks a difference that is decided, ≈ one that is equivalent, both after Holm's correction (`statistics.corrected`).
+    A star marks a decided difference, ≈ an equivalent one, both after Holm's correction (`statistics.corrected`).
     """
     if np.isnan(row["value"]):
         return MISSING if row["unit"] == "missing" else "undefined"
@@ -117,7 +117,7 @@ def cell_text(row: pd.Series | dict) -> str:
 
 
 def pivoted(values: pd.DataFrame) -> pd.DataFrame:
-    """One line per combination of the columns before "number", one column per number, as texts in the order of `values`."""
+    """Pivot to one line per combination of the columns before "number" and one column per number, as texts in order of `values`."""
     keys = list(values.columns[: values.columns.get_loc("number")])
     texts = values.assign(text=[cell_text(row) for row in corrected(values).to_dict("records")])
     lines = texts[keys].drop_duplicates()
@@ -130,7 +130,7 @@ def pivoted(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def latex(table: Table) -> str:
-    """A `table` environment as wide as the text; needs the packages booktabs and graphicx."""
+    """Format a `table` environment as wide as the text; needs the packages booktabs and graphicx."""
     body = table.shown.to_latex(index=False, escape=True)
     caption = f"{table.title}. {table.caption}".replace("%", "\\%").replace("_", "\\_").replace("#", "\\#")
     return (
@@ -159,7 +159,7 @@ def write_figure(plate: Plate, folder: Path) -> None:
 
 
 def show(folder: str | Path, name: str) -> None:
-    """Display in a notebook "tables/<name>" or "figures/<name>" that `multirole paper` wrote; what has no runs yet is left out."""
+    """Display "tables/<name>" or "figures/<name>" of `multirole paper` in a notebook; those without runs are left out."""
     from IPython.display import Image, Markdown, display  # only notebooks need it
 
     path = Path(folder) / f"{name}.md"

@@ -2,15 +2,15 @@
 
     <results_dir>/<scale>/
         runs.parquet            one row per run and per evaluation: settings, provenance, `done` (the SHA-256 of its list of checksums)
-        metrics.parquet ...     the tables of all runs below each other, with a column `run`
+        metrics.parquet ...     the concatenated tables of all runs, with a column `run`
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
 
-All rows are kept, and all columns but those of `LEFT_OUT` and `DETAILS`; the latter are kept for some runs
-(`multirole_study.paper.grid.detailed`). Floats are stored as float32, measurements with 16 significant bits (five digits) and rewards with
-all, learning rates as float64; log-probs as int16 in thousandths of a nat, rounded to ten of them, those below -32.76 as that. A
-turn's text is left out where it is that of its tokens, a reward where it is 1 for a correct answer and 0 for another, `chi2_raw` where
-it is `chi2`; reading puts them back.
+All rows are kept, and all columns except those of `NEVER_PACKED` and `PACKED_FOR_SOME`; the latter are kept for some runs
+(`multirole_study.paper.grid.detailed`). Floats are stored as float32 (measurements with 16 significant bits, about five digits,
+rewards with all) and learning rates as float64. Log-probs are int16 in thousandths of a nat, rounded to multiples of ten;
+smaller ones than -32.76 are stored as -32.76. A turn's text is dropped if it is the concatenation of its tokens, a reward if it is
+1 for a correct and 0 for a wrong answer, `chi2_raw` if it equals `chi2`; reading restores them.
 """
 
 import hashlib
@@ -37,23 +37,23 @@ DERIVED: dict[str, tuple[str, Callable[[pa.Array], pa.Array]]] = {
     "reward": ("correct", lambda correct: correct.cast(pa.float32())),
     "chi2_raw": ("chi2", lambda chi2: chi2),  # at temperature 1
 }
-"""Column -> the column that it mostly follows from, and how. Where it does, null stands in its place."""
-LEFT_OUT = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}
-"""Table -> columns that are not packed: `turns` has the answers to the first problems, and `max_grad_norm` is in the settings."""
-DETAILS = {
+"""Column -> the column from which it can mostly be derived, and how. Values that can be derived are stored as null."""
+NEVER_PACKED = {"eval": {"answer"}, "ledger": {"grad_norm_clipped"}}
+"""Table -> columns that are never packed: `turns` has the answers to the first problems, and `max_grad_norm` is in the settings."""
+PACKED_FOR_SOME = {
     "turns": {"tokens", "logprobs", "base_logprobs"},
     "episodes": {"advantage"},
     "evaluations": {"answer"},
 }
-"""What is left out of runs and evaluations that are not packed whole, most of their bytes: numbers by token, whose means by
-iteration are in `roles`, advantages, which follow from the rewards, and answers, which only votes need. A run's texts stay."""
+"""Columns that are only packed for some runs, most of their bytes: numbers by token, whose means by iteration are in `roles`;
+advantages, which follow from the rewards; and answers, which only votes need. A run's texts are kept."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:
-    """Pack what is finished in `<results_dir>/<scale>`, or in another such folder `runs`; return what was added or replaced.
+    """Pack the finished runs of `<results_dir>/<scale>`, or of another such folder `runs`; return those added or replaced.
 
-    Runs other than those named in `whole` are packed without `DETAILS`; None packs all of them. A run or evaluation
-    whose checksums are the packed ones is left alone. Raises ValueError where a file does not match the checksum in its folder's DONE.
+    Runs that are not named in `whole` are packed without `PACKED_FOR_SOME`; with None all are packed whole. A run or evaluation with
+    unchanged checksums is skipped. Raises ValueError if a file does not match the checksum in its folder's DONE.
     """
     folder, runs = Path(folder), Path(runs or folder)
     old = index(folder)
@@ -63,26 +63,26 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
     new = {name: path for name, path in names.items() if packed.get(name) != _digest(path)}
     rows = [{"run": name} | _about(path) for name, path in new.items()]
     if rows:
-        kept = old[~old["run"].isin(list(new))]
+        unchanged = old[~old["run"].isin(list(new))]
         files = {run: _tables(path) for run, path in new.items()}
         for name in sorted(set().union(*files.values())):
             path = folder / f"{name}.parquet"
-            parts = [pq.read_table(path, filters=_of_runs(kept["run"]))] if path.exists() else []
+            parts = [pq.read_table(path, filters=_of_runs(unchanged["run"]))] if path.exists() else []
             for run, tables in files.items():
-                left_out = LEFT_OUT.get(name, set())
+                left_out = NEVER_PACKED.get(name, set())
                 if whole is not None and run not in whole:
-                    left_out = left_out | DETAILS.get(name, set())
+                    left_out = left_out | PACKED_FOR_SOME.get(name, set())
                 for file in tables.get(name, ()):
                     table = _as_packed(pq.read_table(file), left_out)
                     parts.append(table.add_column(0, "run", pa.array([run] * len(table))))
             _write(path, pa.concat_tables(parts, promote_options="permissive"))
-        about = pd.concat([kept, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
+        about = pd.concat([unchanged, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
         _write(folder / "runs.parquet", pa.Table.from_pandas(about, preserve_index=False))
     return list(new)
 
 
 def index(folder: str | Path) -> pd.DataFrame:
-    """Read `runs.parquet`; without rows where nothing is packed."""
+    """Read `runs.parquet`; empty if nothing is packed."""
     path = Path(folder) / "runs.parquet"
     return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=["run", "done"])
 
@@ -90,7 +90,7 @@ def index(folder: str | Path) -> pd.DataFrame:
 def read(
     folder: str | Path, name: str, runs: list[str] | None = None, columns: list[str] | None = None
 ) -> pd.DataFrame:
-    """Read the rows of some runs, or of all, from a packed table, with the column `run`; floats are in double precision again."""
+    """Read the rows of some runs, or of all, from a packed table, with the column `run`; floats are returned as float64."""
     path = Path(folder) / f"{name}.parquet"
     if not path.exists():
         return pd.DataFrame(columns=["run"])
@@ -103,9 +103,9 @@ def read(
 
 
 def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
-    """Write one packed run or evaluation as the folder it was, below `to`, and return that folder.
+    """Restore the folder of one packed run or evaluation below `to`, and return it.
 
-    Its DONE holds the checksums of the files as they are now, which are not those of the original files.
+    Its DONE has the checksums of the restored files, which differ from the original ones.
     """
     runs = index(folder).set_index("run")
     if run not in runs.index:
@@ -117,7 +117,7 @@ def unpack(folder: str | Path, run: str, to: str | Path) -> Path:
         if not path.exists():  # a table that only older runs have
             continue
         column_names = set(pq.read_schema(path).names)
-        columns = [column for column in columns if column in column_names]  # others were left out
+        columns = [column for column in columns if column in column_names]  # the others were dropped
         packed = pq.read_table(path, columns=columns, filters=_of_runs([run]))
         table = _as_recorded(packed).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
         parts = {recorded.get(name, name): table}
@@ -142,12 +142,12 @@ def _text(path: Path) -> str:
 
 
 def _digest(folder: Path) -> str:
-    """SHA-256 of a finished folder's checksums, which `_about` has held against its files."""
+    """Return the SHA-256 of a finished folder's checksums, which `_about` has verified."""
     return hashlib.sha256(_text(folder / "DONE").encode()).hexdigest()
 
 
 def _tables(folder: Path) -> dict[str, list[Path]]:
-    """Packed table -> its files in a run's or an evaluation's folder."""
+    """Return packed table -> its files in the folder of a run or evaluation."""
     is_evaluation, tables = folder.parent.parent.name == "evaluations", {}
     for path in sorted([*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
@@ -156,7 +156,7 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
 
 
 def _about(folder: Path) -> dict[str, object]:
-    """The row of a run or an evaluation in `runs.parquet`, but for its name."""
+    """Return the row of a run or evaluation in `runs.parquet`, without its name."""
     for file, digest in json.loads((folder / "DONE").read_text()).items():
         if not (folder / file).is_file() or sha256(folder / file) != digest:
             raise ValueError(
@@ -179,13 +179,13 @@ def _about(folder: Path) -> dict[str, object]:
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file that compresses well; an old file is replaced when the new one is whole."""
+    """Write a Parquet file that compresses well; an old file is replaced once the new one is complete."""
     leaves, split = [], []
     for field in table.schema:
         is_list = pa.types.is_list(field.type)
         kind = field.type.value_type if is_list else field.type
         leaves.append(f"{field.name}.list.element" if is_list else field.name)
-        # bytes of numbers that hardly repeat are stored apart, since their high bytes do
+        # numbers that hardly repeat are stored byte by byte (byte stream split), because their high bytes do repeat
         is_measured = kind in (pa.float32(), pa.int16()) and field.name != "reward"
         if is_measured or (kind == pa.int64() and field.name.endswith("tokens")):
             split.append(leaves[-1])
@@ -193,7 +193,7 @@ def _write(path: Path, table: pa.Table) -> None:
     group = max(1, GROUP_BYTES * len(table) // max(1, table.nbytes))
     pq.write_table(
         table.replace_schema_metadata(), aside, compression="zstd", compression_level=20, write_page_checksum=True,
-        # what repeats is found within a page: one per column and row group, not one per 20,000 rows
+        # compression works within a page: one per column and row group, not one per 20,000 rows
         row_group_size=group, data_page_size=large, dictionary_pagesize_limit=large, max_rows_per_page=large,
         use_dictionary=[leaf for leaf in leaves if leaf not in split],
         column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
@@ -251,6 +251,6 @@ def _thousandths(logprobs: pa.Array) -> pa.Array:
 
 
 def _rounded(column: pa.Array) -> pa.Array:
-    """Float32 rounded to 16 significant bits: those that a measurement does not have would not compress."""
-    half, mask = (pa.scalar(value, pa.int32()) for value in (1 << 7, -(1 << 8)))  # of the 8 bits that go
+    """Round float32 to 16 significant bits: the other bits of a measurement are noise, which does not compress."""
+    half, mask = (pa.scalar(value, pa.int32()) for value in (1 << 7, -(1 << 8)))  # of the 8 bits that are dropped
     return pc.bit_wise_and(pc.add(column.view(pa.int32()), half), mask).view(pa.float32())

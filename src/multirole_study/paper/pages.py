@@ -1,10 +1,10 @@
-"""Pages of results: a person writes the sentences, and the numbers and verdicts in them come from the tables.
+"""Render pages of results: a person writes the sentences, and the tables supply the numbers and verdicts in them.
 
-`results/README.md.jinja` becomes `results/README.md`. A template asks for lines of the tables that `multirole paper` has written:
+`results/README.md.jinja` becomes `results/README.md`. A template reads lines of the tables that `multirole paper` has written:
 
     {{ line("controls", run="Voting-IP", number="peak").interval }}   71.2 [69.1, 73.3]
 
-`must(condition)` stops the page where what a sentence says is no longer so.
+`must(condition)` fails if a sentence no longer agrees with the tables.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from multirole_study.paper.statistics import ALPHA, corrected, t_interval
 
 
 class Line(NamedTuple):
-    """A number of a table with its interval, as texts; `-line` is that of the opposite difference."""
+    """A number of a table with its interval, as texts; `-line` is the line of the opposite difference."""
 
     value: float
     low: float
@@ -43,17 +43,17 @@ class Line(NamedTuple):
 
     @property
     def interval(self) -> str:
-        """The number and its interval."""
+        """Format the number and its interval."""
         return self._with(" ")
 
     @property
     def points(self) -> str:
-        """The same of a difference in percentage points."""
+        """Format a difference and its interval in percentage points."""
         return self._with(" points ")
 
     @property
     def percent(self) -> str:
-        """The same of a change in percent."""
+        """Format a change and its interval in percent."""
         return self._with(" % ")
 
     def _with(self, unit: str) -> str:
@@ -62,17 +62,17 @@ class Line(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the difference is decided, or equivalent to none, after the correction over its table."""
+        """Return whether the difference is decided, equivalent to zero, or neither, after the correction over its table."""
         return "decided" if self.p_holm < ALPHA else "equivalent" if self.p_match_holm < ALPHA else "undecided"
 
     @property
     def is_decided(self) -> bool:
-        """Whether the difference is decided."""
+        """Return whether the difference is decided."""
         return self.verdict == "decided"
 
 
 class Tables:
-    """What a template may ask of the tables of a folder."""
+    """The functions with which a template reads the tables of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,25 +81,25 @@ class Tables:
     def _read(self, name: str) -> pd.DataFrame:
         return corrected(pd.read_csv(self.folder / f"{name}.csv"))
 
-    def lines(self, table: str, **where: object) -> list[Line]:
-        """The lines whose columns have these values, or one of these lists' values, in the table's order."""
+    def lines(self, table: str, **columns: object) -> list[Line]:
+        """Return the lines whose columns have these values (or one of the values in a list), in the table's order."""
         rows = self._read(table)
-        for column, wanted in where.items():
+        for column, wanted in columns.items():
             rows = rows[rows[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
         if rows.empty:
-            raise ValueError(f"The table {table!r} has no line with {where}.")
+            raise ValueError(f"The table {table!r} has no line with {columns}.")
         rows = rows.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})
         return [Line(*row) for row in rows.itertuples(index=False)]
 
-    def line(self, table: str, **where: object) -> Line:
-        """The one line with these values; ValueError if there are none or several."""
-        matches = self.lines(table, **where)
+    def line(self, table: str, **columns: object) -> Line:
+        """Return the line with these values; ValueError if there is none or more than one."""
+        matches = self.lines(table, **columns)
         if len(matches) > 1:
-            raise ValueError(f"The table {table!r} has {len(matches)} lines with {where}. Name more of its columns.")
+            raise ValueError(f"The table {table!r} has {len(matches)} lines with {columns}. Name more of its columns.")
         return matches[0]
 
     def verdicts(self, claim: str, regime: str) -> str:
-        """A claim's verdicts in a regime, such as "IP holds, SP fails"; those that could not have been another are marked."""
+        """Format a claim's verdicts in a regime, such as "IP holds, SP fails"; those without a possible alternative are marked."""
         rows = self._read("claims").query("claim == @claim and regime == @regime").drop_duplicates("policy")
         known = [
             f"{row.policy.upper()} {row.verdict}{'' if pd.isna(row.vacuous) else ' (vacuous)'}"
@@ -109,37 +109,38 @@ class Tables:
         return ", ".join(known) or "–"
 
     def runs(self, claim: str, regime: str, policy: str) -> str:
-        """How many runs show a claim's pattern, such as "8 of 10"."""
+        """Format how many runs show a claim's pattern, such as "8 of 10"."""
         values = self._read("claims").query("claim == @claim and regime == @regime and policy == @policy")["value"]
         return f"{values.sum():.0f} of {len(values)}"
 
-    def effect(self, claim: str, regime: str) -> Line:
-        """The number that a claim of a difference is judged by, with its interval."""
-        units, _ = units_of(self._read("claims").query("claim == @claim and regime == @regime"))
+    def effect(self, claim: str, regime: str, policy: str | None = None) -> Line:
+        """Format the number that decides a claim of a difference, with its interval; `policy` where both have a verdict."""
+        rows = self._read("claims").query("claim == @claim and regime == @regime")
+        units, _ = units_of(rows if policy is None else rows[rows["policy"] == policy])
         mean = t_interval(units)
         return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
 
 
 def span(lines: Iterable[Line]) -> str:
-    """The least and the largest of some numbers, such as "3.1 to 10.4"."""
+    """Format the range of some numbers, such as "3.1 to 10.4"."""
     ordered = sorted(lines, key=lambda line: line.value)
     return f"{ordered[0]} to {ordered[-1]}"
 
 
 def total(lines: Iterable[Line]) -> int:
-    """The sum of some counts."""
+    """Return the sum of some counts."""
     return round(sum(line.value * FORMS[line.unit][0] for line in lines))
 
 
 def must(condition: object) -> str:
-    """Stop where a sentence's words do not fit the tables (ValueError); nothing is printed."""
+    """Raise ValueError if a sentence does not agree with the tables; prints nothing."""
     if not condition:
         raise ValueError("A sentence of this page says what the tables no longer show. Rewrite it.")
     return ""
 
 
 def write_page(template: Path, tables: Path) -> Path:
-    """Fill in a page; the file has the template's name without its last suffix. Raises ValueError as `must` and `line` do."""
+    """Render a page; its file has the template's name without the last suffix. Raises ValueError as `must` and `line` do."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     table_reader = Tables(tables)
     names = {name: getattr(table_reader, name) for name in ("line", "lines", "verdicts", "runs", "effect")}

@@ -19,31 +19,31 @@ GAP = "sp − ip"
 
 
 def end(run: Run, line: dict) -> float:
-    """Mean accuracy over the last evaluations."""
+    """Return the mean accuracy over the last evaluations."""
     return float(run.accuracy.iloc[-DECLARED["end"] :].mean())
 
 
 def fall(run: Run, line: dict) -> float:
-    """The best evaluation minus the end."""
+    """Return the accuracy of the best evaluation minus `end`."""
     return float(run.accuracy.max()) - end(run, line)
 
 
 def change(run: Run, line: dict) -> float:
-    """How far a role's metric, or its gain over its trivial twin, is from its start at the end; NaN where it was not measured."""
+    """Return the change of a role's metric, or of its gain over its trivial twin, from start to end; NaN if not measured."""
     return float(start_and_change(run, line)[1])
 
 
 def share(run: Run, line: dict) -> float:
-    """A role's median share of its adapter's gradient, minus one half."""
+    """Return a role's median share of its adapter's gradient, minus one half."""
     return float(run.series("grad_share", line["role"]).median()) - 0.5
 
 
-MEASURES = {one.__name__: one for one in (end, fall, change, share)}
-OF_ACCURACIES = ("end", "fall")
+RUN_MEASURES = {function.__name__: function for function in (end, fall, change, share)}
+ACCURACY_MEASURES = ("end", "fall")
 
 
 def verdict(interval: Interval, is_accuracy: bool) -> str:
-    """The answer that an interval gives, by the declared rules."""
+    """Return the answer that an interval gives by the declared rules."""
     if interval.seeds < DECLARED["least_seeds"]:
         return "undecided"
     if interval.low > 0:
@@ -56,40 +56,44 @@ def verdict(interval: Interval, is_accuracy: bool) -> str:
 
 
 def numbers(results: Results, study: Study | None, about: dict, line: dict, policy: str) -> pd.Series:
-    """Seed -> a line's number under a policy, or of the difference between the two; without seeds where there are no runs."""
+    """Return seed -> a line's number under a policy, or the difference between both policies; empty if there are no runs."""
     if policy == GAP:
         return (numbers(results, study, about, line, "sp") - numbers(results, study, about, line, "ip")).dropna()
-    scale = DECLARED["scales"][results.grid.scale]
-    changed = _parameters(study, scale[about["variant"]]) if "variant" in about else {}
+    changed = parameters_of(results, study, about["variant"]) if "variant" in about else {}
     values = _measured(results, about, line, line["workflow"], policy, changed)
     if "minus" in about:
-        control = _parameters(study, scale[about["minus"]])
-        values = values - _measured(results, about, line, "single", "sp", control)
+        values = values - _measured(results, about, line, "single", "sp", parameters_of(results, study, about["minus"]))
     return values.dropna()
 
 
-def _parameters(study: Study | None, variant: str) -> dict[str, object] | None:
-    """What a variant changes; None where the study does not have it."""
+def parameters_of(results: Results, study: Study | None, name: str) -> dict[str, object] | None:
+    """Return what a variant of `DECLARED["scales"]`, such as "control", changes at this scale; None if the study does not have it."""
+    variant = DECLARED["scales"][results.grid.scale][name]
     return study.variants[variant].parameters if study is not None and variant in study.variants else None
+
+
+def runs_of(results: Results, workflow: str, policy: str, changed: dict[str, object] | None) -> dict[int, Run]:
+    """Return seed -> packed run of a cell on the task of the questions; empty where `changed` is None."""
+    seeds = results.grid.seeds if changed is not None else []
+    cells = {seed: results.grid.cell(workflow, policy, DECLARED["task"], seed, **(changed or {})) for seed in seeds}
+    return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
 
 def _measured(
     results: Results, about: dict, line: dict, workflow: str, policy: str, changed: dict[str, object] | None
 ) -> pd.Series:
-    seeds = results.grid.seeds if changed is not None else []
-    cells = {seed: results.grid.cell(workflow, policy, DECLARED["task"], seed, **(changed or {})) for seed in seeds}
-    runs = {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
-    return pd.Series({seed: MEASURES[about["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
+    runs = runs_of(results, workflow, policy, changed)
+    return pd.Series({seed: RUN_MEASURES[about["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
 
 
 def answers(results: Results) -> Iterator[dict[str, object]]:
-    """One row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict."""
+    """Yield one row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict."""
     study = Study.read(results.grid, results.folder)
     for about in DECLARED["questions"]:
         for line in about["lines"]:
             for policy in about["policies"]:
                 interval = t_interval(numbers(results, study, about, line, policy))
-                is_accuracy = about["measure"] in OF_ACCURACIES
+                is_accuracy = about["measure"] in ACCURACY_MEASURES
                 yield {
                     "question": about["name"],
                     "line": name_of(line, policy),
@@ -103,7 +107,7 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
 
 
 def name_of(line: dict, policy: str) -> str:
-    """A line in words: workflow, what is measured, policy."""
+    """Name a line by workflow, measure and policy."""
     subject = line.get("role") or line.get("gain")
     names = [
         WORKFLOW_NAMES[line["workflow"]],
@@ -114,20 +118,29 @@ def name_of(line: dict, policy: str) -> str:
 
 
 def table(folders: list[Path]) -> str:
-    """The answers of several results folders as Markdown, a column for each scale."""
+    """Format the answers of several results folders as Markdown: a table for each question, with a column for each scale."""
     rows = pd.DataFrame([row for folder in folders for row in answers(Results(folder))])
     scales = list(dict.fromkeys(rows["scale"]))
-    lines = [f"| question | line | {' | '.join(scales)} |", f"|---|---|{'---|' * len(scales)}"]
-    words = {about["name"]: about["question"] for about in DECLARED["questions"]}
-    for (question, line), answers_of_line in rows.groupby(["question", "line"], sort=False):
-        cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
-        lines.append(f"| {words[question]} | {line} | {' | '.join(cells)} |")
     count = len(rows) // len(scales)
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {count} lines, no correction for their number."
-    return "\n".join([*lines, "", f"{rules} Means over seeds with 95 % t intervals.", ""])
+    lines = [f"{rules} Means over seeds with 95 % t intervals; a dash has no run."]
+    for about in DECLARED["questions"]:
+        lines += [
+            "",
+            f"**{about['question']}**",
+            "",
+            f"| line | {' | '.join(scales)} |",
+            f"|---|{'---|' * len(scales)}",
+        ]
+        for line, answers_of_line in rows[rows["question"] == about["name"]].groupby("line", sort=False):
+            cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
+            lines.append(f"| {line} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def _cell(row: pd.Series) -> str:
     if row["verdict"] == MISSING:
         return MISSING
+    if row["seeds"] < 2:
+        return f"**{row['verdict']}**: {row['mean']:+.3f}, 1 seed"
     return f"**{row['verdict']}**: {row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], {row['seeds']} seeds"

@@ -1,4 +1,4 @@
-"""Read packed runs and evaluations: one run's tables, or all of a grid with the cells' coordinates as columns."""
+"""Read packed runs and evaluations: the tables of one run, or those of a grid with the cells' coordinates as columns."""
 
 from collections.abc import Iterable
 from functools import cache, cached_property
@@ -12,8 +12,8 @@ from multirole_study.falls import first_fall
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
 
-PLACES = ("peak", "end")
-"""Where a run is read in most tables (`Run.steps`)."""
+REPORTED_STEPS = ("peak", "end")
+"""The checkpoints that most tables report (`Run.steps`)."""
 
 
 class Run:
@@ -23,60 +23,60 @@ class Run:
         self.cell, self.folder = cell, folder
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:
-        """Return one of the run's tables; without rows where it has none, such as cosines under IP."""
+        """Return one of the run's tables; empty if the run has none, such as cosines under IP."""
         path = self.folder / f"{name}.parquet"
         tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
         return tables.get(self.cell.id, pd.DataFrame())
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
-        """iteration -> a metric, of one role or of the run."""
+        """Return iteration -> a metric, of one role or of the run."""
         rows = self.table("roles" if role else "metrics")
         return (rows[rows["role"] == role] if role else rows).set_index("iteration")[metric]
 
     @cached_property
     def correct(self) -> pd.DataFrame:
-        """Validation: problems (in the order of their names) x evaluated steps, 1.0 where right."""
+        """Return validation outcomes as problems (sorted by name) x evaluated steps, 1.0 if right."""
         table = self.table("eval", "step", "problem", "correct")
         return table.pivot(index="problem", columns="step", values="correct").astype(float).sort_index()
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """The untrained start, and the early, best and terminal checkpoint; tables call the last two peak and end."""
+        """Return the steps of the untrained model and the early, best and terminal checkpoint; tables call the last two peak and end."""
         named = named_steps(self.accuracy)
         return {"base": 0} | named | {"peak": named["best"], "end": named["terminal"]}
 
     @cached_property
     def accuracy(self) -> pd.Series:
-        """Evaluated step -> validation accuracy."""
+        """Return evaluated step -> validation accuracy."""
         return self.correct.mean()
 
     @property
     def falls(self) -> bool:
-        """Whether validation falls, for good or not."""
+        """Return whether validation accuracy falls, even if it recovers."""
         return first_fall(self.accuracy) is not None
 
     @property
     def ends_fallen(self) -> bool:
-        """Whether its fall is terminal."""
+        """Return whether its fall is terminal."""
         fall = first_fall(self.accuracy)
         return fall is not None and fall.is_terminal
 
     def at(self, name: str) -> float:
-        """Validation accuracy at one of `steps`.
+        """Return validation accuracy at one of `steps`.
 
-        The peak is chosen on these same problems, as in the paper: it is optimistic.
+        The peak is chosen on the same problems, as in the paper, so it is optimistic.
         """
         return self.accuracy[self.steps[name]]
 
 
 def accuracies(runs: Iterable[Run], at: str) -> pd.Series:
-    """Seed -> validation accuracy of runs of one cell at a named checkpoint."""
+    """Return seed -> validation accuracy of runs of one cell at a named checkpoint."""
     return pd.Series({run.cell.seed: run.at(at) for run in runs}, dtype=float)
 
 
 @cache
 def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> dict[str, pd.DataFrame]:
-    """Read a packed table and split it by run, again when the file has changed."""
+    """Read a packed table and split it by run; cached until the file changes."""
     table = pack.read(path.parent, path.stem, columns=["run", *columns] if columns else None)
     return dict(iter(table.groupby("run", observed=True)))
 
@@ -91,21 +91,21 @@ class Results:
 
     @cached_property
     def packed(self) -> pd.DataFrame:
-        """`runs.parquet`, indexed by the names of runs and evaluations."""
+        """Return `runs.parquet`, indexed by the names of runs and evaluations."""
         return pack.index(self.folder).set_index("run")
 
     @cached_property
     def runs(self) -> list[Cell]:
-        """The cells of the grid that are packed."""
+        """Return the cells of the grid that are packed."""
         return [cell for cell in self.grid.cells() if cell.id in self.packed.index]
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        """The evaluations of the grid that are packed."""
+        """Return the evaluations of the grid that are packed."""
         return [evaluation for evaluation in self.grid.evaluations() if evaluation.id in self.packed.index]
 
     def missing(self) -> list[str]:
-        """List the runs and evaluations that the grid asks for and that are not packed."""
+        """List the runs and evaluations of the grid that are not packed."""
         jobs = [*self.grid.cells(), *self.grid.evaluations()]
         return [job.id for job in jobs if job.id not in self.packed.index]
 
@@ -113,29 +113,29 @@ class Results:
         """Return a cell's run, in the grid or not; None if it is not packed."""
         return self._made.setdefault(cell.id, Run(cell, self.folder)) if cell.id in self.packed.index else None
 
-    @cache  # noqa: B019  (a handful of instances, each used to the end)
+    @cache  # noqa: B019  (a few instances, in use until the process ends)
     def runs_of(self, workflow: str, policy: str, task: str, **changed: object) -> dict[int, Run]:
-        """Seed -> packed run of a cell of the grid, or of one in a regime, a change of the grid's parameters."""
-        if workflow == "single":  # it takes one step per iteration anyway
+        """Return seed -> packed run of a cell of the grid, or of a regime, which changes the grid's parameters."""
+        if workflow == "single":  # it always takes one step per iteration
             changed.pop("updates", None)
         runs = {seed: self.find(self.grid.cell(workflow, policy, task, seed, **changed)) for seed in self.grid.seeds}
         return {seed: run for seed, run in runs.items() if run}
 
     def accuracy(self, workflow: str, policy: str, task: str, at: str) -> pd.Series:
-        """Seed -> validation accuracy of a cell at a named checkpoint."""
+        """Return seed -> validation accuracy of a cell at a named checkpoint."""
         return accuracies(self.runs_of(workflow, policy, task).values(), at)
 
     def base(self, workflow: str, task: str) -> pd.Series:
-        """Seed -> accuracy of the untrained workflow: step 0 of its runs, which the policies of a seed share."""
+        """Return seed -> accuracy of the untrained workflow: step 0 of its runs, which is the same for both policies."""
         return accuracies((self.runs_of(workflow, "ip", task) | self.runs_of(workflow, "sp", task)).values(), "base")
 
-    def evaluated(self, adapters: str, name: str = "eval", **where: object) -> pd.DataFrame:
+    def evaluated(self, adapters: str, name: str = "eval", **values: object) -> pd.DataFrame:
         """Return "eval" or "turns" of all evaluations of a kind ("own", "base", ...), with their cells' coordinates.
 
-        `where` keeps the rows whose columns have these values.
+        `values` selects the rows whose columns have these values.
         """
         table = self._evaluated(adapters, name)
-        for column, value in where.items() if len(table) else ():
+        for column, value in values.items() if len(table) else ():
             table = table[table[column] == value]
         return table
 
@@ -147,7 +147,7 @@ class Results:
         table = pack.read(self.folder, pack.EVALUATION_TABLES[name], list(cells)).astype({"run": str}).set_index("run")
         return keys.join(table, how="inner").reset_index(drop=True)
 
-    def played(self, workflow: str, policy: str, task: str, at: str, name: str = "eval") -> pd.DataFrame:
+    def own_evaluation(self, workflow: str, policy: str, task: str, at: str, name: str = "eval") -> pd.DataFrame:
         """Return the rows of a cell's own evaluations at a named checkpoint of its runs."""
         outcomes = self.evaluated("own", name, workflow=workflow, policy=policy, task=task)
         steps = {seed: run.steps[at] for seed, run in self.runs_of(workflow, policy, task).items()}

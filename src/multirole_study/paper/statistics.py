@@ -1,9 +1,9 @@
-"""Intervals and tests over seeds; the paper had one seed and none. The rules, such as the margin, stand in `claims.yaml`.
+"""Compute intervals and tests over seeds (the paper has one seed and no intervals). `claims.yaml` has the rules, such as the margin.
 
-The unit is a seed, whose number is its mean over validation problems, the same for all seeds of a cell, so that the noise of an
-evaluation is part of the spread between seeds. Statements over several cells have the
-cell as their unit, whose number is its mean over seeds: with as many seeds in every cell, that is the mixed model with cells as random
-effects, with cells - 1 degrees of freedom. All intervals are Student's t.
+The unit is a seed. Its number is the mean over validation problems, which are the same for all seeds of a cell, so that evaluation
+noise is part of the spread between seeds. Statements over several cells have the cell as their unit, and its number is its mean
+over seeds: with equally many seeds in every cell, that is the mixed model with cells as random effects and cells - 1 degrees
+of freedom. All intervals are Student's t.
 """
 
 import math
@@ -21,9 +21,9 @@ ALPHA, MARGIN = RULES["alpha"], RULES["margin"]
 
 
 class Interval(NamedTuple):
-    """A mean over units with its t interval; `p` is of the mean against 0, `p_match` of |mean| >= `MARGIN` (TOST).
+    """A mean over units with its t interval; `p` tests the mean against 0, `p_match` tests |mean| >= `MARGIN` (TOST).
 
-    All but the mean are NaN for a single unit.
+    For a single unit everything except the mean is NaN.
     """
 
     mean: float
@@ -36,7 +36,7 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
-    """The mean of one number per unit and its interval."""
+    """Return the mean of one number per unit, with its interval."""
     values = np.asarray(values, float)
     n, mean = len(values), float(values.mean()) if len(values) else math.nan
     if n < 2:
@@ -49,11 +49,11 @@ def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
 
 
 def crossed_interval(values: np.ndarray) -> Interval:
-    """The mean of `values` (seeds, problems) with its interval over other seeds and other problems, without tests.
+    """Return the mean of `values` (seeds, problems), with an interval for other seeds and other problems, without tests.
 
-    Seeds and problems are crossed random effects: the variance of the mean is that of seeds' means plus that of problems' means less
-    what both share, from mean squares (Cornfield and Tukey 1956), with Satterthwaite's degrees of freedom. Never narrower than over seeds
-    alone, as estimates of such sums can be.
+    Seeds and problems are crossed random effects: the variance of the mean is that of the seeds' means plus that of the problems'
+    means minus the shared part, from mean squares (Cornfield and Tukey 1956), with Satterthwaite's degrees of freedom. The interval
+    is never narrower than that over seeds, which an estimate of such a sum could be.
     """
     seeds, problems = values.shape
     interval = untested(t_interval(values.mean(axis=1)))
@@ -66,33 +66,33 @@ def crossed_interval(values: np.ndarray) -> Interval:
     squares = sizes * [(effect**2).sum() for effect in effects] / df
     total = squares @ (1, 1, -1)
     half = 0.0
-    if squares[1] > squares[2]:  # or problems' means differ no more than chance makes them
+    if squares[1] > squares[2]:  # otherwise problems' means differ no more than by chance
         half = t.ppf(1 - ALPHA / 2, total**2 / (squares**2 / df).sum()) * math.sqrt(total / values.size)
     return interval._replace(low=min(interval.low, interval.mean - half), high=max(interval.high, interval.mean + half))
 
 
 def difference(after: pd.Series, before: pd.Series) -> Interval:
-    """The mean of `after` minus `before`, paired by seed, of the seeds that have both; NaN where none has."""
+    """Return the mean of `after` minus `before`, paired by seed, over the seeds that have both; NaN if there are none."""
     return t_interval((after - before).dropna())
 
 
 def untested(interval: Interval) -> Interval:
-    """The interval without its tests, which then count in no correction."""
+    """Return the interval without its tests, which are then excluded from corrections."""
     return interval._replace(p=math.nan, p_match=math.nan)
 
 
-ALL = "all cells"
-"""What the lines that pool cells have for their workflow, or their run's name begins with."""
+ALL_CELLS = "all cells"
+"""Workflow of the lines that pool cells, or the beginning of their run's name."""
 
 
 def corrected(table: pd.DataFrame) -> pd.DataFrame:
     """Add `p_holm` and `p_match_holm` to rows of numbers: Holm's correction over the differences and changes of the table.
 
-    Lines that pool cells are a family of their own. Only differences of accuracies can be equivalent: `MARGIN` is in points.
+    Lines that pool cells are a separate family. Only differences of accuracies can be equivalent: `MARGIN` is in points.
     """
     table = table.assign(p_holm=np.nan, p_match_holm=np.nan)
     nothing = pd.Series("", table.index)
-    is_pooled = (table.get("workflow", nothing) == ALL) | table.get("run", nothing).str.startswith(ALL)
+    is_pooled = (table.get("workflow", nothing) == ALL_CELLS) | table.get("run", nothing).str.startswith(ALL_CELLS)
     units = {"p": ("difference", "change"), "p_match": ("difference",)}
     for name, tested in units.items() if "p" in table else ():
         for members in (is_pooled, ~is_pooled):
@@ -103,20 +103,20 @@ def corrected(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def seeds_needed(sd: float, effect: float) -> int | None:
-    """Pairs of seeds with which a paired t test finds an effect with probability `power`; None if 1,000 are too few."""
+    """Return the pairs of seeds that a paired t test needs to find an effect with probability `power`; None if more than 1,000."""
     for n in range(2, 1001):
         limit, shift = t.ppf(1 - ALPHA / 2, n - 1), effect / max(sd, 1e-12) * math.sqrt(n)
-        other_tail = np.nan_to_num(nct.cdf(-limit, n - 1, shift))  # scipy has NaN where it is next to nothing
+        other_tail = np.nan_to_num(nct.cdf(-limit, n - 1, shift))  # scipy returns NaN if it is close to 0
         if shift > 30 or nct.sf(limit, n - 1, shift) + other_tail >= RULES["power"]:
             return n
     return None
 
 
 def split_half_peak(correct: pd.DataFrame) -> np.ndarray:
-    """(P,) outcomes of a run at a peak that was chosen without them.
+    """Return the outcomes (P,) of a run at a peak that was chosen on other problems.
 
-    `correct` is problems x steps. The best trained step is chosen on every second problem and read on the others, and the
-    other way round, so that each problem counts once and none chooses the checkpoint it is scored at.
+    `correct` is problems x steps. The best trained step is chosen on every second problem and evaluated on the others, and vice
+    versa, so that each problem counts once and none chooses the checkpoint at which it is scored.
     """
     trained = correct.loc[:, correct.columns > 0]
     outcomes = np.empty(len(correct))

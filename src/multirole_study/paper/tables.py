@@ -1,4 +1,4 @@
-"""The tables of the paper and of a study, as `tables.yaml` declares them, from a results folder; what is not finished is a dash."""
+"""Build the tables of the paper and of a study, which `tables.yaml` declares, from a results folder. Unfinished cells render as a dash."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,11 +15,11 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, PAPER_SCALES, SMOLLM2, TINY
 from multirole_study.paper import claims
 from multirole_study.paper.dynamics import FIRST_ITERATIONS
-from multirole_study.paper.grid import LINES, POLICIES, WORKFLOWS, Study
+from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
 from multirole_study.paper.output import MISSING, Row, Table, number, pivoted, spread
-from multirole_study.paper.results import PLACES, Results, accuracies
+from multirole_study.paper.results import REPORTED_STEPS, Results, accuracies
 from multirole_study.paper.statistics import (
-    ALL,
+    ALL_CELLS,
     RULES,
     crossed_interval,
     difference,
@@ -34,22 +34,22 @@ MODEL_SENTENCES = {
     TINY: "0.45M parameters, math: arithmetic from left to right, code: list programs (the paper: 0.6B to 4B).",
     SMOLLM2: "SmolLM2-135M-Instruct, sums of two numbers, and functions from one sentence of English (the paper: 0.6B to 4B).",
 }
-"""scale -> what captions say of its model and its problems."""
+"""Scale -> the sentence in captions about its model and problems."""
 """What a caption says of the embedded model."""
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
-"""Problems of the paper's tasks: training and validation."""
+"""Numbers of training and validation problems of the paper's tasks."""
 COST = {
     "wall_seconds": ("wall-clock (h)", "hours"),
     "completion_tokens": ("tokens sampled (M)", "million"),
     "prompt_tokens": ("tokens read (M)", "million"),
     "optimizer_steps": ("optimizer steps", "count"),
 }
-"""What is summed -> its column and unit."""
+"""Summed quantity -> its column and unit."""
 
 
 @cache
 def sentences(results: Results) -> dict[str, str]:
-    """What captions share: the regime and the sample, how the brackets are made, and what is missing."""
+    """Return the sentences that captions share: regime, sample, meaning of the brackets, and missing runs."""
     cell, seeds = results.grid.cells()[0], results.grid.seeds
     times = cell.learning_rate / Cell("single", "sp", cell.task, cell.scale, preset=cell.preset).learning_rate
     times = "" if times == 1 else f"{times:.3g} times "
@@ -82,16 +82,16 @@ def sentences(results: Results) -> dict[str, str]:
     return facts
 
 
-def measured(accuracy_of: dict[str, pd.Series], columns: Iterable[str], **where: str) -> Iterator[Row]:
-    """A row per column: the mean of an accuracy, or for "A − B" the difference of two, paired by seed."""
+def measured(accuracy_of: dict[str, pd.Series], columns: Iterable[str], **keys: str) -> Iterator[Row]:
+    """Yield a row per column: the mean of an accuracy, or for "A − B" the difference of two, paired by seed."""
     for column in columns:
         after, _, before = column.partition(" − ")
         interval = difference(accuracy_of[after], accuracy_of[before]) if before else t_interval(accuracy_of[after])
-        yield number(column, interval, "difference" if before else "accuracy", **where)
+        yield number(column, interval, "difference" if before else "accuracy", **keys)
 
 
 def comparison(results: Results, columns: list[str]) -> Iterator[Row]:
-    """Accuracies and differences of every workflow on every task; both policies share the untrained workflow."""
+    """Yield accuracies and differences of every workflow on every task; both policies share the untrained workflow."""
     for task, workflow in product(results.grid.tasks, WORKFLOWS):
         accuracy_of = {
             "base": results.base(workflow, task),
@@ -106,13 +106,13 @@ def comparison(results: Results, columns: list[str]) -> Iterator[Row]:
 
 
 def checks(results: Results, columns: list[str]) -> Iterator[Row]:
-    """The gain over base, the peak chosen on other problems, and what is left at the end."""
+    """Yield the gain over base, the peak chosen on other problems, and the gain at the end."""
 
     def split_half(*cell: str) -> pd.Series:
         halves = {seed: split_half_peak(run.correct).mean() for seed, run in results.runs_of(*cell).items()}
         return pd.Series(halves, dtype=float)
 
-    for task, (workflow, policy) in product(results.grid.tasks, LINES):
+    for task, (workflow, policy) in product(results.grid.tasks, WORKFLOW_POLICIES):
         cell = workflow, policy, task
         accuracy_of = {
             name: results.accuracy(*cell, at) for name, at in (("base", "base"), ("peak", "peak"), ("final", "end"))
@@ -120,54 +120,57 @@ def checks(results: Results, columns: list[str]) -> Iterator[Row]:
         accuracy_of |= {"split-half peak": split_half(*cell), "SA-RL's": split_half("single", "sp", task)}
         cell_columns = [column for column in columns if workflow != "single" or "SA-RL" not in column]
         for row in measured(accuracy_of, cell_columns, task=task, workflow=workflow, policy=policy):
-            is_tested = row["number"] != "final − peak"  # which is never positive, whatever training does
+            is_tested = row["number"] != "final − peak"  # it can never be positive
             yield row if is_tested else row | {"p": np.nan, "p_match": np.nan}
 
 
 def ip_against_sp(results: Results) -> Iterator[Row]:
-    """IP minus SP in every cell, and the mean over cells."""
-    means: dict[str, list[float]] = {place: [] for place in PLACES}
-    for task, workflow, place in product(results.grid.tasks, WORKFLOWS, PLACES):
+    """Yield IP minus SP in every cell, and the mean over cells."""
+    means: dict[str, list[float]] = {place: [] for place in REPORTED_STEPS}
+    for task, workflow, place in product(results.grid.tasks, WORKFLOWS, REPORTED_STEPS):
         gap = difference(*(results.accuracy(workflow, policy, task, place) for policy in POLICIES))
         means[place].append(gap.mean)
         yield number("IP − SP", gap, "difference", task=task, workflow=workflow, at=place)
     for place, values in means.items():
-        yield number("IP − SP", t_interval(values), "difference", task="", workflow=ALL, at=place)
+        yield number("IP − SP", t_interval(values), "difference", task="", workflow=ALL_CELLS, at=place)
 
 
 def over_problems(results: Results) -> Iterator[Row]:
-    """Differences of accuracies with their interval over seeds, and with that over seeds and validation problems, in every regime."""
+    """Yield differences of accuracies with intervals over seeds, and over seeds and validation problems, in every regime."""
     for (regime, changed), task, workflow in product(claims.REGIMES.items(), results.grid.tasks, WORKFLOWS):
         runs_of = {policy.upper(): results.runs_of(workflow, policy, task, **changed) for policy in POLICIES}
         runs_of["SA-RL"] = results.runs_of("single", "sp", task, **changed)
-        for comparison, place in product(("IP − SA-RL", "SP − SA-RL", "IP − SP"), PLACES):
+        for comparison, place in product(("IP − SA-RL", "SP − SA-RL", "IP − SP"), REPORTED_STEPS):
             after, before = (runs_of[name] for name in comparison.split(" − "))
-            if both := [seed for seed in after if seed in before]:
-                right = [[run.correct[run.steps[place]] for run in (after[seed], before[seed])] for seed in both]
+            if seeds_of_both := [seed for seed in after if seed in before]:
+                right = [
+                    [run.correct[run.steps[place]] for run in (after[seed], before[seed])] for seed in seeds_of_both
+                ]
                 gaps = np.stack([x - y for x, y in right])  # (S, P)
                 seeds, crossed = untested(t_interval(gaps.mean(axis=1))), crossed_interval(gaps)
-                where = {"regime": regime, "task": task, "workflow": workflow, "difference": comparison, "at": place}
-                yield number("over seeds", seeds, "difference", **where)
-                yield number("over seeds and problems", crossed, "difference", **where)
+                keys = {"regime": regime, "task": task, "workflow": workflow, "difference": comparison, "at": place}
+                yield number("over seeds", seeds, "difference", **keys)
+                yield number("over seeds and problems", crossed, "difference", **keys)
                 times = (crossed.high - crossed.low) / (seeds.high - seeds.low)
-                yield number("times as wide", times, "similarity", **where)
+                yield number("times as wide", times, "similarity", **keys)
 
 
 def by_regime(results: Results) -> Iterator[Row]:
-    """Accuracy of every cell and of the single agent in every regime, as far as its runs are packed."""
-    for (regime, changed), task, (workflow, policy) in product(claims.REGIMES.items(), results.grid.tasks, LINES):
+    """Yield the accuracy of every cell and of the single agent in every regime whose runs are packed."""
+    for (regime, changed), task, (workflow, policy) in product(
+        claims.REGIMES.items(), results.grid.tasks, WORKFLOW_POLICIES
+    ):
         if runs := results.runs_of(workflow, policy, task, **changed):
-            where = {"regime": regime, "task": task, "workflow": workflow, "policy": policy}
-            accuracy_at = {place: accuracies(runs.values(), place) for place in ("base", *PLACES)}
-            yield number("runs", len(runs), "count", **where)
-            yield from measured(accuracy_at, accuracy_at, **where)
+            keys = {"regime": regime, "task": task, "workflow": workflow, "policy": policy}
+            accuracy_at = {place: accuracies(runs.values(), place) for place in ("base", *REPORTED_STEPS)}
+            yield number("runs", len(runs), "count", **keys)
+            yield from measured(accuracy_at, accuracy_at, **keys)
 
 
 def signatures_of(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Map (role, signature) to its value over the turns of one checkpoint, and ("", "iteration") to its step.
+    """Return (role, signature) -> its value over the turns of one checkpoint, and ("", "iteration") -> its step.
 
-    `first_*` is over turns of round 0; `slots_*` are quantiles of each problem's mean length over the slots of a role (Panel
-    A3).
+    `first_*` is over turns of round 0; `slots_*` are quantiles of each problem's mean length over the slots of a role (Panel A3).
     """
     values = {("", "iteration"): turns["step"].iloc[0]}
     for prefix, part in (("", turns), ("first_", turns[turns["round"] == 0])):
@@ -181,10 +184,10 @@ def signatures_of(turns: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 
 def readings(results: Results, workflow: str, policy: str, task: str) -> dict[str, list[dict[tuple[str, str], float]]]:
-    """Map each checkpoint to one measurement per seed that has it."""
+    """Return checkpoint -> one measurement per seed that has it."""
     turns_at = {"base": results.evaluated("base", "turns", workflow=workflow, task=task)}
     for name in ("early", "best", "terminal"):
-        turns_at[name] = results.played(workflow, policy, task, name, "turns")
+        turns_at[name] = results.own_evaluation(workflow, policy, task, name, "turns")
     return {
         name: [signatures_of(turns) for _, turns in checkpoint_turns.groupby("seed")]
         for name, checkpoint_turns in turns_at.items()
@@ -192,7 +195,7 @@ def readings(results: Results, workflow: str, policy: str, task: str) -> dict[st
 
 
 def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tuple[str, str]]) -> Iterator[Row]:
-    """The mean and the range over seeds of the signatures of these panels at each checkpoint.
+    """Yield the mean and range over seeds of the signatures of these panels at each checkpoint.
 
     A panel is its "cell" and, per role, the names of its signatures; `labels` maps such a name to its unit and label.
     """
@@ -201,37 +204,37 @@ def panel_values(results: Results, panels: dict[str, dict], labels: dict[str, tu
         named = [("", "iteration"), *((role, name) for role in spec if role != "cell" for name in spec[role])]
         for role, name in named:
             unit, label = labels[name]
-            where = {"panel": panel, "role": role, "signature": label}
+            keys = {"panel": panel, "role": role, "signature": label}
             for checkpoint, seeds in measured.items():
                 if known := [seed[role, name] for seed in seeds if (role, name) in seed]:
-                    yield where | {"number": checkpoint, "unit": unit} | spread(known)
+                    yield keys | {"number": checkpoint, "unit": unit} | spread(known)
 
 
 def n_problems(cell: Cell) -> list[int]:
-    """All training and all validation problems of a generated task that has an end."""
+    """Return the numbers of all training and validation problems of a finite generated task."""
     return [len(cell.make_task().problems(split)) for split in ("train", "validation")]
 
 
 def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFrame:
-    """The hyper-parameters of the paper, of this project's preset of them, and of this grid."""
+    """Build the table of hyper-parameters: the paper's, this project's preset, and this grid's."""
     grid = results.grid
 
     def filled(text: str, cell: Cell) -> str:
         counts = {"train": cell.n_train, "validation": cell.n_validation}
-        if None in counts.values():  # all that there are; those of the paper's data sets are known without a download
+        if None in counts.values():  # all problems; the numbers of the paper's data sets are known without a download
             sizes = SIZES[cell.task] if cell.scale in PAPER_SCALES else n_problems(cell)
             counts = {split: n or size for (split, n), size in zip(counts.items(), sizes, strict=True)}
         text = text.format(cell=cell, rows=cell.n_problems * cell.n_episodes, **counts)
         return text.replace("e-0", "e-").replace("None", "none")
 
     repos = ", ".join(f"{MODELS[scale].repo} at {MODELS[scale].revision[:8]}" for scale in PAPER_SCALES)
-    here = MODELS[grid.scale].repo if grid.scale in MODELS else f"{grid.scale}, embedded"
+    model_name = MODELS[grid.scale].repo if grid.scale in MODELS else f"{grid.scale}, embedded"
     rows = [
-        ("Base models", "Qwen3 0.6B, 1.7B, 4B", repos, here),
+        ("Base models", "Qwen3 0.6B, 1.7B, 4B", repos, model_name),
         ("Seeds per cell", "1 (A.1)", "1", f"{len(grid.seeds)}: {', '.join(map(str, grid.seeds))}"),
     ]
-    for setting, paper, text, *where in settings:
-        workflow, task = where or ("voting", "math")
+    for setting, paper, text, *keys in settings:
+        workflow, task = keys or ("voting", "math")
         grid_value = filled(text, grid.cell(workflow, "sp", task, grid.seeds[0])) if task in grid.tasks else MISSING
         rows.append((setting, paper, filled(text, Cell(workflow, "sp", task, "1.7b")), grid_value))
     grid_value = ", ".join(f"{name}={value}" for name, value in grid.parameters.items()) or "none"
@@ -240,9 +243,9 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
 
 
 def compute(results: Results) -> Iterator[Row]:
-    """What every cell cost over its seeds, their sum, and the tokens of the evaluations."""
+    """Yield the cost of every cell summed over seeds, the total, and the tokens of the evaluations."""
     lines: list[tuple[str, str, str, int, pd.DataFrame]] = []
-    for task, (workflow, policy) in product(results.grid.tasks, LINES):
+    for task, (workflow, policy) in product(results.grid.tasks, WORKFLOW_POLICIES):
         if runs := results.runs_of(workflow, policy, task).values():
             spent = pd.concat([run.table("metrics") for run in runs])
             spent["wall_seconds"] = spent["rollout_seconds"] + spent["update_seconds"]
@@ -252,15 +255,15 @@ def compute(results: Results) -> Iterator[Row]:
     kinds = [evaluation.adapters for evaluation in results.evaluations]
     lines += [(f"evaluations, {k}", "", "", kinds.count(k), results.evaluated(k)) for k in dict.fromkeys(kinds)]
     for task, workflow, policy, runs, spent in lines:
-        where = {"task": task, "workflow": workflow, "policy": policy}
-        yield number("runs", runs, "count", **where)
+        keys = {"task": task, "workflow": workflow, "policy": policy}
+        yield number("runs", runs, "count", **keys)
         for name, (label, unit) in COST.items():
             if name in spent:
-                yield number(label, spent[name].sum(), unit, **where)
+                yield number(label, spent[name].sum(), unit, **keys)
 
 
 def made_from(results: Results, study: Study, question: str) -> str:
-    """Say which commit a question's runs were made from: it holds the rules that they are read by."""
+    """State the commit of a question's runs, which contains the rules that decide it."""
     ids = {cell.id for _, _, cell in study.runs(question)}
     provenances = [json.loads(text) for text in results.packed.loc[results.packed.index.isin(ids), "provenance"]]
     commits, modified = (
@@ -275,7 +278,7 @@ def make(
     results: Results, study: Study | None, name: str, title: str, measure: str, caption: str, question: str = "",
     **options: object,
 ) -> Table:  # fmt: skip
-    """Measure and draw one declared table; values that are texts are shown as they are."""
+    """Compute and format one declared table; text values are shown unchanged."""
     measured_by = resolve_name(f"multirole_study.paper.{measure}")
     values = pd.DataFrame(measured_by(*(results, study) if study else (results,), **options))
     shown = pivoted(values) if "number" in values else values
@@ -284,11 +287,11 @@ def make(
 
 
 def tables(results: Results) -> list[Table]:
-    """Make the paper's tables, in its order."""
+    """Build the paper's tables, in its order."""
     return [make(results, None, **declared) for declared in DECLARED["paper"]]
 
 
 def tables_of_study(results: Results, study: Study) -> list[Table]:
-    """Make the study's tables, as far as their runs are finished."""
+    """Build the study's tables whose runs are finished."""
     study_tables = [make(results, study, **declared) for declared in DECLARED["study"]]
     return [table for table in study_tables if len(table.shown)]

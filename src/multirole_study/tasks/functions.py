@@ -192,10 +192,10 @@ def _of_a_list() -> Iterator[Spec]:
         yield spec(f"the first {k} elements of xs", lambda xs, k=k: xs[:k])
         yield spec(f"the last {k} elements of xs", lambda xs, k=k: xs[-k:])
         yield spec(f"xs without its first {k} elements", lambda xs, k=k: xs[k:])
-    for which, keeps in _filters():
-        yield spec(f"the sum of the {which} in xs", lambda xs, keeps=keeps: sum(filter(keeps, xs)))
-        yield spec(f"the number of {which} in xs", lambda xs, keeps=keeps: len(list(filter(keeps, xs))))
-        yield spec(f"a list of the {which} in xs", lambda xs, keeps=keeps: list(filter(keeps, xs)))
+    for described, keeps in _filters():
+        yield spec(f"the sum of the {described} in xs", lambda xs, keeps=keeps: sum(filter(keeps, xs)))
+        yield spec(f"the number of {described} in xs", lambda xs, keeps=keeps: len(list(filter(keeps, xs))))
+        yield spec(f"a list of the {described} in xs", lambda xs, keeps=keeps: list(filter(keeps, xs)))
 
 
 def _of_a_text() -> Iterator[Spec]:
@@ -246,15 +246,15 @@ def specs() -> dict[tuple[str, tuple[str, ...]], Spec]:
 def tests_of(spec: Spec) -> list[dict]:
     """Choose hidden tests that distinguish the function from every other one, with varied outputs if possible."""
     outputs = behaviour(spec)
-    others = [other for signature, other in specs() if signature == spec.signature and other != outputs]
+    rivals = [rival for signature, rival in specs() if signature == spec.signature and rival != outputs]
     chosen: list[int] = []
-    while others:  # the probe that excludes most of the other functions
-        best = max(range(N_PROBES), key=lambda i: sum(other[i] != outputs[i] for other in others))
+    while rivals:  # the probe that excludes most of the other functions
+        best = max(range(N_PROBES), key=lambda i: sum(rival[i] != outputs[i] for rival in rivals))
         chosen.append(best)
-        others = [other for other in others if other[best] == outputs[best]]
+        rivals = [rival for rival in rivals if rival[best] == outputs[best]]
     while len(chosen) < N_TESTS:  # the first probe whose output is the rarest among the tests so far
-        seen = [outputs[i] for i in chosen]
-        chosen.append(min(set(range(N_PROBES)) - set(chosen), key=lambda i: (seen.count(outputs[i]), i)))
+        outputs_so_far = [outputs[i] for i in chosen]
+        chosen.append(min(set(range(N_PROBES)) - set(chosen), key=lambda i: (outputs_so_far.count(outputs[i]), i)))
     call = {"testtype": "functional", "metadata": {"func_name": "f"}}
     inputs = probes(spec.signature)
     return [{"input": "\n".join(map(json.dumps, inputs[i])), "output": outputs[i]} | call for i in chosen]

@@ -260,9 +260,9 @@ def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> lis
         if len(problems) == count or n_rejected == PATIENCE:
             break
     if len(problems) < count:
-        which = "n_train" if split == "train" else "n_validation"
+        option = "n_train" if split == "train" else "n_validation"
         raise ValueError(
             f"gym:{kind} with the options {dict(options)} has about {len(problems)} distinct {split} problems, got count={count}. "
-            f"Write {which}={len(problems)} or less, or use options with more problems."
+            f"Write {option}={len(problems)} or less, or use options with more problems."
         )
     return list(problems.values())

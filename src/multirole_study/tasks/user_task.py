@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from multirole.core.types import LARGEST_REWARD, Message, Problem, Reward, check_columns, conversation_of
+from multirole.core.types import MAX_REWARD, Message, Problem, Reward, check_columns, conversation_of
 from multirole_study.tasks.sources import DataError, broken_value, file_of_rows, question_id, read_rows, take
 from multirole_study.tasks.splits import check_split
 
@@ -118,9 +118,9 @@ class Task:
             number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
             number = math.nan
-        if not abs(number) <= LARGEST_REWARD:
+        if not abs(number) <= MAX_REWARD:
             raise RewardError(
-                f"The reward of task {self.name!r} must return numbers between {-LARGEST_REWARD:g} and {LARGEST_REWARD:g}. It returned "
+                f"The reward of task {self.name!r} must return numbers between {-MAX_REWARD:g} and {MAX_REWARD:g}. It returned "
                 f"{_short(value)} for {self._rows_of([problem])}."
             )
         return number

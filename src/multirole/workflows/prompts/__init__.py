@@ -1,7 +1,7 @@
-"""Prompt templates: one Markdown file per role, `<set>/<role>.md`, with `$field` placeholders.
+"""Load prompt templates: one Markdown file per role, `<set>/<role>.md`, with `$field` placeholders.
 
 A set is a folder: one of this package (general, math, code, gym, functions, tiny_chain, tiny_pipe), or one of the user's, given by its path.
-"general" leaves the dataset's prompt as it is and is used where a problem names no set.
+"general" passes the dataset's prompt on unchanged and is used if a problem names no set.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ from string import Template
 
 @cache
 def template(prompts: str, name: str) -> Template:
-    """The template `<prompts>/<name>.md`; ValueError where there is none."""
+    """Load the template `<prompts>/<name>.md`; ValueError if there is none."""
     inside = files(__package__).joinpath(prompts or "general")
     path = inside if inside.is_dir() else Path(prompts).expanduser()
     try:
@@ -25,7 +25,7 @@ def template(prompts: str, name: str) -> Template:
 
 
 def render(prompts: str, name: str, **fields: str) -> str:
-    """The template `<prompts>/<name>.md` with every `$field` filled in; ValueError for a field that has no value."""
+    """Fill in every `$field` of the template `<prompts>/<name>.md`; ValueError for a field without a value."""
     try:
         return template(prompts, name).substitute(fields)
     except KeyError as error:

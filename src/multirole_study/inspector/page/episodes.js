@@ -22,7 +22,9 @@ function buildEpisodes() {
   const place = byId("episodes");
   if (!shown) { place.append(el("p", { class: "muted" }, "No turn was recorded yet.")); return; }
   state.columns = [...shown.columns];
-  state.problem = kept().find(FILTERS.lost.keep) || kept()[0] || null; // what a reader looks for
+  const linked = decodeURIComponent(location.hash.slice(1)); // page.html#PROBLEM
+  const first = shown.problems.find((p) => p.problem === linked);
+  state.problem = first || kept().find(FILTERS.lost.keep) || kept()[0] || null; // what a reader looks for
   const total = shown.n_validation === null ? "" : ` of ${shown.n_validation} validation problems`;
   const lost = shown.n_lost === null || shown.best === shown.last ? "" : ` ${shown.n_lost} problems were right at iteration ${shown.best} and are wrong at iteration ${shown.last}.`;
   const leftOut = shown.left_out ? ` ${shown.left_out} other checkpoints have their turns in the run's folder.` : "";
@@ -40,6 +42,7 @@ function buildEpisodes() {
   place.addEventListener("pointerover", hint);
   place.addEventListener("pointerout", () => { byId("hint").hidden = true; });
   redraw();
+  if (first) place.scrollIntoView();
 }
 
 function step(by) {
@@ -47,7 +50,11 @@ function step(by) {
   if (list.length) select(list[Math.max(0, Math.min(list.length - 1, at + by))]);
 }
 
-function select(problem) { state.problem = problem; redraw(); }
+function select(problem) {
+  state.problem = problem;
+  history.replaceState(null, "", "#" + encodeURIComponent(problem.problem)); // a link to what is shown
+  redraw();
+}
 
 function searchBox() {
   const box = el("input", { type: "search", placeholder: "search all turns", "aria-label": "search all turns",
@@ -120,7 +127,8 @@ function turnKeys(problem) {
 // What a role decided, in words: an aggregator's "2" is its choice and no slot.
 function outcomeWords(duty, outcome) {
   const prefix = { selects: "picks", judges: "verdict:", plans: "plan as" }[duty];
-  return (prefix ? prefix + " " : "") + words(outcome);
+  const [, digit] = /^digit:(\d)$/.exec(outcome) || []; // a selection without a box
+  return (prefix ? prefix + " " : "") + (digit ? `${digit}, without a box` : words(outcome));
 }
 
 function drawTurn(turn) {

@@ -1,0 +1,54 @@
+"""The metrics of one iteration in TRL's log: of the loss, of each role, and of the episodes."""
+
+import itertools
+from collections import defaultdict
+
+from multirole.core.distributed import gather_objects
+from multirole.core.episode_metrics import accuracy, n_failed, over_micro_batches, overflow_rate, text_metrics
+from multirole.core.hooks import Iteration
+from multirole.core.rows import Row
+
+Log = dict[str, list[float]]
+"""TRL's `_metrics["train"]`: the values of each metric since the last time that it was logged."""
+
+
+class LossMetrics:
+    """What TRL's loss has logged by micro-batch, made into one number per metric and iteration."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[str, int, float]] = []  # name, completion tokens of the micro-batch, value
+
+    def add(self, rows: list[Row], logged: Log) -> None:
+        """Take what the loss of one micro-batch has logged; of no rows, for one that counts nothing."""
+        n_tokens = sum(len(row.turn.completion_ids) for row in rows)
+        self.values += [(name, n_tokens, value) for name, (value,) in logged.items()]
+
+    def write_to(self, log: Log) -> None:
+        """Log the iteration's numbers, over all processes, and forget them."""
+        by_name: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for name, n_tokens, value in itertools.chain.from_iterable(gather_objects(self.values)):
+            by_name[name].append((n_tokens, value))
+        for name, values in by_name.items():
+            log[name].append(over_micro_batches(name, values))
+        self.values.clear()
+
+
+def role_metrics(rows: list[Row], roles: list[str]) -> dict[str, dict[str, float]]:
+    """role -> what can be read off its rows, for the roles that have any."""
+    rows_by_role = {role: [row for row in rows if row.turn.role == role] for role in roles}
+    return {role: text_metrics(role_rows) for role, role_rows in rows_by_role.items() if role_rows}
+
+
+def log_iteration(log: Log, iteration: Iteration, counts_failures: bool) -> None:
+    """Log each role's metrics, and what the iteration's episodes say."""
+    for role, values in iteration.roles.items():
+        for name, value in values.items():
+            if value is not None:
+                log[f"{role}/{name}"].append(value)
+    for name in [name for name in log if name.startswith("completions/")]:
+        del log[name]  # TRL's lengths are of each episode's last turn: ours are per role
+    if (fraction := accuracy(iteration.episodes)) is not None:
+        log["accuracy"].append(fraction)
+    log["prompt_overflow_rate"].append(overflow_rate(iteration.episodes))
+    if counts_failures:
+        log["failed_episodes"].append(n_failed(iteration.episodes))

@@ -1,0 +1,192 @@
+"""Forward and backward passes over rows of one adapter: how the model is prepared for them, and how many rows each takes.
+
+`ModelPasses` uses the fast paths where the model allows them: adapters merged into the base (`gradients`), LoRA layers in
+bfloat16 (`bfloat16`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from accelerate import Accelerator
+from peft import PeftModel
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from multirole.core.bfloat16 import HALF, half_layers, needs_no_autocast
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.distributed import shard
+from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora
+from multirole.core.logprobs import compact_head, has_large_head, score, score_packed
+from multirole.core.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
+from multirole.core.recomputation import fits, without_recomputation
+from multirole.core.rows import Row, micro_batches, padded
+from multirole.core.tree_attention import can_share_prefixes, packed_attention
+
+
+def no_key(row: Row) -> int:
+    """The key of a tree that rows of all parts share."""
+    return 0
+
+
+@dataclass
+class MicroBatch:
+    """The rows of one forward pass.
+
+    Args:
+        rows: in the order of the batch.
+        weight: 1, or 0 for a row that is repeated to keep FSDP2's processes in step.
+        packing: the rows as one sequence, where their prompts are shared.
+        batch: what TRL's loss is given; set before it is called.
+        logps, entropies: (N, C) of the completions, with gradient; set by the forward pass.
+        importance: the four tensors of `WeightSums.add`, with a `Correction`.
+    """
+
+    rows: list[Row]
+    weight: float
+    packing: Packing | None
+    batch: dict[str, Tensor] = field(default_factory=dict)
+    logps: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    entropies: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    importance: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return sum(self.packing.blocks) if self.packing else padded(self.rows)
+
+    def runs(self, key: Callable[[Row], int], multiple: int) -> list[tuple[int, int]]:
+        """(key, number of tokens) of the rows one after another, padded to a multiple of `multiple` tokens."""
+        width = max(row.length for row in self.rows)
+        width += -width % multiple
+        blocks = self.packing.blocks if self.packing else [width] * len(self.rows)
+        return block_runs(self.rows, blocks, key)
+
+
+class ModelPasses:
+    """Runs a PEFT model over rows of one adapter at a time.
+
+    Args:
+        model: without the wrappers of accelerate.
+        adapters: the adapters that are trained.
+        is_sharded: FSDP2 shards the model.
+
+    Attributes:
+        is_half: the model computes in bfloat16.
+        can_merge_adapters: an adapter can be merged for a pass, whose backward then gives the gradient by part.
+        can_share_prompts: prompts can be shared.
+    """
+
+    def __init__(
+        self, model: PeftModel, adapters: list[str], accelerator: Accelerator, args: MultiRoleGRPOConfig, is_sharded: bool
+    ) -> None:  # fmt: skip
+        self.model, self.adapters, self.accelerator, self.is_sharded = model, adapters, accelerator, is_sharded
+        self.micro_batch_tokens, self.multiple = args.micro_batch_tokens, args.pad_to_multiple_of or 1
+        self.is_half = accelerator.mixed_precision == "bf16"
+        is_known = self.is_half or accelerator.mixed_precision == "no"
+        self.can_merge_adapters = not is_sharded and is_known and keeps_rows(model)
+        self.can_share_prompts = can_share_prefixes(self.base)
+        if self.is_half:  # PEFT would cast the inputs of adapters to float32, and autocast back
+            for module in self.base.modules():
+                if isinstance(module, LoraLayer):
+                    module.cast_input_dtype_enabled = False
+        self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
+        self._packing: Packing | None = None  # of the pass that is under way
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The frozen base model."""
+        return self.model.get_base_model()
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether everything is computed in float32."""
+        return self.base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+
+    def set_active_adapter(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
+        """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
+
+        All adapters keep `requires_grad`, as optimizer and checkpoints expect; the others get no gradient.
+        """
+        model = self.model
+        if self.is_sharded or model.active_adapter != adapter or adapter not in self._active:
+            model.set_requires_grad(self.adapters, False)  # `set_adapter` leaves the others' `modules_to_save` on
+            model.set_adapter(adapter)
+            params = [p for p in model.parameters() if p.requires_grad]
+            dtypes = (torch.float32, HALF) if self.is_half else (torch.float32,)
+            self._active = {adapter: (params, plain_lora(model, adapter, params, dtypes))}
+            model.set_requires_grad(self.adapters, True)
+        return self._active[adapter]
+
+    def gradient_layers(
+        self, layers: list[LoraLinear], adapter: str, sums: PartSums | None
+    ) -> AbstractContextManager[None]:
+        """The context in which backward passes leave the adapter's gradient by part in `sums`; without them, in `grad`."""
+        if sums is None:
+            return nullcontext()
+        return half_layers(layers, adapter, sums, self.base) if self.is_half else merged(layers, adapter, sums)
+
+    def scoring_layers(self, layers: list[LoraLinear], adapter: str | None) -> AbstractContextManager[None]:
+        """The context in which rows are only scored, with `adapter` or, if it is None, with the base alone."""
+        if self.is_half and self.can_merge_adapters and layers:
+            return half_layers(layers, adapter, None, self.base)
+        return nullcontext()
+
+    def shares_prompts(self, rows: list[Row], key: Callable[[Row], int]) -> bool:
+        """Whether rows of equal `key` are computed as trees of their common beginnings."""
+        return self.can_share_prompts and packing_pays(rows, self.base.num_parameters(), key)
+
+    def micro_batches(
+        self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0
+    ) -> Iterator[MicroBatch]:
+        """The micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
+        is_packed = self.shares_prompts(rows, key)
+        for micro, weight in self.shard(rows, loads, cost, key if is_packed else None):
+            packing = pack(micro, key, self.accelerator.device) if is_packed else None
+            if packing is None:
+                micro.sort(key=key)
+            yield MicroBatch(micro, weight, packing)
+
+    def shard(
+        self, rows: list[Row], loads: list[float], cost: float = 1.0, tree_key: Callable[[Row], int] | None = None
+    ) -> list[tuple[list[Row], float]]:
+        """This process's rows of each micro-batch, and their weight. With `tree_key` they are for `prefix_tree.pack`, by this key."""
+        cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches
+        size: Callable[[list[Row]], int] = padded
+        if tree_key is not None:
+            cut = functools.partial(tree_batches, key=tree_key)
+            size = functools.partial(tree_size, key=tree_key)
+        rank = self.accelerator.process_index
+        return shard(rows, self.micro_batch_tokens, rank, loads, self.is_sharded, cost, cut, size)
+
+    @contextmanager
+    def pass_over(self, micro: MicroBatch, keeps_activations: bool) -> Iterator[None]:
+        """The context of a forward pass over a micro-batch, and of its backward pass where it `keeps_activations`."""
+        n_tokens = micro.n_tokens if keeps_activations else 0
+        self._packing = micro.packing
+        try:
+            with ExitStack() as stack:
+                if micro.packing is not None:
+                    stack.enter_context(packed_attention(self.base))
+                is_off = not self.is_sharded and fits(self.base, n_tokens, self.is_half)
+                stack.enter_context(without_recomputation(self.base, is_off))
+                stack.enter_context(compact_head(has_large_head(self.base)))
+                yield
+        finally:
+            self._packing = None
+
+    def score(self, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies (N, C) of the last C = `n_completion` of ids and mask (N, P + C), or of the packed rows of `pass_over`.
+
+        Data parallelism is ours (`distributed`), so the model is called without its wrappers.
+        """
+        is_replaced = self.is_half and needs_no_autocast(self.base) and "forward" in vars(self.base.model.rotary_emb)
+        with nullcontext() if is_replaced else self.accelerator.autocast():
+            model = self.base if is_replaced else self.model  # whose forward has an autocast of its own
+            if self._packing is not None:
+                return score_packed(model, self._packing)
+            return score(model, input_ids, attention_mask, n_completion, self.multiple)

@@ -1,0 +1,197 @@
+"""Measure what each role is worth: the change of an evaluation's outcomes if the role is changed.
+
+Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
+(`core.forks`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
+
+* `change` is the mean outcome of the replays minus that of the episodes. A role is worth what is lost without it, minus `change`
+  under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
+* `moved` is the mean of |replay - episode|: with outcomes of 0 and 1, how often the outcome turns. Under "resample" it says how much of
+  the outcome hangs on the luck of this role's draw.
+
+Both have a 95 % Student t interval over problems, of one mean per problem: it covers other problems and draws, not other training seeds.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple, get_args
+
+from multirole.core.credit import Score, play_scored
+from multirole.core.forks import Fork, How, has_twin
+from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.types import Episode, structure_of
+
+LEVEL = 0.95
+PANELS, MAX_STEPS = 2000, 100
+"""Of Simpson's rule, and of Newton's method, in `t_quantile`."""
+
+
+class Interval(NamedTuple):
+    """A mean with its interval; the ends are NaN for fewer than two values."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RoleEffect:
+    """The effect of changing one role on the outcome.
+
+    Args:
+        role, how: which turns were forked, and how (`core.forks.Fork`).
+        problems: number of problems, the units of the intervals.
+        replays: number of replayed episodes in all.
+        before, after: mean outcome of the episodes and of their replays, each problem weighing the same.
+        change, moved: see the module.
+    """
+
+    role: str
+    how: str
+    problems: int
+    replays: int
+    before: float
+    after: float
+    change: Interval
+    moved: Interval
+
+    def row(self) -> dict[str, Any]:
+        """Return the effect as one flat row of a table: `change`, `change_low`, `change_high`, and the same of `moved`."""
+        row = asdict(self)
+        for name in ("change", "moved"):
+            interval = Interval(*row.pop(name))
+            row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        return row
+
+
+def outcome(episode: Episode) -> float:
+    """Return 1 or 0 for a right or wrong answer, or the reward if correctness is not defined; NaN for an episode without reward."""
+    if episode.reward is None:
+        return math.nan
+    right = episode.reward.is_correct
+    return episode.reward.value if right is None else float(right)
+
+
+def role_values(
+    trainer: Trainer, episodes: Sequence[Episode], score: Score, iteration: int = -1, how: Iterable[How] = get_args(How),
+    n_draws: int = 1,
+) -> list[RoleEffect]:  # fmt: skip
+    """Replay scored episodes with each role changed, and compare outcomes. Collective: every process must call it.
+
+    Args:
+        trainer: a `MultiRoleGRPOTrainer` that holds the weights that played the episodes.
+        episodes: scored episodes; those without a reward are left out.
+        score: sets `reward` of a list of episodes.
+        iteration: the iteration that the episodes were played in, -1 for an evaluation.
+        how: interventions. "twin" is skipped for roles that have none.
+        n_draws: replays of each episode under "resample" and "base"; a twin needs one.
+
+    Returns:
+        One effect per role and intervention, roles in the order of the workflow.
+
+    Raises:
+        ValueError: if no episode has a reward.
+    """
+    known = [episode for episode in episodes if episode.reward is not None]
+    if not known:
+        raise ValueError(
+            "None of the given episodes has a reward, so there is no outcome to compare. Score them first."
+        )
+    structure, effects, forks = structure_of(trainer.workflow), [], []
+    for role in trainer.workflow.roles:
+        for kind in how:
+            if kind == "twin" and not has_twin(structure, role):
+                continue
+            first, n = int(kind == "resample"), 1 if kind == "twin" else n_draws
+            effects.append((role, kind, n))
+            forks += [Fork(episode, role, kind, first + draw) for episode in known for draw in range(n)]
+    replays = iter(play_scored(trainer, forks, iteration, score))
+    return [effect_of(role, kind, known, [[next(replays) for _ in range(n)] for _ in known]) for role, kind, n in effects]  # fmt: skip
+
+
+def effect_of(role: str, how: str, episodes: Sequence[Episode], replays: Sequence[Sequence[Episode]]) -> RoleEffect:
+    """Compute the effect from scored episodes and the scored replays of each. A replay without a reward is left out."""
+    before: dict[str, list[float]] = {}
+    after: dict[str, list[float]] = {}
+    moved: dict[str, list[float]] = {}
+    for episode, group in zip(episodes, replays, strict=True):
+        outcomes = [value for value in map(outcome, group) if not math.isnan(value)]
+        if outcomes:
+            before.setdefault(episode.problem.id, []).append(outcome(episode))
+            after.setdefault(episode.problem.id, []).append(_mean(outcomes))
+            moved.setdefault(episode.problem.id, []).append(_mean([abs(v - outcome(episode)) for v in outcomes]))
+    change = [_mean(after[problem]) - _mean(before[problem]) for problem in before]
+    return RoleEffect(
+        role, how, len(before), sum(map(len, replays)), _mean(list(map(_mean, before.values()))),
+        _mean(list(map(_mean, after.values()))), t_interval(change), t_interval(list(map(_mean, moved.values()))),
+    )  # fmt: skip
+
+
+def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """Return the mean of independent values with its Student t interval."""
+    n, mean = len(values), _mean(values)
+    if n < 2:
+        return Interval(mean, math.nan, math.nan)
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    half = t_quantile(0.5 + level / 2, n - 1) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def t_quantile(p: float, df: int) -> float:
+    """Return the quantile of Student's t, for 0.5 < p < 1.
+
+    Newton's method on the distribution function, which Simpson's rule integrates from 0. It starts below the root, at the normal's
+    quantile, and the function is concave there, so that every step stays below and gets nearer.
+    """
+    log_norm = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
+
+    def density(x: float) -> float:
+        return math.exp(log_norm - (df + 1) / 2 * math.log1p(x * x / df))
+
+    x = NormalDist().inv_cdf(p)
+    for _ in range(MAX_STEPS):
+        h = x / PANELS
+        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, PANELS))
+        step = (p - 0.5 - (density(0.0) + inner + density(x)) * h / 3) / density(x)
+        x += step
+        if abs(step) < 1e-9 * x:
+            break
+    return x
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+class RoleValue(MultiRoleCallback):
+    """Callback that measures each role's worth at each evaluation: `effects`, and `eval_<role>_<how>_change` and `..._moved`.
+
+    It replays evaluation episodes, so it costs rollouts: with r roles about 2 r `n_draws` times as many episodes as it
+    reads, of which only what follows from the role is generated.
+
+    Args:
+        score: sets `reward` of a list of episodes, for example a function that calls your reward function.
+        n_problems: the first problems of the evaluation, whose episodes are replayed.
+        how, n_draws: see `role_values`.
+    """
+
+    def __init__(
+        self, score: Callable[[list[Episode]], object], n_problems: int = 64, how: Iterable[How] = get_args(How), n_draws: int = 1
+    ) -> None:  # fmt: skip
+        if n_problems < 2 or n_draws < 1:
+            raise ValueError(
+                f"`n_problems` must be at least 2, for an interval, and `n_draws` at least 1; got {n_problems} and {n_draws}."
+            )
+        if unknown := [kind for kind in how if kind not in get_args(How)]:
+            raise ValueError(f"`how` must be among {list(get_args(How))}, got {unknown}.")
+        self.score, self.n_problems, self.how, self.n_draws = score, n_problems, tuple(how), n_draws
+        self.effects: list[RoleEffect] = []
+
+    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+        problems = list(dict.fromkeys(episode.problem.id for episode in episodes))[: self.n_problems]
+        read = [episode for episode in episodes if episode.problem.id in problems and episode.reward is not None]
+        self.effects = role_values(trainer, read, self.score, -1, self.how, self.n_draws) if read else []
+        for effect in self.effects:
+            metrics[f"eval_{effect.role}_{effect.how}_change"] = effect.change.mean
+            metrics[f"eval_{effect.role}_{effect.how}_moved"] = effect.moved.mean

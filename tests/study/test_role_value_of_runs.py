@@ -1,0 +1,60 @@
+"""`multirole role_value` plays a run's checkpoints as its validation did, and reports the run's own shares."""
+
+import pandas as pd
+import pytest
+from trainers import SMALL_RUN, table
+
+from multirole_study.__main__ import role_value
+from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.launch import Launch
+from multirole_study.role_value import as_text, measure, shares_of
+
+INTERVENTIONS = [
+    ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(finished):
+    return measure(Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(finished.parents[1])), 4, 2)
+
+
+def test_every_role_and_intervention_of_each_checkpoint(finished, measured):
+    assert list(zip(measured["role"], measured["how"], strict=True)) == INTERVENTIONS * 2
+    assert measured["step"].tolist() == [0] * 5 + [4] * 5 and set(measured["problems"]) == {4}
+    assert measured["replays"].tolist() == [8, 8, 8, 8, 4] * 2
+    recorded = table(finished, "eval").groupby("step")["correct"].mean()
+    assert [row.before == recorded[row.step] for row in measured.itertuples()] == [True] * 10  # the same seeds
+
+
+def test_untrained_roles_are_worth_what_the_base_is(measured):
+    """At step 0 the adapters are the base, and the first of two draws keeps every seed: it is the episode itself."""
+    start = measured[(measured["step"] == 0) & (measured["how"] == "base")]
+    assert (start["moved"] <= 0.5).all()
+
+
+def test_shares_are_the_runs(finished, measured):
+    roles = table(finished, "roles")
+    tokens = roles.groupby("role")["tokens"].sum() / roles["tokens"].sum()
+    for row in measured.itertuples():
+        assert row.token_share == pytest.approx(tokens[row.role])
+    assert shares_of(finished)["generator"]["grad_share"] == pytest.approx(1.0)  # an adapter of its own
+
+
+def test_the_table_is_in_percent_with_intervals():
+    row = {
+        "step": 4, "role": "judge", "how": "base", "problems": 3, "replays": 6, "before": 0.5, "after": 0.25, "change": -0.25,
+        "change_low": -0.5, "change_high": 0.0, "moved": 1 / 3, "moved_low": 0.1, "moved_high": 0.6, "token_share": 0.25, "grad_share": float("nan"),
+    }  # fmt: skip
+    cells = [cell.strip() for cell in as_text(pd.DataFrame([row])).splitlines()[-1].strip("|").split("|")]
+    assert cells == ["4", "judge", "base", "3", "6", "50.0", "25.0", "-25.0 [-50.0, +0.0]", "33.3 [10.0, 60.0]", "25.0", ""]  # fmt: skip
+
+
+def test_what_cannot_work_is_refused(finished):
+    launch = Launch(results_dir=str(finished.parents[1]))
+    with pytest.raises(ValueError, match="`adapters` must be 'own'"):
+        measure(Evaluation(SMALL_RUN, adapters="base"), launch, 4, 1)
+    with pytest.raises(ValueError, match="`--problems` must be at least 2"):
+        measure(Evaluation(SMALL_RUN), launch, 1, 1)
+    with pytest.raises(ValueError, match="is not finished. Train it first"):
+        role_value(["-p", "results_dir", "nowhere"])

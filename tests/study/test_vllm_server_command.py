@@ -1,0 +1,153 @@
+"""What starts vLLM's servers: `multirole vllm_server`, the SLURM script of two nodes, and the Docker compose file."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from multirole.engines.vllm_engine import llm_options
+from multirole.engines.vllm_serve import serve_command
+from multirole_study import vllm_server as server
+from multirole_study.__main__ import COMMANDS
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.hardware import preflight_checks
+from multirole_study.experiment.launch import ONE_PROCESS, Launch
+from multirole_study.plan import plan
+
+ROOT = Path(__file__).parents[2]
+CELL = Cell("voting", "ip", engine="vllm_server")
+
+
+def flag(command: list[str], name: str) -> str:
+    return command[command.index(f"--{name}") + 1]
+
+
+def test_the_command_has_the_cells_sizes_and_what_the_engine_needs():
+    command = server.command_of(CELL, ONE_PROCESS, "127.0.0.1", 8001, ["--tensor-parallel-size", "2"])
+    assert flag(command, "max-model-len") == str(CELL.max_prompt_tokens + CELL.max_response_tokens)
+    assert flag(command, "max-loras") == "4" and flag(command, "max-lora-rank") == "16"  # two adapters, old and new
+    assert flag(command, "dtype") == "float32" and flag(command, "port") == "8001"
+    assert flag(command, "logprobs-mode") == "processed_logprobs" and flag(command, "generation-config") == "vllm"
+    assert "--enable-lora" in command and command[-2:] == ["--tensor-parallel-size", "2"]
+    assert not {"--disable-log-stats", "--enable-sleep-mode"} & set(command)
+
+
+def test_the_server_is_started_with_the_options_of_the_engine_in_process():
+    options = llm_options(3, 16, 512, torch.float32)
+    command = serve_command("m", 2, 16, 512, torch.float32, "127.0.0.1", 8000)
+    for name, value in options.items():
+        if name != "disable_log_stats":
+            word = f"--{name.replace('_', '-')}"
+            assert (
+                word in command
+                if value is True
+                else word.replace("--", "--no-", 1) in command
+                if value is False
+                else flag(command, word[2:]) == str(value)
+            )
+
+
+def test_printing_starts_nothing_and_shows_no_key(capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    words = [
+        "-p",
+        "workflow",
+        "voting",
+        "-p",
+        "policy",
+        "sp",
+        "--host",
+        "0.0.0.0",
+        "--print",
+        "--",
+        "--max-num-seqs",
+        "8",
+    ]
+    assert COMMANDS["vllm_server"](words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("VLLM_ALLOW_RUNTIME_LORA_UPDATING=True") and printed.endswith("--max-num-seqs 8\n")
+    assert "sesame" not in printed and "--max-loras 2" in printed
+
+
+def test_an_address_for_other_machines_needs_a_key(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(ValueError, match=r"--host 0\.0\.0\.0 can be reached from other machines.*VLLM_API_KEY"):
+        server.command_of(CELL, ONE_PROCESS, "0.0.0.0", 8000)
+
+
+def test_the_preflight_asks_for_an_address_and_the_plan_has_no_engine():
+    (check,) = [check for check in preflight_checks(CELL) if check.name == "vLLM servers"]
+    assert "vllm_server_base_url" in check.advice
+    (check,) = [
+        check
+        for check in preflight_checks(CELL, Launch(vllm_server_base_url="http://127.0.0.1:9", vllm_server_timeout=0.1))
+        if check.name == "vLLM servers"
+    ]
+    assert "http://127.0.0.1:9 does not answer" in check.advice
+    assert not [part for part in plan(CELL).parts if "engine" in part.name or "vLLM" in part.name]
+    paper = Cell("voting", "ip", scale="1.7b", engine="vllm_server")
+    assert not [
+        part for part in plan(paper, ONE_PROCESS, 80 * 2**30).parts if "engine" in part.name or "vLLM" in part.name
+    ]
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    """The parameters in a command line."""
+    return {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
+
+
+def test_the_compose_file_serves_and_trains_the_same_cell():
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    serving, training = (shlex.split(services[name]["command"]) for name in ("server", "trainer"))
+    assert serving[:2] == ["multirole", "vllm_server"] and training[:2] == ["multirole", "train"]
+    cell, launch = Cell.from_parameters(pairs(training))
+    assert pairs(serving).items() <= pairs(training).items() and cell.engine == "vllm_server"
+    assert launch.vllm_server_base_url == f"http://{services['server']['hostname']}:{flag(serving, 'port')}"
+    assert launch.vllm_server_adapter_dir.startswith("/results/")
+    assert services["server"]["volumes"] == services["trainer"]["volumes"]
+    assert "VLLM_API_KEY" in services["server"]["environment"]
+
+
+STANDINS = {
+    "scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\n"; else echo "scontrol $*" >> "$NOTES"; fi\n',
+    "srun": 'while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export NODE=${1#*=}; shift; done; exec "$@"\n',
+    "multirole": """echo "$NODE ${CUDA_VISIBLE_DEVICES:-} ${#VLLM_API_KEY} $*" >> "$NOTES"
+if [ "$1" = vllm_server ]; then exec -a "server of $VENV" sleep 60; fi
+sleep 1; exit "$CODE"
+""",
+}
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_path, code):
+    (tmp_path / "bin").mkdir()
+    for name, text in STANDINS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    notes = tmp_path / "notes"
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path), "NOTES": str(notes), "CODE": str(code),
+        "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_PER_NODE": "2", "SLURM_JOB_ID": "7", "RESULTS_DIR": str(tmp_path),
+    }  # fmt: skip
+    words = ["-p", "workflow", "voting", "-p", "scale", "1.7b"]
+    done = subprocess.run(
+        ["bash", str(ROOT / "docker" / "two_nodes.slurm"), *words], env=environment, cwd=tmp_path, check=False
+    )
+    lines = notes.read_text().splitlines()
+    assert done.returncode == code
+    served = sorted(line for line in lines if line.startswith("node1 "))
+    assert [re.sub(r" -p.*--host", " ... --host", line) for line in served] == [
+        f"node1 {gpu} 32 vllm_server ... --host 0.0.0.0 --port {8000 + gpu}" for gpu in (0, 1)
+    ]
+    (trained,) = [line for line in lines if " train " in line]
+    cell, launch = Cell.from_parameters(pairs(shlex.split(trained)))
+    assert trained.startswith("node2  32 train") and (cell.scale, cell.engine) == ("1.7b", "vllm_server")
+    assert launch.vllm_server_base_url == "http://node1:8000,http://node1:8001" and launch.vllm_server_evict
+    assert ("scontrol requeue 7" in lines) == (code == 75)
+    left = subprocess.run(["pgrep", "-f", f"server of {tmp_path}"], capture_output=True, text=True, check=False)
+    assert not left.stdout
