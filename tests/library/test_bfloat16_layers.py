@@ -6,7 +6,7 @@ from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import model_passes
-from multirole.core.bfloat16 import NormProduct, _lora_product, half_layers, has_fast_bfloat16
+from multirole.core.bfloat16_layers import NormProduct, _lora_product, half_layers, has_fast_bfloat16
 from multirole.core.hooks import MultiRoleCallback
 from multirole.workflows import Voting
 

@@ -27,8 +27,8 @@ from typing import Any, get_args
 
 from multirole.core.advantages import group_advantages
 from multirole.core.distributed import gather_objects, own_share
-from multirole.core.forks import Fork, replays_of, same_turn
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, replays_of, same_turn
 from multirole.core.rows import Row
 from multirole.core.types import CreditName, Episode, Structure, structure_of
 

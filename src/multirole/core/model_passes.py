@@ -1,7 +1,7 @@
 """Forward and backward passes over rows of one adapter: how the model is prepared for them, and how many rows each takes.
 
 `ModelPasses` uses the fast paths where the model allows them: adapters merged into the base (`gradients`), LoRA layers in
-bfloat16 (`bfloat16`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
+bfloat16 (`bfloat16_layers`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
 """
 
 import functools
@@ -17,7 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from multirole.core.bfloat16 import HALF, half_layers, needs_no_autocast
+from multirole.core.bfloat16_layers import HALF, half_layers, needs_no_autocast
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import shard
 from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora

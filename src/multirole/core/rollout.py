@@ -24,7 +24,7 @@ from multirole.core import event_loop
 from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector, cancel_tasks, in_thread, position, user_lines
-from multirole.core.forks import Replay
+from multirole.core.replay import Replay
 from multirole.core.replies import opens_thought, text_outside_thoughts
 from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
 

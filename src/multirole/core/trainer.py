@@ -8,7 +8,7 @@ nothing, so schedule, logging, evaluation, checkpoints and resume are per iterat
 
 Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order: they are the loop. `adapter_update` has the
 gradient of one optimizer step, `model_passes` the forward passes, `scoring` the log-probs without gradient, `episode_rewards`
-and `evaluation` what is made of the rewards, and `checkpoints` what several adapters need there.
+and `evaluation_metrics` what is made of the rewards, and `checkpoints` what several adapters need there.
 """
 
 import copy
@@ -57,8 +57,7 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation import evaluation_metrics, mean_of_logged, score_shares
-from multirole.core.forks import Replay
+from multirole.core.evaluation_metrics import evaluation_metrics, mean_of_logged, score_shares
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.importance import Correction, WeightSums
@@ -68,6 +67,7 @@ from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import Reference
+from multirole.core.replay import Replay
 from multirole.core.rollout import (
     Attempt,
     Rollout,

@@ -1,7 +1,7 @@
 """Measure what each role is worth: the change of an evaluation's outcomes if the role is changed.
 
 Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
-(`core.forks`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
+(`core.replay`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
 
 * `change` is the mean outcome of the replays minus that of the episodes. A role is worth what is lost without it, minus `change`
   under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
@@ -18,8 +18,8 @@ from statistics import NormalDist
 from typing import Any, NamedTuple, get_args
 
 from multirole.core.credit import Score, play_scored
-from multirole.core.forks import Fork, How, has_twin
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, How, has_twin
 from multirole.core.types import Episode, structure_of
 
 LEVEL = 0.95
@@ -40,7 +40,7 @@ class RoleEffect:
     """The effect of changing one role on the outcome.
 
     Args:
-        role, how: which turns were forked, and how (`core.forks.Fork`).
+        role, how: which turns were forked, and how (`core.replay.Fork`).
         problems: number of problems, the units of the intervals.
         replays: number of replayed episodes in all.
         before, after: mean outcome of the episodes and of their replays, each problem weighing the same.
