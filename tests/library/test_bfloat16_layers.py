@@ -102,9 +102,9 @@ def test_the_norm_and_its_gradient(tokenizer):
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), norm(x), atol=2e-2, rtol=0)
     grad = torch.randn(2, 5, 32).bfloat16()
-    (found,) = torch.autograd.grad(y, x, grad)
+    (grad_x,) = torch.autograd.grad(y, x, grad)
     (expected,) = torch.autograd.grad(norm(x), x, grad.float())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(grad_x, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_processor_is_asked():

@@ -27,12 +27,12 @@ def test_packed_products_round_once(n_rows):
     addend = torch.randn(n_rows, 160).bfloat16()
     packed = bfloat16_products.pack(weight)
     exact = x.double() @ weight.double().t()
-    for found, expected in (
+    for product, expected in (
         (bfloat16_products.product(x, packed), exact),
         (bfloat16_products.product(x, packed, addend), exact + addend),
     ):
-        assert found.dtype == torch.bfloat16
-        assert ((found - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
+        assert product.dtype == torch.bfloat16
+        assert ((product - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
     with bfloat16_products.rounded_factors():
         assert (x.float() @ weight.float().t() - exact).abs().max() < 1e-4
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"

@@ -151,7 +151,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
             self.__dict__.update(engine="vllm_server" if self.vllm_mode == "server" else "vllm", use_vllm=False)
-        n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
+        n_eval, steps = self.num_generations_eval or 1, self.steps_per_generation
         self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
@@ -162,7 +162,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         several = self.steps_per_generation != self.gradient_accumulation_steps
-        if several and (given or self.gradient_accumulation_steps > 1):
+        if several and (steps or self.gradient_accumulation_steps > 1):
             raise ValueError(
                 f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
                 f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "

@@ -375,9 +375,9 @@ class Rollout:
                 + f"\n{where}" * bool(where)
             ) from error
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
-            what, given = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
+            kind, value = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned {what}{type(given).__name__} on problem {episode.problem.id!r}, and only "
+                f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {episode.problem.id!r}, and only "
                 "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
         if len(made) > len(called) and answer.reason != OVERFLOW:

@@ -519,19 +519,21 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             later = later_rows(steps, self.args.num_iterations)
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
-        taken, losses = [], []
+        optimizer_steps, losses = [], []
         for watcher in self.watchers:
             watcher.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.adapter_learning_rate(adapter, call)
             for mini_batch, divisor in mini_batches * self.args.num_iterations:
                 step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
-                taken.append(step)
+                optimizer_steps.append(step)
                 losses.append(loss)
         self._loss_metrics.write_to(self._metrics["train"])
         for watcher in self.watchers:
             watcher.on_update_end(self, rows)
-        return taken, torch.stack(losses).mean() if losses else torch.zeros((), device=self.accelerator.device)
+        return optimizer_steps, torch.stack(losses).mean() if losses else torch.zeros(
+            (), device=self.accelerator.device
+        )
 
     def optimizer_step(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float

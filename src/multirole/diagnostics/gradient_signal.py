@@ -92,9 +92,9 @@ class BatchProducts:
 
     def without(self, batch: int) -> "BatchProducts":
         """Return the products of all other batches."""
-        kept = np.delete(np.arange(self.n_batches), batch)
+        batches = np.delete(np.arange(self.n_batches), batch)
         return BatchProducts(
-            self.parts, self.products[np.ix_(kept, range(len(self.parts)), kept, range(len(self.parts)))]
+            self.parts, self.products[np.ix_(batches, range(len(self.parts)), batches, range(len(self.parts)))]
         )
 
     def by_batch(self, some: list[int], others: list[int]) -> np.ndarray:
@@ -298,16 +298,16 @@ def _gradients_of_batch(trainer: MultiRoleGRPOTrainer, indices: list[int]) -> di
     gradients: dict[str, Batch] = {}
     for adapter in trainer.adapters:
         adapter_rows = [row for row in rows if row.adapter == adapter]
-        kept = KeptParts()
+        callback = KeptParts()
         if adapter_rows:
-            with _only_callback(trainer, kept):
+            with _only_callback(trainer, callback):
                 params, _ = trainer.accumulate(trainer.model, adapter, adapter_rows, len(adapter_rows))
             for parameter in params:
                 parameter.grad = None
         tokens: Counter[Part] = Counter()
         for row in adapter_rows:
             tokens[part_of(row)] += trained_tokens([row])
-        parts = {part: values.cpu() for part, values in kept.parts.items()}
+        parts = {part: values.cpu() for part, values in callback.parts.items()}
         gradients[adapter] = parts, Counter(map(part_of, adapter_rows)), tokens
     return gradients
 

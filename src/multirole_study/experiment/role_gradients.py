@@ -87,8 +87,8 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
     """
     cell = cell_of(folder)
     saved = saved_steps(folder)
-    wanted = saved if steps is None else list(steps)
-    if not saved or set(wanted) - set(saved):
-        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
-    write_table(folder / FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in wanted}, n_batches))
+    chosen = saved if steps is None else list(steps)
+    if not saved or set(chosen) - set(saved):
+        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {chosen}.")
+    write_table(folder / FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in chosen}, n_batches))
     return folder / FILE

@@ -86,8 +86,8 @@ def cell_text(row: pd.Series, unit: str) -> str:
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
     there = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
-    wanted = [(cell, step) for step in DECLARED["checkpoints"] for cell in DECLARED["cells"]]
-    gone = [(cell, step) for cell, step in wanted if (cell, step) not in there]
+    declared = [(cell, step) for step in DECLARED["checkpoints"] for cell in DECLARED["cells"]]
+    gone = [(cell, step) for cell, step in declared if (cell, step) not in there]
     by_step = {step: [cell for cell, other in gone if other == step] for _, step in gone}
     parts = [
         f"iteration {step}, {'all cells' if len(cells) == len(DECLARED['cells']) else ', '.join(cells)}"
