@@ -301,12 +301,12 @@ def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]
     headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
     table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
     head = (
-        f"Time, estimate, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s), with replies of {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+        f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
+        f"{gpu.flops / 1e12:.0f} TFLOP/s), if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
     )
     whole = (
         f"The grid of {len(grid)} cells at this scale, one seed, a GPU each: {grid_gpu_hours(grid, gpu_bytes):.0f} GPU-hours "
-        f"(estimate, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
+        f"(estimated, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
     )
     return f"{head}\n{table}\n{whole}"
 

@@ -184,7 +184,7 @@ def test_the_command_line(capsys):
     assert "frozen base, bfloat16" in out and "GiB of disk" in out and " fits" in out
     assert command([*cell, "--memory-gib", "8"]) == 1
     assert "does not fit" in capsys.readouterr().out
-    assert "estimate, not measured" in out and "GPU-hours" in out
+    assert "Estimated, not measured" in out and "GPU-hours" in out
     with pytest.raises(SystemExit, match="2"):
         command(["--unknown"])
 

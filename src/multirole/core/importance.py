@@ -93,7 +93,7 @@ class WeightSums:
             self.sums[row.turn.role] = [a + b for a, b in zip(self.sums[row.turn.role], values, strict=True)]
 
     def collect(self, gather: Callable[[dict], list[dict]]) -> dict[str, dict[str, float]]:
-        """Return role -> metrics over all processes, start anew, and warn of roles whose gap has grown."""
+        """Return role -> metrics over all processes, start again from zero, and warn of roles whose gap has grown."""
         total: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
         for part in gather(dict(self.sums)):
             for role, values in part.items():

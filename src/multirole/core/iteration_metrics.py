@@ -13,7 +13,7 @@ Log = dict[str, list[float]]
 
 
 class LossMetrics:
-    """What TRL's loss has logged by micro-batch, made into one number per metric and iteration."""
+    """Aggregate what TRL's loss logs per micro-batch into one number per metric and iteration."""
 
     def __init__(self) -> None:
         self.values: list[tuple[str, int, float]] = []  # name, completion tokens of the micro-batch, value

@@ -42,7 +42,7 @@ class Fork:
 
 
 def replays_of(workflow: Workflow, forks: Sequence[Fork]) -> tuple[list[tuple[Problem, int]], list["Replay"]]:
-    """What a rollout takes to play forks: the attempts, and how each is replayed. ValueError for a fork that cannot be played."""
+    """Return the arguments of `Rollout.run` that play forks: the attempts, and how each is replayed. ValueError for a fork that cannot be played."""
     structure = structure_of(workflow)
     for one in forks:
         check_fork(one, list(workflow.roles), structure)
@@ -148,6 +148,6 @@ class Replay:
 
 
 def _is_reply_to(turn: Turn, request: Request) -> bool:
-    """Whether the reply that a turn has is what the request would get: a call may have another `max_tokens` than it had."""
+    """Return whether a recorded turn's reply is the one that the request would get; its `max_tokens` may differ from the recorded call's."""
     n = len(turn.completion_ids)
     return n == request.max_tokens or n < request.max_tokens and turn.finish_reason != "length"

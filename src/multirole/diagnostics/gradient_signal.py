@@ -281,7 +281,7 @@ Batch = tuple[dict[Part, Tensor], Counter[Part], Counter[Part]]
 
 @contextmanager
 def _only_callback(trainer: MultiRoleGRPOTrainer, callback: MultiRoleCallback) -> Iterator[None]:
-    """Within it, the trainer has no callback but this one: others would take a measured gradient for a part of training."""
+    """Context manager: the trainer has this callback only, because others would record measured gradients as training."""
     handler = trainer.callback_handler
     usual, handler.callbacks = handler.callbacks, [callback]
     try:
