@@ -19,7 +19,7 @@ from multirole.core.rows import Row
 
 logger = logging.getLogger(__name__)
 
-ROUNDING = 1e-4
+LOGPROB_ROUNDING = 1e-4
 """In nats. A row has weight 1 if no token's log-probs differ by more: float32 rounding, about 1e-5, is no mismatch."""
 GROWTH, NOTABLE = 4.0, 0.05
 """A role's mean gap gives a warning at `GROWTH` times its value in the first iteration, if it is above `NOTABLE` nats."""
@@ -57,7 +57,7 @@ class Correction:
         A token whose `sampled` is NaN counts as equal.
         """
         gap = torch.nan_to_num((old - sampled) * mask, nan=0.0)  # (N, C)
-        gap = gap * (gap.abs().amax(1, keepdim=True) > ROUNDING)
+        gap = gap * (gap.abs().amax(1, keepdim=True) > LOGPROB_ROUNDING)
         if self.mode.startswith("sequence"):
             gap = gap.sum(1, keepdim=True)  # (N, 1)
         weights = gap.exp()

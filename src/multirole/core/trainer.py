@@ -38,7 +38,7 @@ from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metri
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters
 from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, resume_argument
-from multirole.core.completions_table import evaluation_logs, kept_apart
+from multirole.core.completions_table import evaluation_logs, save_separately
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
     all_reduce,
@@ -99,7 +99,7 @@ from multirole.core.validation import (
 
 logger = logging.getLogger(__name__)
 
-ENGINES = "multirole.engines"
+ENGINES_PACKAGE = "multirole.engines"
 """Package of the engines that have a short name; imported late, because it imports `multirole.core`."""
 
 
@@ -197,7 +197,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         eval_dataset = None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs)
-        import_module(ENGINES).check_engine(args.engine)
+        import_module(ENGINES_PACKAGE).check_engine(args.engine)
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.policy = named_adapters(model, policy)
@@ -274,7 +274,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             render = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
             tried = self.problems if isinstance(self.problems, list) else [self.problems[0]]  # a stream has no end
             check_chats(render, self._tokenizer, workflow, tried)
-        load_engine = import_module(ENGINES).load_engine
+        load_engine = import_module(ENGINES_PACKAGE).load_engine
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         check_staleness(args, maker, self.is_sharded)
         self.engine = engine or maker.from_trainer(self)
@@ -697,7 +697,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             return
         prefix, shown = evaluated
         trained, self._logs = self._logs, shown
-        with kept_apart(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
+        with save_separately(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
             super().log(logs, start_time)
         self._logs = trained
 

@@ -36,7 +36,7 @@ from multirole.core.validation import INDEX
 
 FIRST_ITERATION = 10**6
 """Number of the first batch, as an iteration. Sampling seeds follow from it, so that no batch repeats one of the training run."""
-COLUMNS = 2**18
+CHUNK_COLUMNS = 2**18
 """Number of gradient elements that are multiplied at a time, in float64."""
 
 
@@ -70,7 +70,7 @@ class BatchProducts:
         """Multiply gradients (B, K, n) with each other."""
         n_batches, n_parts, n = gradients.shape
         flat, products = gradients.reshape(n_batches * n_parts, n), 0.0
-        for columns in flat.split(COLUMNS, dim=1):
+        for columns in flat.split(CHUNK_COLUMNS, dim=1):
             wide = columns.double()
             products = products + wide @ wide.T
         shape = (n_batches, n_parts, n_batches, n_parts)

@@ -23,8 +23,8 @@ from multirole.core.replay import Fork, How, has_twin
 from multirole.core.types import Episode, structure_of
 
 LEVEL = 0.95
-PANELS, MAX_STEPS = 2000, 100
-"""Of Simpson's rule, and of Newton's method, in `t_quantile`."""
+INTERVALS, MAX_NEWTON_STEPS = 2000, 100
+"""Intervals of Simpson's rule, and largest number of Newton's steps, in `t_quantile`."""
 
 
 class Interval(NamedTuple):
@@ -150,9 +150,9 @@ def t_quantile(p: float, df: int) -> float:
         return math.exp(log_norm - (df + 1) / 2 * math.log1p(x * x / df))
 
     x = NormalDist().inv_cdf(p)
-    for _ in range(MAX_STEPS):
-        h = x / PANELS
-        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, PANELS))
+    for _ in range(MAX_NEWTON_STEPS):
+        h = x / INTERVALS
+        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, INTERVALS))
         step = (p - 0.5 - (density(0.0) + inner + density(x)) * h / 3) / density(x)
         x += step
         if abs(step) < 1e-9 * x:

@@ -63,7 +63,7 @@ BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before the first repetition of a request; each further one waits twice as long, up to the second number."""
 COPY_SECONDS = 600.0
 """Limit of `vllm_server_copy_command`."""
-LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class ServerOptions(NamedTuple):
@@ -429,7 +429,7 @@ def run_token(output_dir: str) -> str:
 def adapter_folder(urls: Sequence[str], options: ServerOptions, run: str) -> Path:
     """A new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
     if options.adapter_dir is None:
-        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL, socket.gethostname())]
+        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL_HOSTS, socket.gethostname())]
         if remote:
             raise ValueError(
                 f"The servers {remote} are on other machines, and read adapters from a path that they share with this one. Name a folder "

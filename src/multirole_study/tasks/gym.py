@@ -37,11 +37,11 @@ PREFIX = "gym:"
 PROMPTS = "gym"
 """The name of the prompt template set."""
 SPLITS = ("train", "validation")
-BLOCK = 500
+PROBLEMS_PER_SEED = 500
 """The number of problems per generator seed."""
 SEEDS, SEED_RANGE = 100, 10**7
 """The number of task seeds, and the number of generator seeds per task seed and split."""
-PATIENCE = 2000
+MAX_REJECTED = 2000
 """A kind counts as exhausted after this many consecutive duplicates or problems of the other split."""
 SET_ORDERED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
 """Kinds that iterate over Python sets, whose order differs between processes unless PYTHONHASHSEED is set."""
@@ -240,9 +240,9 @@ def _value(text: str) -> object:
 def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield the generator's entries for a split; they still include questions of the other split."""
     start = SEED_RANGE * (len(SPLITS) * seed + SPLITS.index(split))
-    for block in range(start, start + SEED_RANGE, BLOCK):
-        dataset = load_gym().create_dataset(kind, seed=block, size=BLOCK, **dict(options))
-        yield from (dataset[i] for i in range(BLOCK))
+    for block in range(start, start + SEED_RANGE, PROBLEMS_PER_SEED):
+        dataset = load_gym().create_dataset(kind, seed=block, size=PROBLEMS_PER_SEED, **dict(options))
+        yield from (dataset[i] for i in range(PROBLEMS_PER_SEED))
 
 
 @cache
@@ -257,7 +257,7 @@ def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> lis
         else:
             n_rejected = 0
             problems[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
-        if len(problems) == count or n_rejected == PATIENCE:
+        if len(problems) == count or n_rejected == MAX_REJECTED:
             break
     if len(problems) < count:
         option = "n_train" if split == "train" else "n_validation"
