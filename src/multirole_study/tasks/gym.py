@@ -180,6 +180,10 @@ def parse(spec: str) -> Gym:
     if type(seed) is not int or not 0 <= seed < SEEDS:
         raise ValueError(f"`task` {spec!r} has the seed {seed!r}. Write a whole number from 0 to {SEEDS - 1}.")
     for name, value in options.items():
+        if type(value) in (dict, set):
+            raise ValueError(
+                f"`task` {spec!r} has {name}={value!r}. A value must be a number, a text, or a list of these."
+            )
         default = defaults[name]
         if isinstance(default, (bool, int, float)) and type(value) not in (
             type(default),
@@ -230,11 +234,15 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _value(text: str) -> object:
-    """Parse a Python constant, or return the text."""
+    """Parse a Python constant, or return the text. Lists become tuples, so that a task can be hashed."""
     try:
-        return ast.literal_eval(text)
+        return _hashable(ast.literal_eval(text))
     except (ValueError, SyntaxError):
         return text
+
+
+def _hashable(value: object) -> object:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[str, Any]]:
