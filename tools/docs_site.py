@@ -17,6 +17,8 @@ PAGES = {
     "METRICS.md": "metrics.md",
     "results/README.md": "committed.md",
     "docker/README.md": "containers.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "tests/README.md": "tests.md",
     "src/multirole_study/models/tiny-r/README.md": "tiny-r.md",
     "src/multirole_study/models/tiny-r-code/README.md": "tiny-r-code.md",
 }
