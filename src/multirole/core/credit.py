@@ -30,11 +30,9 @@ from multirole.core.distributed import gather_objects, own_share
 from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.replay import Fork, replays_of, same_turn
 from multirole.core.rows import Row
-from multirole.core.types import CreditName, Episode, Structure, structure_of
+from multirole.core.types import REPLAYING_CREDITS, CreditName, Episode, Structure, structure_of
 
 CREDITS: tuple[str, ...] = get_args(CreditName)
-FORKED = ("branches", "leave_one_out", "shapley")
-"""Estimators that replay episodes, and so cost rollouts."""
 
 Score = Callable[[list[Episode]], object]
 """Sets `reward` of episodes, as a reward function of the trainer would."""
@@ -199,7 +197,7 @@ def credit_callback(
         raise ValueError(
             "`credit='critic'` compares critics with the generators that they read. Pass `judge`, which sets `is_right`."
         )
-    if name in FORKED and score is None:
+    if name in REPLAYING_CREDITS and score is None:
         raise ValueError(
             f"`credit={name!r}` replays episodes. Pass `score`, which sets the `reward` of a list of episodes."
         )
