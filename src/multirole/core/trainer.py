@@ -319,7 +319,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return Sampling(self.args.max_completion_length, self.args.temperature)
 
     @property
-    def watchers(self) -> list[MultiRoleCallback]:
+    def multirole_callbacks(self) -> list[MultiRoleCallback]:
         """The callbacks that get the events of an iteration, in their order."""
         return [c for c in self.callback_handler.callbacks if isinstance(c, MultiRoleCallback)]
 
@@ -357,12 +357,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         `call` counts the adapters of the iteration, from 0; the rate is that of the first parameter group.
         """
         lr = self.lr_scheduler.get_last_lr()[0]
-        for watcher in self.watchers:
-            lr = watcher.on_learning_rate(self, adapter, call, lr)
+        for callback in self.multirole_callbacks:
+            lr = callback.on_learning_rate(self, adapter, call, lr)
         return lr
 
     def _get_learning_rate(self) -> float:
-        if any(watcher.overrides("on_learning_rate") for watcher in self.watchers):
+        if any(callback.overrides("on_learning_rate") for callback in self.multirole_callbacks):
             return self._last_lr
         return super()._get_learning_rate()
 
@@ -407,7 +407,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         )
 
     def _end_episode(self, episode: Episode) -> None:
-        for callback in self.watchers:
+        for callback in self.multirole_callbacks:
             callback.on_episode_end(self, episode)
 
     def _rest_engine(self) -> None:
@@ -454,8 +454,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         scores = itertools.chain.from_iterable(gather_objects(share))
         for episode, (reward, advantage) in zip(self._episodes, scores, strict=True):
             episode.reward, episode.advantage = reward, advantage
-        for watcher in self.watchers:
-            watcher.on_rollout_end(self, self._episodes)
+        for callback in self.multirole_callbacks:
+            callback.on_rollout_end(self, self._episodes)
         return self._episodes
 
     def _calculate_rewards(
@@ -508,8 +508,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
                 f"{OVERFLOW!r}, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
-        for watcher in self.watchers:
-            rows = watcher.on_rows(self, rows)
+        for callback in self.multirole_callbacks:
+            rows = callback.on_rows(self, rows)
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
         if anchored := [row for row in rows if self.betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
@@ -524,8 +524,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
         optimizer_steps, losses = [], []
-        for watcher in self.watchers:
-            watcher.on_update_begin(self, rows, steps)
+        for callback in self.multirole_callbacks:
+            callback.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.adapter_learning_rate(adapter, call)
             for mini_batch, divisor in mini_batches * self.args.num_iterations:
@@ -533,8 +533,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 optimizer_steps.append(step)
                 losses.append(loss)
         self._loss_metrics.write_to(self._metrics["train"])
-        for watcher in self.watchers:
-            watcher.on_update_end(self, rows)
+        for callback in self.multirole_callbacks:
+            callback.on_update_end(self, rows)
         return optimizer_steps, torch.stack(losses).mean() if losses else torch.zeros(
             (), device=self.accelerator.device
         )
@@ -552,8 +552,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
-        for watcher in self.watchers:
-            watcher.on_adapter_step(self, step)
+        for callback in self.multirole_callbacks:
+            callback.on_adapter_step(self, step)
         return step, loss
 
     def accumulate(
@@ -567,7 +567,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._entropy = step_entropy(
             rows, self._next_entropy_coef(adapter), self.top_entropy_quantile, self.entropies_of
         )
-        needs_parts = any(watcher.overrides("on_gradient_parts") for watcher in self.watchers)
+        needs_parts = any(callback.overrides("on_gradient_parts") for callback in self.multirole_callbacks)
         gradient = AdapterGradient(self.passes, adapter, rows, needs_parts)
         mass = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         losses: list[tuple[list[Row], Tensor]] = []
@@ -580,8 +580,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         loss = gradient.reduce(losses, self.state.global_step + 1)
         if self.has_entropy_bonus:
             self._end_entropy(adapter, loss)
-        for watcher in self.watchers:
-            watcher.on_gradient_parts(self, adapter, gradient.parts, gradient.values)
+        for callback in self.multirole_callbacks:
+            callback.on_gradient_parts(self, adapter, gradient.parts, gradient.values)
         gradient.apply()
         return gradient.params, loss
 
@@ -607,8 +607,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if weight:
             if micro.importance is not None:
                 self._weight_sums.add(micro.rows, *micro.importance, mask)
-            for watcher in self.watchers:
-                watcher.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
+            for callback in self.multirole_callbacks:
+                callback.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
         return loss.detach()
 
     def _next_entropy_coef(self, adapter: str) -> float:
@@ -680,8 +680,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if iteration.number == 1 and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration")
-        for watcher in self.watchers:
-            watcher.on_iteration_end(self, iteration)
+        for callback in self.multirole_callbacks:
+            callback.on_iteration_end(self, iteration)
         log_iteration(self._metrics["train"], iteration, bool(self.args.max_failed_episodes))
         if self.ahead is not None:
             for name, value in staleness_metrics(iteration.rows, self.state.global_step).items():
@@ -724,8 +724,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
         self._rest_engine()
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
-        for watcher in self.watchers:
-            watcher.on_episodes_evaluated(self, episodes, metrics)
+        for callback in self.multirole_callbacks:
+            callback.on_episodes_evaluated(self, episodes, metrics)
         metrics |= mean_of_logged(prefix, self._pending_metrics)
         rewards = [None if episode.reward is None else episode.reward.value for episode in episodes]
         advantages = evaluation_advantages(rewards, n_episodes)
