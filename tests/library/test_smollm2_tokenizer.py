@@ -1,4 +1,4 @@
-"""What only a real tokenizer shows, on SmolLM2's: words in parts, boxes over tokens, ends of turns, thoughts, prompts over the cap."""
+"""Cases that only a real tokenizer has, on SmolLM2's: words in parts, boxes over tokens, ends of turns, thoughts, prompts over the cap."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The parent methods we override, and those whose inner workings we rely on, are the ones we read. Names those that moved.
+"""The parent methods that the trainer overrides or relies on are the ones that were read. A failure names those that changed.
 
 When a pin moves: read the method's diff, adapt `core/trainer.py` if need be, then run this file with `--print` to renew.
 """

@@ -1,4 +1,4 @@
-"""Rollouts on vLLM's servers: each request is answered once whatever becomes of a server, and what cannot work is refused first.
+"""Rollouts on vLLM's servers: each request is answered once, even if servers fail, and what cannot work is refused first.
 
 The server is a fake one over real sockets. `test_vllm_server_equals_vllm.py` has vLLM's own.
 """

@@ -1,4 +1,4 @@
-"""How papermill ends when a training cell is not allowed to: its exit code, its notebook, what it leaves (docker/README.md)."""
+"""Exit code, notebook and files of papermill when a training run is interrupted (docker/README.md)."""
 
 import json
 import os

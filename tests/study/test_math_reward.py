@@ -1,4 +1,4 @@
-"""The math reward: which box counts, what equals the reference, and that no answer can hang, spoil or escape grading."""
+"""The math reward: which box counts, what equals the reference, and that no answer can hang, corrupt or bypass grading."""
 
 import dataclasses
 import json

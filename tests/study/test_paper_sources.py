@@ -1,4 +1,4 @@
-"""Rows of the paper's tasks: pinned or one's own, found, verified, read and split; what is left out or refused."""
+"""Rows of the paper's tasks, pinned or user-supplied: located, verified, read and split; which are left out or refused."""
 
 import hashlib
 import json

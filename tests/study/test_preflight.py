@@ -1,4 +1,4 @@
-"""The preflight names what was found on this machine and what to do, on faked machines."""
+"""The preflight reports what faked machines have, and what to change."""
 
 import re
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A task of one's own: rows from anywhere, a reward in TRL's signature, hidden tests, and what is reported when it fails."""
+"""User-supplied tasks: rows from any source, a reward in TRL's signature, hidden tests, and the errors of failing ones."""
 
 import json
 import sys
