@@ -96,9 +96,7 @@ def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
 
 def blocking_problems(checks: list[Check]) -> list[str]:
     """Return one sentence for each failed check."""
-    return [
-        f"{check.name[0].upper()}{check.name[1:]}: {check.status}. {check.advice}" for check in checks if check.advice
-    ]
+    return [f"{check.name}: {check.status}. {check.advice}" for check in checks if check.advice]
 
 
 def _staleness(cell: Cell, launch: Launch) -> Check:
