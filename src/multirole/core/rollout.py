@@ -224,6 +224,7 @@ class Rollout:
     def _play(
         self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None
     ) -> None:
+        """Play all episodes in an event loop whose waiting steps the engine."""
         waiting: dict[int, asyncio.Future[Completion]] = {}
         keys = itertools.count()
 
@@ -261,7 +262,7 @@ class Rollout:
             return waiting[key]
 
         self._playing = [
-            (episode, self._attempt(episode, request_of, send, replay))
+            (episode, self._try_episode(episode, request_of, send, replay))
             for episode, replay in zip(episodes, replays or [None] * len(episodes), strict=True)
         ]
 
@@ -290,13 +291,13 @@ class Rollout:
             cancel_tasks(Rollout._lasting[1].get_loop())
             raise
 
-    async def _attempt(
+    async def _try_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, replay: Replay | None
     ) -> None:
         """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
         asked: list[asyncio.Future[Completion]] = []
         try:
-            await self._episode(episode, request_of, send, asked, replay)
+            await self._play_episode(episode, request_of, send, asked, replay)
         except WorkflowError as error:
             self._n_failed += 1
             if self._n_failed > self.max_failed_episodes:
@@ -310,7 +311,7 @@ class Rollout:
         self._progress = self._clock
 
     def _last_failure(self, error: WorkflowError) -> WorkflowError:
-        """The error that ends the run, with what `max_failed_episodes` says of it."""
+        """Return the error that ends the run, with advice on `max_failed_episodes`."""
         if not self.max_failed_episodes:
             return WorkflowError(
                 f"{error}\nTo leave such episodes out instead, set `max_failed_episodes` to the number that a rollout may have."
@@ -318,10 +319,11 @@ class Rollout:
         return WorkflowError(f"{self._n_failed} episodes of one rollout failed, and `max_failed_episodes` is {self.max_failed_episodes}. "
                              f"The last: {error}")  # fmt: skip
 
-    async def _episode(
+    async def _play_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, asked: list[asyncio.Future[Completion]],
         replay: Replay | None,
     ) -> None:  # fmt: skip
+        """Run the workflow of one episode and set its turns and its answer; WorkflowError if the workflow fails."""
         called: list[tuple[str, int | None, int]] = []
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
         unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
@@ -403,7 +405,7 @@ class Rollout:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
 
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
-        """Completion ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
+        """Return ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
         if isinstance(reply, Turn):
             return list(reply.completion_ids), list(reply.logprobs), reply.text, reply.finish_reason
         ids = [*control_tokens(self.tokenizer).encode_text(reply), self.tokenizer.eos_token_id]
