@@ -48,7 +48,7 @@ class StepEntropy:
 def step_entropy(
     rows: list[Row], coef: float, quantile: float, entropies_of: Callable[[list[Row]], list[Tensor]]
 ) -> StepEntropy:
-    """The entropy terms of one optimizer step on `rows`; measures the entropies where only a quantile of them counts."""
+    """Return the entropy terms of one optimizer step on `rows`; measures the entropies where only a quantile of them counts."""
     trained = [row for row in rows if not row.is_masked]
     if quantile == 1 or not trained:
         return StepEntropy(coef, max(1, trained_tokens(rows)))

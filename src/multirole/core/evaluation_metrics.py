@@ -55,7 +55,7 @@ def evaluation_metrics(
 
 
 def mean_of_logged(prefix: str, pending: Mapping[str, list[float]]) -> dict[str, float]:
-    """The means, over all processes, of what reward functions have logged during an evaluation (TRL's `log_metric`)."""
+    """Return the means, over all processes, of what reward functions have logged during an evaluation (TRL's `log_metric`)."""
     logged: dict[str, list[float]] = defaultdict(list)
     for metrics in gather_objects(dict(pending)):
         for name, values in metrics.items():

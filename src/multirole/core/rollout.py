@@ -274,7 +274,7 @@ class Rollout:
 
     @contextmanager
     def _runner(self, advance: Callable[[], bool]) -> Iterator[asyncio.Runner]:
-        """An event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
+        """Return an event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
         selector = EngineSelector(advance, waits_outside(self.workflow))
         make_loop = functools.partial(asyncio.SelectorEventLoop, selector)
         if not selector.may_wait:

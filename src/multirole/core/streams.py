@@ -61,7 +61,7 @@ class StreamedRows(TorchDataset):
 
 
 def stream_rows(stream: IterableDataset, args: MultiRoleGRPOConfig, index_column: str) -> StreamedRows:
-    """The rows of a run on a stream, shuffled as TRL shuffles streams; ValueError where its length would have to be known."""
+    """Return the rows of a run on a stream, shuffled as TRL shuffles streams; ValueError where its length would have to be known."""
     epochs = [f"{kind}_strategy" for kind in ("eval", "logging", "save") if vars(args)[f"{kind}_strategy"] == "epoch"]
     if args.max_steps <= 0 or epochs:
         cause = f"`{epochs[0]}='epoch'`" if epochs else "`num_train_epochs`"

@@ -54,7 +54,7 @@ class ServedModels(NamedTuple):
 
 
 def checked_urls(text: str) -> list[str]:
-    """The addresses in a text such as "http://node1:8000,http://node2:8000", without "/v1"; ValueError if one is none."""
+    """Return the addresses in a text such as "http://node1:8000,http://node2:8000", without "/v1"; ValueError if one is not an address."""
     urls = [part.strip().rstrip("/").removesuffix("/v1") for part in text.split(",") if part.strip()]
     for url in urls:
         parts = urlsplit(url)
@@ -96,7 +96,7 @@ def open_session(n_connections: int) -> aiohttp.ClientSession:
 
 
 def _kept_alive(address: tuple) -> socket.socket:
-    """A socket for an address of `getaddrinfo` that notices a peer that is gone."""
+    """Return a socket for an address of `getaddrinfo` that notices a peer that is gone."""
     connection = socket.socket(*address[:3])
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -151,7 +151,7 @@ class Server:
             )
 
     async def models(self) -> ServedModels:
-        """The models that the server lists. Raises ValueError where it refuses the key."""
+        """Return the models that the server lists. Raises ValueError where it refuses the key."""
         try:
             cards = _field(self.url, await self.call("/v1/models"), "data")
         except Refused as error:
@@ -234,7 +234,7 @@ class Server:
 def completion_body(
     model: str, prompt_ids: list[int], seed: int, max_tokens: int, temperature: float, stop_token_ids: list[int]
 ) -> dict[str, Any]:
-    """A call of `/v1/completions` that samples from the whole distribution, whatever the server's defaults are."""
+    """Return a call of `/v1/completions` that samples from the whole distribution, whatever the server's defaults are."""
     return {
         "model": model, "prompt": prompt_ids, "seed": seed % 2**63, "max_tokens": max_tokens, "temperature": temperature,
         "stop_token_ids": stop_token_ids, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,

@@ -143,7 +143,7 @@ class VLLMServerEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "VLLMServerEngine":
-        """The engine of a trainer, with its adapters published: a rank or a path that no server takes is refused now."""
+        """Return the engine of a trainer, with its adapters published: a rank or a path that no server takes is refused now."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
         options = ServerOptions(
@@ -174,7 +174,7 @@ class VLLMServerEngine:
         future.add_done_callback(lambda done: self.finished.put((key, done)))
 
     def step(self) -> list[tuple[int, Completion]]:
-        """The requests that were answered since the last step; waits a moment for one. Raises what ended a request."""
+        """Return the requests that were answered since the last step; waits a moment for one. Raises what ended a request."""
         if not self.running:
             return []
         answered = []
@@ -230,11 +230,11 @@ class VLLMServerEngine:
     # ---- in the calling thread
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine in the client's thread."""
+        """Return the result of a coroutine in the client's thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def _together(self, work: Callable[[], T]) -> T:
-        """The result of `work` in the first process, in all of them. Where it fails, all raise."""
+        """Return the result of `work` in the first process, in all of them. Where it fails, all raise."""
         result, failure = None, None
         if self.rank == 0:
             try:
@@ -370,7 +370,7 @@ class VLLMServerEngine:
         server.is_up = False
 
     async def _server_for(self, problem: str) -> Server:
-        """The server of a problem: the one that it was sent to before, or the one with the fewest problems."""
+        """Return the server of a problem: the one that it was sent to before, or the one with the fewest problems."""
         if not any(server.is_up for server in self.servers):
             async with self.servers[0].lock:
                 if not any(server.is_up for server in self.servers):
@@ -427,7 +427,7 @@ def run_token(output_dir: str) -> str:
 
 
 def adapter_folder(urls: Sequence[str], options: ServerOptions, run: str) -> Path:
-    """A new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
+    """Return a new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
     if options.adapter_dir is None:
         remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL_HOSTS, socket.gethostname())]
         if remote:

@@ -192,7 +192,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
 
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
-    """The callbacks that replace the library's rules of the update where the cell's settings differ from them."""
+    """Return the callbacks that replace the library's rules of the update where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
     if cell.advantage_group != "episode":
         rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
