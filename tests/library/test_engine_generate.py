@@ -188,11 +188,11 @@ def test_rows_end_at_their_own_limits_and_ends(make_model, tokenizer):
     requests = [Request([3 + i, 4, 5], "generator", i, cap, 1.0) for i, cap in enumerate((1, 2, 30, 7))]
     engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
     engine.publish(model, 0)
-    said = run_all(engine, requests)
-    ends = (tokenizer.eos_token_id, said[2].token_ids[4])
+    replies = run_all(engine, requests)
+    ends = (tokenizer.eos_token_id, replies[2].token_ids[4])
     engine = GenerateEngine(*ends, pad_id=tokenizer.pad_token_id)
     engine.publish(model, 0)
-    for request, before, done in zip(requests, said, run_all(engine, requests), strict=True):
+    for request, before, done in zip(requests, replies, run_all(engine, requests), strict=True):
         assert len(done.token_ids) == len(done.logprobs) <= request.max_tokens
         assert done.token_ids == before.token_ids[: len(done.token_ids)]
         assert (done.finish_reason == "stop") == (done.token_ids[-1] in ends)

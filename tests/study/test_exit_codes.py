@@ -37,8 +37,8 @@ def processes():
     yield started
     for process in started:
         if process.poll() is None:
-            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-                one.kill()
+            for process_ in [*psutil.Process(process.pid).children(recursive=True), process]:
+                process_.kill()
             process.wait()
 
 

@@ -316,7 +316,9 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
     data = read(inspect_run(folder))[1]
     rewards = {i: [r for _, group in groups for r, *_ in group] for i, groups in data["training_groups"].items()}
-    assert [sum(of) / len(of) for of in rewards.values()] == pytest.approx(data["panels"][0]["series"][""], abs=1e-3)
+    assert [sum(values) / len(values) for values in rewards.values()] == pytest.approx(
+        data["panels"][0]["series"][""], abs=1e-3
+    )
     advantages = [sum(a for _, a, _ in group) for groups in data["training_groups"].values() for _, group in groups]
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}

@@ -164,8 +164,8 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
     rows = []
     for variant, (change, p, end) in measured.items():
         where = {"workflow": "voting", "policy": "sp", "task": "math", "variant": variant, "role": "selects"}
-        for name, value, of in (("change of the gain", change, p), ("change at the end", end, 0.9)):
-            rows.append(number(name, Interval(value, -1, 1, of, 0.9, 0.1, 3), "difference", **where))
+        for name, value, p_value in (("change of the gain", change, p), ("change at the end", end, 0.9)):
+            rows.append(number(name, Interval(value, -1, 1, p_value, 0.9, 0.1, 3), "difference", **where))
     monkeypatch.setattr(study_tables, "skill_kept", lambda pairs: pd.DataFrame(rows))
     monkeypatch.setattr(study_tables, "twins", lambda *_, **__: [None])
     values = judges(results, study)
@@ -300,7 +300,7 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         ({"seeds": [0, 7]}, "must be seeds of the grid"),
         ({"variants": {"x": {"question": "why", "parameters": {}, "cells": []}}}, "updates.*setup.*controls"),
@@ -310,8 +310,8 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
         ),
     ],
 )
-def test_bad_studies_are_refused(results, change, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_studies_are_refused(results, change, words):
+    with pytest.raises(ValueError, match=words):
         Study(results.grid, **GIVEN | change)
 
 

@@ -124,8 +124,8 @@ def reply_text(
 def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
     """Return the tokens of an episode's answer: those of the last turn with this text, or else of its text."""
     text = episode.answer.text if episode.answer else ""
-    said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
-    return control_tokens(tokenizer).encode_text(text) if said is None else said
+    ids = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
+    return control_tokens(tokenizer).encode_text(text) if ids is None else ids
 
 
 def transcript(episode: Episode) -> str:
@@ -424,7 +424,7 @@ class Rollout:
         if (
             not isinstance(messages, list)
             or not messages
-            or not all({"role", "content"} <= set(one) for one in messages)
+            or not all({"role", "content"} <= set(message) for message in messages)
         ):
             raise ValueError(
                 f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."

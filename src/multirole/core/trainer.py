@@ -695,8 +695,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if evaluated is None:
             super().log(logs, start_time)
             return
-        prefix, shown = evaluated
-        trained, self._logs = self._logs, shown
+        prefix, table = evaluated
+        trained, self._logs = self._logs, table
         with save_separately(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
             super().log(logs, start_time)
         self._logs = trained

@@ -141,7 +141,7 @@ class GenerateEngine:
         missing = [width - len(request.prompt_ids) for request in requests]
         ids = [[self.pad_id] * n + list(r.prompt_ids) for n, r in zip(missing, requests, strict=True)]
         input_ids = torch.tensor(ids, device=base.device)  # (N, width)
-        shown = torch.arange(width)[None] >= torch.tensor(missing)[:, None]  # (N, width)
+        is_token = torch.arange(width)[None] >= torch.tensor(missing)[:, None]  # (N, width)
         sampler = SeededSampler(requests, base.device)
         config = GenerationConfig(
             do_sample=False, use_cache=True, eos_token_id=self.eos_ids, pad_token_id=self.pad_id,
@@ -153,7 +153,7 @@ class GenerateEngine:
         )  # or `generate` would add the model's own penalties
         try:
             output = base.generate(
-                input_ids, attention_mask=shown.long().to(base.device), generation_config=config,
+                input_ids, attention_mask=is_token.long().to(base.device), generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
                 stopping_criteria=StoppingCriteriaList([RowLimits(requests, width, base.device)]),
             )  # (N, width + T)  # fmt: skip

@@ -258,5 +258,5 @@ def _message(text: str) -> str:
     except ValueError:
         return text[:200]
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    said = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    return str(said or text)[:500]
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+    return str(message or text)[:500]
