@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
@@ -87,8 +87,11 @@ class Pair:
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
         ({"rollout_func": size}, ValueError, "`rollout_func` is not supported.*the workflow is the rollout"),
         ({"quantization_config": object()}, ValueError, "`quantization_config` is not supported.*bfloat16"),
-        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `datasets.Dataset` or.*got list"),
-        ({"train_dataset": None}, TypeError, "got NoneType"),
+        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `Dataset` or `IterableDataset`, got `list`"),
+        ({"train_dataset": None}, ValueError, "`train_dataset` is required"),
+        ({"train_dataset": DatasetDict({"train": ROWS})}, TypeError, r"got `DatasetDict`. Pass one of its splits, \['train'\]"),
+        ({"train_dataset": ROWS.to_iterable_dataset(), "args": "dispatched"}, ValueError, "Iterable datasets require `dispatch_batches=False`"),
+        ({"eval_dataset": {"a": ROWS.to_iterable_dataset()}, "args": "dispatched"}, ValueError, "Iterable datasets require `dispatch_batches=False`"),
         ({"train_dataset": ROWS.select([])}, ValueError, "`train_dataset` is empty"),
         ({"eval_dataset": {"a": ROWS.rename_column("prompt", "q")}}, ValueError, r"`eval_dataset\['a'\]` needs a \"prompt\" column"),
         ({"train_dataset": ROWS.to_iterable_dataset(), "args": "epochs"}, ValueError, "is a stream.*`num_train_epochs` cannot be counted. Set `max_steps`"),
@@ -100,6 +103,7 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
         "stock": lambda: config(tmp_path, GRPOConfig, per_device_train_batch_size=8),
         "epochs": lambda: config(tmp_path, max_steps=-1),
         "save per epoch": lambda: config(tmp_path, save_strategy="epoch"),
+        "dispatched": lambda: config(tmp_path, accelerator_config={"dispatch_batches": True}),
         "args": lambda: config(tmp_path),
     }
     usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
@@ -174,6 +178,36 @@ def test_an_evaluation_set_may_be_a_stream(make, monkeypatch):
     monkeypatch.setattr(streams, "MAX_EVALUATION_ROWS", 2)
     with pytest.raises(ValueError, match=r"`eval_dataset` is a stream of more than 2 rows.*`eval_dataset.take\(500\)`"):
         trainer.evaluate(stream)
+
+
+def test_the_trainer_keeps_the_datasets_that_it_was_given(make):
+    stream = ROWS.select(range(3)).to_iterable_dataset()
+    trainer = make(eval_dataset=stream)
+    assert trainer.train_dataset is ROWS and trainer.eval_dataset is stream
+    trainer.train()
+    assert trainer.train_dataset is ROWS and trainer.eval_dataset is stream
+    streamed = make(rows=stream, folder=trainer.args.output_dir + "2")
+    assert streamed.train_dataset is stream
+
+
+def test_datasets_that_are_replaced_are_used_and_checked(make):
+    """As in transformers, where a curriculum sets `trainer.train_dataset` between two calls of `train`."""
+
+    def reward(prompts, completions, **_):
+        seen.append(set(prompts))
+        return size(completions)
+
+    seen = []
+    trainer = make(reward, max_steps=1, eval_dataset=ROWS)
+    other = Dataset.from_list([{"prompt": f"{i}-1"} for i in range(20)])
+    trainer.train_dataset, trainer.eval_dataset = other, other.select(range(2))
+    trainer.train()
+    trainer.evaluate()
+    assert seen[0] <= set(other["prompt"]) and seen[1] == {"0-1", "1-1"}
+    trainer.train_dataset = trainer.eval_dataset = Dataset.from_list([{"question": "1"}])
+    for call, name in ((trainer.train, "train_dataset"), (trainer.evaluate, "eval_dataset")):
+        with pytest.raises(ValueError, match=f'`{name}` needs a "prompt" column'):
+            call()
 
 
 def test_a_dataset_given_to_evaluate_is_checked(make):

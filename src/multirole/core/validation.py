@@ -93,11 +93,16 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
 
 def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> None:
     """Raise ValueError or TypeError if a dataset's rows are not prompts, or a reward function cannot take its columns."""
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        raise TypeError(
-            f"`{name}` must be a `datasets.Dataset` or a `datasets.IterableDataset`, got {type(dataset).__name__}. "
-            f"`Dataset.from_list` converts a list of rows."
+    if dataset is None:
+        raise ValueError(
+            f"`{name}` is required: the workflow plays its prompts. `Dataset.from_list` makes one of a list of rows."
         )
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        is_dict = isinstance(dataset, dict)
+        advice = (
+            f"Pass one of its splits, {list(dataset)}." if is_dict else "`Dataset.from_list` converts a list of rows."
+        )
+        raise TypeError(f"`{name}` must be a `Dataset` or `IterableDataset`, got `{type(dataset).__name__}`. {advice}")
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
     columns = list(dataset.column_names or first_row(name, dataset))  # a stream may not know them
