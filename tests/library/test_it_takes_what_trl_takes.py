@@ -1,5 +1,6 @@
 """Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
 
+import json
 from importlib.resources import files
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,10 +10,11 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
+from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
 from multirole.core import streams
 from multirole.core.stock import GRPOTrainer
 
@@ -367,6 +369,107 @@ def test_the_best_checkpoint_may_be_chosen_by_loss(make):
         trainer = make(eval_dataset=ROWS.select(range(2)), metric_for_best_model=metric, **options)
         trainer.train()
         assert trainer.state.best_metric is not None
+
+
+def adapter_in(folder, name):
+    return {
+        key.replace(".weight", f".{name}.weight"): value
+        for key, value in load_file(folder / name / "adapter_model.safetensors").items()
+    }
+
+
+def test_the_best_adapters_are_loaded_at_the_end(make, tmp_path):
+    """Of every role, and the engine samples from them."""
+    rewards = iter([3.0, 5.0, 1.0, 4.0, 5.0])
+
+    def reward(completions, episodes, **_):
+        if len(completions) == 2:  # an evaluation
+            return [next(rewards)] * 2
+        return size(completions)
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    trainer = make(reward, workflow=Pair(), policy="ip", eval_dataset=ROWS.select(range(2)), load_best_model_at_end=True,
+                   metric_for_best_model="reward", **options)  # fmt: skip
+    played = []
+    trainer.add_callback(EvaluatedTexts(played))
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    saved = {}
+    for name in trainer.adapters:
+        saved |= adapter_in(tmp_path / "out" / "checkpoint-2", name)
+    assert_equal(saved, weights(trainer))
+    last = adapter_in(tmp_path / "out" / "checkpoint-4", trainer.adapters[0])
+    assert any(not torch.equal(value, saved[name]) for name, value in last.items())
+    trainer.evaluate()
+    assert played[4] == played[1] != played[3]
+
+
+class EvaluatedTexts(MultiRoleCallback):
+    def __init__(self, played):
+        self.played = played
+
+    def on_episodes_evaluated(self, trainer, episodes, metrics):
+        self.played.append([turn.logprobs for episode in episodes for turn in episode.turns])
+
+
+def test_comparing_checkpoints_by_their_loss_is_warned_of(make, caplog):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for metric in (None, "reward"):
+        make(eval_dataset=ROWS, load_best_model_at_end=True, metric_for_best_model=metric, **options)
+    assert caplog.text.count("says nothing of which is best") == 1 and "metric_for_best_model='loss'" in caplog.text
+
+
+def test_predict_is_an_evaluation(make):
+    trainer = make()
+    assert (
+        trainer.predict(ROWS.select(range(2))).metrics["test_reward"]
+        == trainer.evaluate(ROWS.select(range(2)))["eval_reward"]
+    )
+    assert "test_loss" in trainer.predict(ROWS.select(range(2)).to_iterable_dataset()).metrics
+    with pytest.raises(ValueError, match='`test_dataset` needs a "prompt" column'):
+        trainer.predict(ROWS.rename_column("prompt", "q"))
+
+
+class ScheduleFree(torch.optim.SGD):
+    """An optimizer that steps in its training mode alone, as those of the package schedulefree do."""
+
+    is_training = False
+
+    def train(self):
+        self.is_training = True
+
+    def eval(self):
+        self.is_training = False
+
+    def step(self, closure=None):
+        assert self.is_training
+        return super().step(closure)
+
+
+def test_an_optimizer_with_modes_is_switched_between_them(tmp_path):
+    modes = []
+
+    def reward(completions, **_):
+        modes.append((len(completions), optimizer.is_training))
+        return size(completions)
+
+    model = peft_model()
+    optimizer = ScheduleFree([p for name, p in model.named_parameters() if "lora" in name], lr=0.1)
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1)
+    MultiRoleGRPOTrainer(
+        model, Single(), reward, args, ROWS, ROWS.select(range(2)), AutoTokenizer.from_pretrained(MODEL), optimizers=(optimizer, None)
+    ).train()  # fmt: skip
+    assert modes == [(8, True), (2, False)] * 2
+
+
+def test_the_entropy_coefficient_of_one_adapter_is_a_number(make, tmp_path):
+    """As in TRL, in the trainer and in its checkpoints."""
+    options = {"entropy_coef": 0.01, "use_adaptive_entropy": True, "entropy_target": 15.0, "entropy_coef_delta": 0.005}
+    trainer = make(save_strategy="steps", save_steps=1, **options)
+    trainer.train()
+    assert trainer.entropy_coef == pytest.approx(0.02)
+    saved = json.loads((tmp_path / "out" / "checkpoint-1" / "entropy_ctrl_state.json").read_text())
+    assert saved["entropy_coef"] == pytest.approx(0.015) and 0 < saved["last_world_entropy"] < 15
 
 
 def test_the_entropy_mask_outside_a_loss_is_trls():

@@ -30,9 +30,9 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
-from multirole.core.adapter_update import AdapterGradient, RowGroup
+from multirole.core.adapter_update import AdapterGradient, RowGroup, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters
@@ -57,7 +57,7 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation import evaluation_metrics, mean_of_logged, score_shares
+from multirole.core.evaluation import evaluation_metrics, mean_of_logged, score_shares, warn_of_loss_as_metric
 from multirole.core.forks import Replay
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
@@ -121,8 +121,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
     - `evaluate`: checks a dataset that it is given or finds in `eval_dataset`, and reads a stream.
+    - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
+    - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
@@ -242,6 +244,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
         if self.accelerator.is_main_process:
             warn_of_noise(switched_off)
+            warn_of_loss_as_metric(args)
         self._take_over_options()
         self._set_up_passes(was_trained=isinstance(model, PeftModel))
         self._set_up_rollout(engine, render, is_answer)
@@ -501,6 +504,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         started = time.perf_counter()
         model.train()
+        set_optimizer_mode(self.optimizer, "train")
         episodes = self._generate_and_score_completions(inputs)
         if self.ahead is None:
             self._rest_engine()
@@ -719,6 +723,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> dict[str, float]:
         return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
 
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:  # fmt: skip
+        checked = checked_evaluation(test_dataset, self.reward_funcs, "test_dataset")
+        return super().predict(checked, ignore_keys, metric_key_prefix)
+
     def _evaluation_set(self, eval_dataset: Any) -> Any:
         """The dataset, or the dict of them, that `evaluate` is asked for: checked, and read where it is a stream."""
         if self.eval_dataset is not None and self.eval_dataset is not self._evaluation_sets[0]:  # replaced
@@ -743,6 +753,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         dataset: Any = dataloader.dataset
         n_episodes, prefix = self.args.num_generations_eval or 1, metric_key_prefix
         self.model.eval()
+        set_optimizer_mode(self.optimizer, "eval")
         episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
         scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
         means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
@@ -772,3 +783,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         adapters = set(self.peft_model.peft_config)
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._published = -1
+
+    def _load_best_model(self) -> None:
+        logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
