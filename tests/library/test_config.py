@@ -16,7 +16,7 @@ OTHER = {  # a value of each refused option that is not the one allowed
     "vllm_model_impl": "transformers",
     "vllm_structured_outputs_regex": "a+", "sync_ref_model": True,
     "deepspeed": "ds.json",
-    "load_best_model_at_end": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
+    "bf16_full_eval": True, "fp16_full_eval": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
     "router_aux_loss_coef": 0.1, "max_tool_calling_iterations": 3,
 }  # fmt: skip
 
@@ -38,6 +38,20 @@ def test_the_refused_options_exist_and_trls_defaults_are_accepted():
         assert getattr(plain, name) in (*accepted(name), None)
         for value in accepted(name):
             config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}}, "sets `num_steps=4`.*generation_batch_size"),
+        ({"optim": "lomo"}, "`optim='lomo'` steps in the backward pass"),
+        ({"optim": "galore_adamw_layerwise"}, "steps in the backward pass"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_else_takes_steps_inside_an_iteration(options, why):
+    with pytest.raises(ValueError, match=why):
+        config(**options)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
@@ -30,7 +31,8 @@ REFUSED = {
     "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
     "remove_unused_columns": (False, "rewards are given every column"),
     "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
-    "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
+    "bf16_full_eval": (False, "evaluations sample with the weights that are trained"),
+    "fp16_full_eval": (False, "evaluations sample with the weights that are trained"),
     "torch_compile": (False, "row lengths differ between micro-batches"),
     "router_aux_loss_coef": (0.0, "the load-balancing loss of a mixture of experts is taken per micro-batch, whose size must not change the gradient"),
     "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
@@ -160,6 +162,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
             )
+        self._check_loop()
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         several = self.steps_per_generation != self.gradient_accumulation_steps
         if several and (steps or self.gradient_accumulation_steps > 1):
@@ -182,6 +185,21 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 raise ValueError(
                     f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {accepted[0]!r}."
                 )
+
+    def _check_loop(self) -> None:
+        """Refuse settings that would have HF's loop or an optimizer take its own steps inside an iteration (ValueError)."""
+        accumulated = (self.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1)
+        if accumulated != 1:
+            raise ValueError(
+                f"`accelerator_config` sets `num_steps={accumulated}` for gradient accumulation, but an iteration takes its optimizer "
+                "steps itself, on mini-batches of any size. Leave it out, and set `generation_batch_size`."
+            )
+        optimizer = OptimizerNames(self.optim).value
+        if any(part in optimizer.lower() for part in ("lomo", "layerwise")):
+            raise ValueError(
+                f"`optim={optimizer!r}` steps in the backward pass, but the gradient of a mini-batch is the sum of several passes. "
+                "Use an optimizer that steps afterwards, such as 'adamw_torch'."
+            )
 
     def _check_options(self) -> None:
         """Refuse, before anything is loaded, what cannot work (ValueError)."""
