@@ -87,11 +87,17 @@ _RATIO = re.compile(r"\d+(?:/\d+)?(?:(?::|\s*(?:\\text\{)?\s*to\s*\}?\s*)\d+(?:/
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
 """Matches 3,14, which is also a list; 3,141 is a number of thousands."""
 _ELLIPSIS = re.compile(r"[+-]?[\d.]+\\ldots")
-_NOTHING = frozenset(f"no{kind} solution{end}" for kind in ("", " real") for end in ("", "s")) | {"none", "empty set", "empty"}
+_NOTHING = frozenset(f"no{kind} solution{end}" for kind in ("", " real") for end in ("", "s")) | {
+    "none",
+    "empty set",
+    "empty",
+}
 _EVERYTHING = frozenset(f"all real{end}" for end in ("s", " numbers", " number", " x", " values"))
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
-_RESIDUE = re.compile(r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?")
+_RESIDUE = re.compile(
+    r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
+)
 
 
 def extract_boxed(text: str) -> str | None:

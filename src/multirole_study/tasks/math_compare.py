@@ -138,7 +138,10 @@ def read(text: str, depth: int = 0) -> Value:
 
 def _flattened(values: list[Value], parts: list[str]) -> list[Value]:
     r"""Replace the two values of each `\pm` by their members."""
-    lists = [value.values if isinstance(value, Items) and _signs(part) else [value] for value, part in zip(values, parts, strict=True)]
+    lists = [
+        value.values if isinstance(value, Items) and _signs(part) else [value]
+        for value, part in zip(values, parts, strict=True)
+    ]
     return [value for members in lists for value in members]
 
 
@@ -154,7 +157,11 @@ def _tuple_of(group: str, depth: int) -> Value:
 
 def _signs(text: str) -> list[str]:
     r"""Return the two texts that `\pm` stands for."""
-    if not re.search(r"\\[pm]{2}(?![A-Za-z])", text) or r"\pm" not in text or (text.startswith(r"\{") and _closes_at_end(text)):
+    if (
+        not re.search(r"\\[pm]{2}(?![A-Za-z])", text)
+        or r"\pm" not in text
+        or (text.startswith(r"\{") and _closes_at_end(text))
+    ):
         return []
     plus = re.sub(r"\\pm(?![A-Za-z])", "+", re.sub(r"\\mp(?![A-Za-z])", "-", text))
     minus = re.sub(r"\\pm(?![A-Za-z])", "-", re.sub(r"\\mp(?![A-Za-z])", "+", text))

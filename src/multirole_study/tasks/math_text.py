@@ -97,15 +97,15 @@ _ARGUMENT = re.compile(r"\s*(?:[A-Za-z({^]|\\(?![,;:! ]|text))")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{\s*cis\s*\})(?![A-Za-z])")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
 _SYSTEM = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}", re.DOTALL)
-_LAYOUT = re.compile(
-    r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gather(?:ed)?\*?|split|math|displaymath)\}"
-)
+_LAYOUT = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gather(?:ed)?\*?|split|math|displaymath)\}")
 _LEAD = re.compile(
     r"(?:\s|\\[,;:! ])*(?:\\text\s*\{\s*)?(?:####|(?i:(?:the )?(?:final )?answer(?: is)?)\s*[:=]?(?![A-Za-z]))\s*\}?(?=[^A-Za-z]*\S)"
     r"|\s*(?:=|\\(?:Rightarrow|Longrightarrow|implies|therefore|longrightarrow|checkmark|xrightarrow\s*\{\s*\}))(?![A-Za-z])(?=\s*\S)"
 )
 """Text before an answer that is no part of it: "The answer is", "=", an arrow."""
-_END_MARK = re.compile(r"(?:\s|\\[,;:! ]|\\q?quad)*\\(?:checkmark|blacksquare|square|Box|qed|qedsymbol)\s*$|(?:\s*\\\\)+\s*$")
+_END_MARK = re.compile(
+    r"(?:\s|\\[,;:! ]|\\q?quad)*\\(?:checkmark|blacksquare|square|Box|qed|qedsymbol)\s*$|(?:\s*\\\\)+\s*$"
+)
 _SPELLINGS = (
     (re.compile(r"\\(?:nicefrac|sfrac|xfrac)(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\^\{?(\d+)\}?\s*/\s*_\{?(\d+)\}?"), r"\\frac{\1}{\2}"),
@@ -147,14 +147,18 @@ _SPELLINGS = (
 _GAP = r"(?:\\[,;: ]|~|\{,\}|\\!,|,\s*\\!\s*)"
 _THOUSANDS_GAP = re.compile(rf"(?<![\d.,])[1-9]\d{{0,2}}(?:{_GAP}\d{{3}})+(?![\d])", re.ASCII)
 _THOUSANDS = re.compile(r"([+-]?)(\d{1,3}(?:([, ])\d{3})(?:\3\d{3})*)((?:\.\d+)?)", re.ASCII)
-_THOUSANDS_FACTOR = re.compile(r"(?<![\d.,{(\[])(?!0)(\d{1,3}(?:,\d{3})+)(?=(?:\.\d+)?(?:\\[a-zA-Z%]| ?[a-zA-Z^%]|\s*$))")
+_THOUSANDS_FACTOR = re.compile(
+    r"(?<![\d.,{(\[])(?!0)(\d{1,3}(?:,\d{3})+)(?=(?:\.\d+)?(?:\\[a-zA-Z%]| ?[a-zA-Z^%]|\s*$))"
+)
 _THOUSANDS_IN_LIST = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?=,\s|\s*$|\s*[)\]\\])", re.ASCII)
 """Matches 1,000 in "1,000, 2,000", whose values are separated by a comma and a space."""
 _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot|overbar)\s*\{(\d+)\}(?:\\dot\s*\{(\d)\})?|\((\d+)\))(?![\d.])", re.ASCII
 )
 _DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", re.ASCII)
-_UNENDING = re.compile(r"(?<![\d.])(\d*\.\d*?)(?:(\d)\2{2,}|(\d{2,9}?)\3+)(?:\\(?:c|l)?dots(?:c|b)?(?![A-Za-z])|\.{3})", re.ASCII)
+_UNENDING = re.compile(
+    r"(?<![\d.])(\d*\.\d*?)(?:(\d)\2{2,}|(\d{2,9}?)\3+)(?:\\(?:c|l)?dots(?:c|b)?(?![A-Za-z])|\.{3})", re.ASCII
+)
 """Matches 0.1666... and 0.1212...: a period that is written at least three times, or twice if it has several digits."""
 _THOUSANDS_POINTS = re.compile(r"([+-]?)(\d{1,3}(?:\.\d{3})+)(?:,(\d+))?", re.ASCII)
 _JUXTAPOSED = re.compile(
@@ -196,7 +200,11 @@ def normalize(text: str) -> str:
     text = _ROMAN.sub(lambda match: rf"\text{{{match[1] or match[2]}}}", text)
     text = re.sub(r"\\(?:mathrm|text(?:rm)?) ([A-Za-z])(?![A-Za-z])", r"\\text{\1}", text)
     text = re.sub(r"\\imath(?![A-Za-z])", "i", text)
-    text = re.sub(r"^\{([^{}]*)\}$", lambda braces: rf"\{{{braces[1]}\}}" if "," in braces[1] else braces[1], _texts(text)).replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = (
+        re.sub(r"^\{([^{}]*)\}$", lambda braces: rf"\{{{braces[1]}\}}" if "," in braces[1] else braces[1], _texts(text))
+        .replace(r"\lbrace", r"\{")
+        .replace(r"\rbrace", r"\}")
+    )
     text = re.sub(r"\\(?:varnothing|O)(?![A-Za-z])", r"\\emptyset", text)
     text = re.sub(r"\\langle(?![A-Za-z])", "(", re.sub(r"\\rangle(?![A-Za-z])", ")", text))
     text = re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10}", text)
@@ -220,7 +228,9 @@ def _unicode(text: str) -> str:
         top, _, bottom = unicodedata.normalize("NFKC", match[2]).partition("⁄")
         return rf"{match[1]}\frac{{{top}}}{{{bottom}}}"
 
-    text = re.sub(r"([√∛∜])\s*(\d+(?:\.\d+)?)", lambda root: f"{_ROOTS[root[1]]}{{{root[2]}}}", _VULGAR.sub(fraction, text))
+    text = re.sub(
+        r"([√∛∜])\s*(\d+(?:\.\d+)?)", lambda root: f"{_ROOTS[root[1]]}{{{root[2]}}}", _VULGAR.sub(fraction, text)
+    )
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     text = re.sub("(?:\\d\u0305)+", lambda digits: rf"\overline{{{digits[0].replace(chr(0x305), '')}}}", text)
@@ -347,9 +357,9 @@ def _numbers(text: str) -> str:
     text = _UNENDING.sub(lambda match: rf"{match[1]}\overline{{{match[2] or match[3]}}}", text)
     text = _REPEATING.sub(_fraction_of_repeating, _DOTTED.sub(r"\\overline{\1\2\3}", text))
     text = _MINUTES.sub(_degrees, text)
-    if points := _THOUSANDS_POINTS.fullmatch(text.strip()):
-        if points[3] or points[2].count(".") > 1:
-            text = points[1] + points[2].replace(".", "") + (f".{points[3]}" if points[3] else "")
+    points = _THOUSANDS_POINTS.fullmatch(text.strip())
+    if points and (points[3] or points[2].count(".") > 1):
+        text = points[1] + points[2].replace(".", "") + (f".{points[3]}" if points[3] else "")
     whole = _THOUSANDS.fullmatch(text.strip())
     if whole and not re.match(r"0+,", whole[2]):
         text = whole[1] + re.sub(r"\D", "", whole[2]) + whole[4]

@@ -219,7 +219,11 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
     letters = None if has_letters else _LETTERS.fullmatch(text)
     if letters and re.fullmatch(r"[-+]?[\d.,/ ]+|.*[\d)}]", letters["core"], re.DOTALL):
         words = re.findall(r"[A-Za-z]+", letters["unit"])
-        is_written = letters["gap"] or re.search(r"\\(?:cdot|times)10\^\{?[+-]?\d+\}?$", letters["core"]) or (letters["power"] and letters["unit"] == "m")
+        is_written = (
+            letters["gap"]
+            or re.search(r"\\(?:cdot|times)10\^\{?[+-]?\d+\}?$", letters["core"])
+            or (letters["power"] and letters["unit"] == "m")
+        )
         if len(letters["unit"]) == 1 and not (is_written and letters["unit"] in "mgshLNJWVKA"):
             return text, None
         known = [word for word in words if _known(word) or word in _PLAIN_WORDS or _is_noun(word, letters["gap"])]
