@@ -5,7 +5,7 @@
 
 Everything below was committed before the first of these runs.
 
-Runs: the cell of `PARAMETERS`, study.yaml's `stress` with half of the problems, for SP and IP, each `max_staleness` and each seed.
+Runs: the cell of `PARAMETERS`, study.yaml's `stress` with a quarter of the problems and 24 iterations, for SP and IP, each `max_staleness` and each seed.
 Old log-probs are the sampler's, the scale's default, so that the PPO ratio corrects for older rows. The order is fixed: first
 `max_staleness` 0 and 4 for all seeds, seed by seed, then 1 and 2. Where time ends before the list does, seeds that lack a run of a
 comparison are left out of it.
@@ -37,7 +37,7 @@ from multirole_study.paper.statistics import Interval, t_interval
 
 PARAMETERS = {
     "workflow": "voting", "task": "math", "scale": "tiny-r", "learning_rate": 0.006, "lr_schedule": "constant", "iterations": 24,
-    "n_problems": 4, "n_episodes": 8, "n_validation": 128, "eval_every": 4, "save_every": 8,
+    "n_problems": 2, "n_episodes": 8, "n_validation": 128, "eval_every": 4, "save_every": 12,
 }  # fmt: skip
 SEEDS = [200, 201, 202, 203, 204, 205, 206, 207]
 FEWEST = 5
