@@ -46,8 +46,8 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import adapters_folder, folder_of, is_done
 
 PARAMETERS = {
-    "workflow": "voting", "policy": "ip", "task": "math", "scale": "smollm2", "seed": 0, "old_logprobs": "recomputed", "iterations": 5,
-    "n_problems": 2, "n_episodes": 8, "n_validation": 32, "eval_every": 5, "save_every": 1,
+    "workflow": "voting", "policy": "ip", "task": "math", "scale": "smollm2", "seed": 0, "old_logprobs": "recomputed", "iterations": 4,
+    "n_problems": 2, "n_episodes": 8, "n_validation": 16, "eval_every": 4, "save_every": 1,
 }  # fmt: skip
 N_PROBLEMS, N_EPISODES = 4, 4
 GAPS = (("transformers", "bfloat16"), ("vllm", "bfloat16"), ("transformers", "float32"), ("vllm", "float32"))
