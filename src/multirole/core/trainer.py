@@ -49,7 +49,7 @@ from multirole.core.distributed import (
     own_share,
     processes,
 )
-from multirole.core.engine import Engine, Sampling
+from multirole.core.engine import Engine, EngineError, Sampling
 from multirole.core.entropy import next_coef, step_entropy
 from multirole.core.episode_metrics import (
     ZeroRewardWarning,
@@ -329,7 +329,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except WorkflowError as error:  # its message has the lines of the workflow; those of this package say nothing
+        except (WorkflowError, EngineError) as error:  # their messages say where; the lines of this package say nothing
             raise error.with_traceback(None) from None
         finally:
             if self.ahead is not None:
