@@ -15,7 +15,7 @@ OTHER = {  # a value of each refused option that is not the one allowed
     "vllm_tensor_parallel_size": 2, "transformers_continuous_batching_config": {"x": 1}, "vllm_max_model_length": 99,
     "vllm_model_impl": "transformers", "vllm_group_port": 5000, "ds3_gather_for_generation": False, "auto_find_batch_size": True,
     "bf16_full_eval": True, "fp16_full_eval": True,
-    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True,
+    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "ref_model_mixup_alpha": 0.5, "ref_model_sync_steps": 9,
     "deepspeed": "ds.json",
     "load_best_model_at_end": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
     "router_aux_loss_coef": 0.1, "max_tool_calling_iterations": 3,

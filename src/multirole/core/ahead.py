@@ -81,7 +81,7 @@ class RolloutsAhead:
         self.copied_parameters = [p for p in self.copy.parameters() if p.requires_grad]
         self.thread = ThreadPoolExecutor(1, "rollouts-ahead")
         self.pending: dict[int, Future[list[Episode]]] = {}
-        self.is_stopped, self.has_failed = Event(), False
+        self.is_stopped, self.is_broken = Event(), False
 
     def take(self, iteration: int) -> list[Episode]:
         """Return the episodes of an iteration, and let the next ones be played with the present adapters, version `iteration`.
@@ -92,20 +92,17 @@ class RolloutsAhead:
         for coming in range(iteration, iteration + self.max_staleness + 1):
             if coming not in self.pending and (attempts := self.attempts_of(coming)):
                 self.pending[coming] = self.thread.submit(self._play, weights, iteration, attempts, coming)
-                self.pending[coming].add_done_callback(self._note_failure)
         return self.pending.pop(iteration).result()
 
     def _play(self, weights: list[Tensor], version: int, attempts: list[Attempt], iteration: int) -> list[Episode]:
-        if self.has_failed:  # a later iteration would ask an engine that has just failed, and wait for it once more
+        if self.is_broken:  # an engine that has just failed would be waited for once more
             raise RolloutStopped
         for parameter, value in zip(self.copied_parameters, weights, strict=True):
             parameter.data = value
-        return self.play(self.copy, version, attempts, iteration)
-
-    def _note_failure(self, future: Future[list[Episode]]) -> None:
-        """Called in the thread when a rollout has ended, before the next one begins."""
-        if not future.cancelled() and future.exception() is not None:
-            self.has_failed = True
+        self.is_broken = True  # until this rollout has ended well
+        episodes = self.play(self.copy, version, attempts, iteration)
+        self.is_broken = False
+        return episodes
 
     def wait(self) -> None:
         """Wait until the engine is idle: for all iterations that are to be played. Raises what ended the rollout of one."""
@@ -119,7 +116,7 @@ class RolloutsAhead:
         wait(futures)
         self.pending.clear()
         self.is_stopped.clear()
-        self.has_failed = False
+        self.is_broken = False
 
 
 def staleness_metrics(rows: Sequence[Row], iteration: int) -> dict[str, float]:

@@ -27,6 +27,8 @@ REFUSED = {
     "vllm_group_port": (51216, "adapters reach the servers as files, and not through a group of processes"),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
     "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
+    "ref_model_mixup_alpha": (0.6, "the reference of `beta` stays as it was given"),
+    "ref_model_sync_steps": (512, "the reference of `beta` stays as it was given"),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
     "ds3_gather_for_generation": (True, "DeepSpeed is not supported"),
     "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
