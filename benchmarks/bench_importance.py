@@ -10,8 +10,8 @@ bfloat16 on the transformers engine. The second run measures the weights and mul
 validation accuracy, and the distance of the final adapters to each other in units of the distance that they moved. One seed: no
 difference of accuracy is decided by it, whatever it is.
 
-Gap: episodes of `N_PROBLEMS` training problems, sampled by an engine with the adapters that the first run ends with, and the trainer's
-log-probs of the same tokens. By role: the gap |trainer - sampler| per token, TRL's weights of tokens and of sequences before they are
+Gap: episodes of `N_PROBLEMS` training problems, sampled by an engine with adapters that are `NOISE` away from none (the order that 16
+iterations at the rate of 2e-4 move a weight), and the trainer's log-probs of the same tokens. By role: the gap |trainer - sampler| per token, TRL's weights of tokens and of sequences before they are
 clipped, and the share of rows that the default masks. Gradient: that of all of a role's rows with planted advantages of +1 and -1 (by
 the parity of the episode), once weighted and once not; their relative distance and cosine. In float32 every weight must be exactly 1
 and both gradients bit-equal, or this program fails.
@@ -40,7 +40,7 @@ from multirole.core.hooks import MultiRoleCallback
 from multirole.core.importance import Correction
 from multirole.core.rows import Row, collate, episode_rows
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import CellTrainer, load_adapters, load_model, make_trainer
+from multirole_study.experiment.cell_trainer import CellTrainer, load_model, make_trainer
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import adapters_folder, folder_of, is_done
@@ -49,7 +49,9 @@ PARAMETERS = {
     "workflow": "voting", "policy": "ip", "task": "math", "scale": "smollm2", "seed": 0, "old_logprobs": "recomputed", "iterations": 4,
     "n_problems": 2, "n_episodes": 8, "n_validation": 16, "eval_every": 4, "save_every": 1,
 }  # fmt: skip
-N_PROBLEMS, N_EPISODES = 4, 4
+N_PROBLEMS, N_EPISODES = 6, 2
+NOISE = 0.003
+"""Standard deviation of the weights of LoRA's B, which begin at 0."""
 GAPS = (("transformers", "bfloat16"), ("vllm", "bfloat16"), ("transformers", "float32"), ("vllm", "float32"))
 STEPS = ["train-on", "train-off", *("-".join(("gap", *gap)) for gap in GAPS)]
 
@@ -118,7 +120,10 @@ def gap(runs: Path, engine: str, dtype: str) -> dict:
     cell = cell_of(engine, dtype)
     trainer = make_trainer(cell, str(runs / "gap"), Launch(vllm_max_num_seqs=64))
     try:
-        load_adapters(trainer.peft_model, adapters_of(runs, "on", PARAMETERS["iterations"]))
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in trainer.peft_model.named_parameters():
+            if "lora_B" in name:
+                parameter.data = NOISE * torch.randn(parameter.shape, generator=generator)
         problems, started = trainer.problems[:N_PROBLEMS], time.process_time()
         episodes = trainer.play([(problem, i) for problem in problems for i in range(N_EPISODES)], 10**6)
         sampling = time.process_time() - started
