@@ -173,40 +173,44 @@ def role_gap(trainer: CellTrainer, rows: list[Row]) -> dict[str, float]:
     return measures
 
 
-def table_of(result: dict) -> str:
-    """Return the tables of the page."""
+def gap_table(gaps: list[dict]) -> list[str]:
+    """Return the lines of the table of gaps."""
     lines = [
-        "| engine | base | role | tokens | gap, mean (nats) | gap, 99 % | gap, largest | weight of a token | weight of a sequence | rows masked | gradient: distance, cosine |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for entry in result["gaps"]:
+        "| engine | base | tokens per CPU-s | role | tokens | gap, mean (nats) | gap, 99 % | gap, largest | weight of a token | weight of a sequence | rows masked | gradient: distance, cosine |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for entry in gaps:
+        speed = f"{entry['tokens'] / entry['sampling_cpu_seconds']:.0f}"
         for role, m in entry["roles"].items():
+            weights = (
+                f"{m[f'{unit}_weight_mean']:.4f} [{m[f'{unit}_weight_min']:.2f}, {m[f'{unit}_weight_max']:.2f}]"
+                for unit in ("token", "sequence")
+            )
             cells = [
-                entry["engine"], entry["dtype"], role, m["tokens"], *(f"{m[f'gap_{name}']:.2g}" for name in ("mean", "p99", "max")),
-                *(f"{m[f'{unit}_weight_mean']:.4f} [{m[f'{unit}_weight_min']:.2f}, {m[f'{unit}_weight_max']:.2f}]" for unit in ("token", "sequence")),
-                f"{100 * m['masked_rows']:.1f} %", f"{m['gradient_distance']:.3f}, {m['gradient_cosine']:.4f}",
+                entry["engine"], entry["dtype"], speed, role, m["tokens"], *(f"{m[f'gap_{name}']:.2g}" for name in ("mean", "p99", "max")),
+                *weights, f"{100 * m['masked_rows']:.1f} %", f"{m['gradient_distance']:.3f}, {m['gradient_cosine']:.4f}",
             ]  # fmt: skip
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += [
+    return lines
+
+
+def run_table(arms: dict[str, dict], apart: dict[str, float]) -> list[str]:
+    """Return the lines of the table of both runs, and of their distance."""
+    lines = [
         "",
         "| correction | training accuracy, all iterations | validation accuracy, before and after | CPU-s per iteration | gap, mean: generator, aggregator | rows masked: generator, aggregator |",
         "|---|---|---|---|---|---|",
-    ]
-    for arm in ("on", "off"):
-        run = result[arm]
-        roles, n = run["roles"], len(run["training_accuracy"])
+    ]  # fmt: skip
+    for arm, run in arms.items():
+        roles, n = [run["roles"][role] for role in ("generator", "aggregator")], len(run["training_accuracy"])
         cells = [
             arm, f"{100 * sum(run['training_accuracy']) / n:.1f} %", " to ".join(f"{100 * value:.1f} %" for value in run["validation_accuracy"]),
-            f"{sum(run['cpu_seconds'][1:]) / (n - 1):.1f}", ", ".join(f"{roles[role]['sampler_gap']:.4f}" for role in ("generator", "aggregator")),
-            ", ".join(f"{100 * roles[role]['importance_clipped']:.1f} %" for role in ("generator", "aggregator")),
+            f"{sum(run['cpu_seconds'][1:]) / (n - 1):.1f}", ", ".join(f"{role['sampler_gap']:.4f}" for role in roles),
+            ", ".join(f"{100 * role['importance_clipped']:.1f} %" for role in roles),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
-    apart = ", ".join(f"{name} {value:.2f}" for name, value in result["distance"].items())
-    lines += [
-        "",
-        f"Distance between the final weights of both runs, over the distance that the first one moved: {apart}.",
-    ]
-    return "\n".join(lines)
+    text = ", ".join(f"{name} {value:.2f}" for name, value in apart.items())
+    return [*lines, "", f"Distance between the final weights of both runs, over the distance that the first one moved: {text}."]  # fmt: skip
 
 
 def main() -> None:
@@ -220,16 +224,18 @@ def main() -> None:
         if path.exists():
             continue
         kind, *more = step.split("-")
-        done = train(options.runs, more == ["on"]) if kind == "train" else gap(options.runs, *more)
-        path.write_text(json.dumps(done, indent=1) + "\n")
-        print(step, json.dumps(done), flush=True)
+        measured = train(options.runs, more == ["on"]) if kind == "train" else gap(options.runs, *more)
+        path.write_text(json.dumps(measured, indent=1) + "\n")
+        print(step, json.dumps(measured), flush=True)
+    done = {step: json.loads(path.read_text()) for step in STEPS if (path := options.runs / f"{step}.json").exists()}
     if options.out:
-        steps = {step: json.loads((options.runs / f"{step}.json").read_text()) for step in STEPS if (options.runs / f"{step}.json").exists()}  # fmt: skip
-        gaps = [steps[step] for step in STEPS if step.startswith("gap") and step in steps]
-        result = {
-            "parameters": PARAMETERS, "on": steps["train-on"], "off": steps["train-off"], "distance": distances(options.runs), "gaps": gaps,
-        }  # fmt: skip
-        write("bench_importance", options.out, result, table_of(result), page="smollm2")
+        arms = {arm: done[f"train-{arm}"] for arm in ("on", "off") if f"train-{arm}" in done}
+        gaps = [done[step] for step in done if step.startswith("gap")]
+        result, lines = {"parameters": PARAMETERS, "noise": NOISE, "gaps": gaps, **arms}, gap_table(gaps)
+        if len(arms) == 2:
+            result["distance"] = distances(options.runs)
+            lines += run_table(arms, result["distance"])
+        write("bench_importance", options.out, result, "\n".join(lines), page="smollm2")
 
 
 if __name__ == "__main__":
