@@ -132,10 +132,10 @@ def run_steps(
 ) -> list[str]:
     """Run the steps that `record` does not have, and write `out` after each; return the names of those that did not fit in the budget.
 
-    A step starts only if its whole time limit is left, so that a limit never depends on the steps before it. A later step
-    with a shorter limit may still start.
+    Except for the first, a step starts only if its whole time limit is left, so that a limit never depends on the steps before it.
+    A later step with a shorter limit may still start.
     """
-    started, left = time.monotonic(), []
+    started, left, is_first = time.monotonic(), [], True
     for step in steps:
         if record["steps"].get(step.name, {}).get("status") in FINAL:
             continue
@@ -144,9 +144,10 @@ def run_steps(
             record["steps"][step.name] = {"status": "skipped", "seconds": 0.0, "result": {}, "error": reason}
         else:
             limit = step.limit if budget is None else min(step.limit, budget)
-            if budget is not None and time.monotonic() - started + limit > budget + 1:
+            if budget is not None and not is_first and time.monotonic() - started + limit > budget:
                 left.append(step.name)
                 continue
+            is_first = False
             print(f"{step.name} (at most {limit:.0f} s) ...", flush=True)
             record["steps"][step.name] = run_step(step, limit, environment)
         outcome = record["steps"][step.name]
@@ -194,8 +195,7 @@ def table(record: dict[str, Any]) -> str:
         rows = step["result"].get("rows", [])
         lines += [line_of(name, row) for row in rows]
         if step["status"] != "done" or not rows:
-            blanks = " | " * (4 + len(PHASES))
-            lines.append(f"| {name} | **{step['status']}** |{blanks}| {step.get('error', '').replace('|', '/')} |")
+            lines.append(line_of(name, {"measured": f"**{step['status']}**", "notes": step.get("error", "")}))
     return "\n".join(lines) + "\n"
 
 
@@ -205,7 +205,7 @@ def line_of(name: str, row: dict[str, Any]) -> str:
     cells = [name, row["measured"], *(format(row[key], how) if row.get(key) else "" for key, how in shown.items())]
     peaks = row.get("peaks_gib", {})
     cells += [f"{peaks[phase]:.2f}" if phase in peaks else "" for phase in PHASES]
-    return f"| {' | '.join([*cells, row.get('notes', '')])} |"
+    return f"| {' | '.join([*cells, row.get('notes', '').replace('|', '/')])} |"
 
 
 # ---- the command
@@ -218,7 +218,17 @@ def environment_of(wheels: Path | None, target: Path) -> dict[str, str]:
         files = sorted(map(str, wheels.glob("*.whl")))
         if not files:
             raise SystemExit(f"--wheels {wheels} has no file *.whl.")
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(target)]
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--target",
+            str(target),
+        ]
         subprocess.run([*install, *files], check=True)
         sys.path.insert(0, str(target))  # for `missing`
         paths.insert(0, str(target))
@@ -246,12 +256,18 @@ def main() -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP", help="names from --list; all by default")
     parser.add_argument("--out", type=Path, help="file of the results; the table is beside it, with the suffix .md")
     parser.add_argument("--scales", nargs="+", default=["1.7b", "4b"], choices=["0.6b", "1.7b", "4b"])
-    parser.add_argument("--problems", type=int, default=8, help="problems per iteration, 8 episodes each (the paper: 64)")
-    parser.add_argument("--budget", type=float, help="seconds of this call; steps that do not fit are left for the next")
+    parser.add_argument(
+        "--problems", type=int, default=8, help="problems per iteration, 8 episodes each (the paper: 64)"
+    )
+    parser.add_argument(
+        "--budget", type=float, help="seconds of this call; steps that do not fit are left for the next"
+    )
     parser.add_argument("--resume", action="store_true", help="continue OUT")
     parser.add_argument("--again", action="store_true", help="with --resume: run the named steps even if OUT has them")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that are used in front of the installed packages")
-    parser.add_argument("--rehearse", action="store_true", help="toy shapes, also on a CPU, to see that everything runs")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="toy shapes, also on a CPU, to see that everything runs"
+    )
     parser.add_argument("--list", action="store_true", help="print the steps and run none")
     args = parser.parse_args()
     names = order(args.scales)
@@ -276,7 +292,9 @@ def main() -> int:
         left = run_steps(steps, args.out, record, environment, args.budget)
     print(table(record))
     if left:
-        print(f"{len(left)} steps did not fit in {args.budget:.0f} s: {', '.join(left)}. Repeat the command with --resume.")
+        print(
+            f"{len(left)} steps did not fit in {args.budget:.0f} s: {', '.join(left)}. Repeat the command with --resume."
+        )
     return sum(record["steps"].get(step.name, {}).get("status") in FINAL[1:] for step in steps)
 
 

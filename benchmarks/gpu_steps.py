@@ -396,8 +396,13 @@ def reward_by_length(completions: list, **_: object) -> list[float]:
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-def build_trainer(bench: Bench, model: Any, tokenizer: PreTrainedTokenizerBase, engine: Any, **options: Any) -> Any:
-    """Build a trainer of Voting with isolated adapters and the paper's batch, apart from `options`."""
+def build_trainer(
+    bench: Bench, model: Any, tokenizer: PreTrainedTokenizerBase, built_engine: Any = None, **options: Any
+) -> Any:
+    """Build a trainer of Voting with isolated adapters and the paper's batch, apart from `options`.
+
+    `built_engine` replaces the engine that the options name.
+    """
     from datasets import Dataset
 
     from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
@@ -419,7 +424,7 @@ def build_trainer(bench: Bench, model: Any, tokenizer: PreTrainedTokenizerBase, 
     dataset = Dataset.from_list([{"prompt": prompt, "task": "math"} for prompt in prompts])
     is_path = isinstance(model, str)
     return MultiRoleGRPOTrainer(
-        model, Voting(), reward_by_length, args, dataset, processing_class=tokenizer, engine=engine,
+        model, Voting(), reward_by_length, args, dataset, processing_class=tokenizer, engine=built_engine,
         peft_config=lora_config() if is_path else None,
     )  # fmt: skip
 
@@ -592,12 +597,20 @@ def tiny(bench: Bench) -> None:
     for device in ("cpu", "here"):
         folder = bench.scratch / f"tiny-{device}"
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        cell = {"workflow": "voting", "policy": "ip", "iterations": 1 if bench.is_toy else 3, "n_validation": 8, "results_dir": folder}
+        cell = {
+            "workflow": "voting",
+            "policy": "ip",
+            "iterations": 1 if bench.is_toy else 3,
+            "n_validation": 8,
+            "results_dir": folder,
+        }
         words = [word for name, value in cell.items() for word in ("-p", name, str(value))]
         command = [sys.executable, "-m", "multirole_study", "train", *words]
         seconds = seconds_of(lambda: subprocess.run(command, env=os.environ | hidden, check=True))  # noqa: B023
         frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
-        bench.add(f"{cell['iterations']} iterations of Voting at tiny-r, {device}", seconds, notes="with the start of Python")
+        bench.add(
+            f"{cell['iterations']} iterations of Voting at tiny-r, {device}", seconds, notes="with the start of Python"
+        )
     columns = [name for name in frames["here"] if not name.endswith("seconds")]
     gaps = (frames["here"][columns] - frames["cpu"][columns]).abs().groupby(frames["here"]["iteration"]).max()
     bench.result["largest differences by iteration"] = json.loads(gaps.to_json(orient="index"))
@@ -614,7 +627,6 @@ def publish(bench: Bench) -> None:
     for scale in ("0.6b", "1.7b", "4b"):
         shape = TOY if bench.is_toy else MODELS[scale].shape
         model = get_peft_model(random_base(shape), lora_config(), adapter_name="a")
-        folder = bench.scratch / f"adapter-{scale}"
 
         def write(model: Any = model) -> int:
             state = adapter_state(model, "a", torch.bfloat16)
@@ -630,7 +642,7 @@ def publish(bench: Bench) -> None:
 
         sizes: list[int] = []
         seconds = sorted(seconds_of(lambda: sizes.append(write())) for _ in range(3))[1]  # noqa: B023
-        bench.add(f"an adapter of {scale}: to the host, to a file, read", seconds, notes=f"{sizes[0] / 2**20:.0f} MiB; {folder.name}")
+        bench.add(f"an adapter of {scale}: to the host, to a file, read", seconds, notes=f"{sizes[0] / 2**20:.0f} MiB")
         del model
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
@@ -650,7 +662,9 @@ def plan(bench: Bench) -> None:
             launch = settled(cell, Launch(), n_bytes)
             peaks = {phase: n / GIB for phase, n in plan_memory(cell, launch, n_bytes).peaks.items()}
             shown = "on" if launch.recomputes(scale) else "off"
-            bench.add(f"planned, not measured: {workflow}-ip at {scale}", peaks_gib=peaks, notes=f"checkpointing {shown}")
+            bench.add(
+                f"planned, not measured: {workflow}-ip at {scale}", peaks_gib=peaks, notes=f"checkpointing {shown}"
+            )
 
 
 # ---- vLLM
@@ -769,19 +783,24 @@ def rollout(bench: Bench) -> None:
         engine.publish(model, 0)
     episodes = voting_episodes(bench.n_problems, bench.shape.vocab, bench.lengths)
 
-    def request(key: int, turn: Any) -> Request:
-        return Request(turn.prompt_ids, turn.role, key, len(turn.completion_ids), TEMPERATURE)
+    def request(key: int, turn: Any, salt: int) -> Request:
+        """Build the request of a turn; another salt gives other prompts, so that none is in the prefix cache."""
+        prompt = [token ^ salt for token in turn.prompt_ids]
+        return Request(prompt, turn.role, key, len(turn.completion_ids), TEMPERATURE)
+
+    def voters_with(salt: int) -> list[Request]:
+        return [request(key, turn, salt) for key, turn in enumerate(turns) if turn.role == "generator"]
 
     turns = [turn for episode in episodes for turn in episode.turns]
-    voters = [request(key, turn) for key, turn in enumerate(turns) if turn.role == "generator"]
-    run_requests(engine, voters[:8])  # warm-up
+    run_requests(engine, voters_with(3)[:8])  # warm-up
+    voters = voters_with(0)
     with phases.phase("rollout"):
         done = run_requests(engine, voters)
     add_rollout(bench, "voters through our engine", phases, done, voters)
     params = [
         SamplingParams(temperature=TEMPERATURE, max_tokens=request.max_tokens, detokenize=False) for request in voters
     ]
-    prompts = [{"prompt_token_ids": [token ^ 1 for token in request.prompt_ids]} for request in voters]  # none is cached
+    prompts = [{"prompt_token_ids": request.prompt_ids} for request in voters_with(1)]
 
     def generate() -> list:
         lora = engine.lora["generator"]
@@ -793,18 +812,17 @@ def rollout(bench: Bench) -> None:
 
     def play() -> list:
         """Start each aggregator when its three voters have ended."""
-        waiting = {episode.index + N_EPISODES * i: 3 for i, episode in ((int(e.problem.id), e) for e in episodes)}
+        waiting, done = [3] * len(episodes), []  # an episode has its voters' turns, then its aggregator's
         for key, turn in enumerate(turns):
             if turn.role == "generator":
-                engine.add(key, request(key, turn))
-        done = []
+                engine.add(key, request(key, turn, 2))
         while len(done) < len(turns):
             for key, completion in engine.step():
                 done.append(completion)
-                if turns[key].role == "generator":
-                    waiting[key // 4] -= 1
-                    if not waiting[key // 4]:
-                        engine.add(4 * (key // 4) + 3, request(4 * (key // 4) + 3, turns[4 * (key // 4) + 3]))
+                episode = key // 4
+                waiting[episode] -= 1
+                if waiting[episode] == 0:
+                    engine.add(4 * episode + 3, request(4 * episode + 3, turns[4 * episode + 3], 2))
         return done
 
     with phases.phase("rollout"):
@@ -827,7 +845,7 @@ def iteration(bench: Bench) -> None:
     """Two whole iterations of Voting with vLLM in the trainer's process: seconds and peak memory of each phase."""
     folder, played = bench.folder(), bench.lengths.played
     trainer = build_trainer(
-        bench, folder, tokenizer_of(bench.shape.vocab), None, engine="vllm", max_completion_length=played,
+        bench, folder, tokenizer_of(bench.shape.vocab), engine="vllm", max_completion_length=played,
         max_prompt_tokens=min(bench.lengths.prompt, 4 * played + 1000), vllm_gpu_memory_utilization=0.6, vllm_max_num_seqs=SEQUENCES,
         vllm_max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024, model_init_kwargs={"dtype": "bfloat16"},
     )  # fmt: skip
@@ -855,7 +873,7 @@ def iteration(bench: Bench) -> None:
 
     trainer.update = counted
     trainer.train()
-    bench.result["logs"] = [entry for entry in trainer.state.log_history if "sampling/importance_sampling_ratio/mean" in entry]
+    bench.result["logs"] = trainer.state.log_history
     bench.write()
     trainer.engine.close()
 
@@ -872,7 +890,9 @@ def doctor(bench: Bench) -> None:
     } | lengths  # fmt: skip
     findings, measured = study_doctor.examine(*Cell.from_parameters(options), str(bench.scratch / "doctor"))
     for name, finding in findings.items():
-        bench.add(f"{name}: {'pass' if finding.holds else 'FAIL'}", notes=f"{finding.measured}; expected {finding.expected}")
+        bench.add(
+            f"{name}: {'pass' if finding.holds else 'FAIL'}", notes=f"{finding.measured}; expected {finding.expected}"
+        )
     bench.add("two iterations", notes=", ".join(f"{name} {value:.4g}" for name, value in measured.items()))
 
 
@@ -891,7 +911,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--result", type=Path, required=True)
     args = parser.parse_args()
-    kind, scale = (args.step, "") if args.step in STEPS else (args.step.rpartition("-")[0], args.step.rpartition("-")[2])
+    kind, _, scale = (args.step, "", "") if args.step in STEPS else args.step.rpartition("-")
     bench = Bench(scale, 2 if args.rehearse else args.problems, args.rehearse, args.scratch, args.result)
     bench.write()
     try:
