@@ -125,7 +125,9 @@ def test_calls_add_up(bench, make_step, tmp_path):
     assert done["tiny"]["error"] == "no_such_module is not installed"
     assert log.read_text() == "machine publish "
 
-    all_steps[3] = make_step("tiny", WRITES + count.replace("NAME", "'tiny '"))  # the package has been carried there
+    all_steps[3] = make_step(
+        "tiny", WRITES + count.replace("NAME", "'tiny '"), 20.0
+    )  # the package has been carried there
     left, done = run(bench, all_steps, out, bench.load(out, SETTINGS, resumes=True), budget=60.0)
     assert left == [] and log.read_text() == "machine publish plan tiny "
     with pytest.raises(SystemExit, match="exists. Write --resume"):
