@@ -137,7 +137,7 @@ def serve(argv: list[str]) -> int:
     parser.add_argument("--model", help="the base model's folder, if the run used a local model")
     options = parser.parse_args(argv)
     with user_errors():
-        from multirole_study.serving import serve_run
+        from multirole_study.serve import serve_run
 
         serve_run(options.folder, options.step, options.host, options.port, options.model)
     return 0
@@ -181,7 +181,7 @@ def role_value(argv: list[str]) -> int:
     with user_errors():
         steps_of(evaluation, launch.results_dir)
         from multirole_study import plan as planner
-        from multirole_study.role_value import as_text, measure
+        from multirole_study.role_value_table import as_text, measure
 
         table = measure(evaluation, planner.settled(evaluation.cell, launch), options.problems, options.draws)
         if options.out is not None:

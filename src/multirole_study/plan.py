@@ -199,18 +199,18 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
     the logits, in place on a GPU and as eight float32 tensors on a CPU.
     """
     h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_rank
-    b, kept = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
+    b, per_token = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
     if dtype_of(cell) == "float32":
-        kept += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
+        per_token += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
         passing = 4 * (2 * inter + h)
     else:
-        kept += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
+        per_token += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
         passing = 6 * inter + 10 * h
     tile = min(tokens, HEAD_TOKENS) * (HEAD_COLUMNS * b if on_gpu else min(s.vocab, HEAD_COLUMNS) * 8 * 4)
     head = tile + tokens * h * (8 + b)
     if recomputes:  # every layer's input, and one layer at a time
-        return tokens * s.layers * h * b + max(head, tokens * (kept - h * b + passing))
-    return tokens * s.layers * kept + max(head, tokens * passing)
+        return tokens * s.layers * h * b + max(head, tokens * (per_token - h * b + passing))
+    return tokens * s.layers * per_token + max(head, tokens * passing)
 
 
 # ---- vLLM
@@ -301,12 +301,12 @@ def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]
     headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
     table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
     head = (
-        f"Time, estimate, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s), with replies of {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+        f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
+        f"{gpu.flops / 1e12:.0f} TFLOP/s), if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
     )
     whole = (
         f"The grid of {len(grid)} cells at this scale, one seed, a GPU each: {grid_gpu_hours(grid, gpu_bytes):.0f} GPU-hours "
-        f"(estimate, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
+        f"(estimated, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
     )
     return f"{head}\n{table}\n{whole}"
 

@@ -6,7 +6,7 @@ from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import model_passes
-from multirole.core.bfloat16 import NormProduct, _lora_product, half_layers, has_fast_bfloat16
+from multirole.core.bfloat16_layers import NormProduct, _lora_product, half_layers, has_fast_bfloat16
 from multirole.core.hooks import MultiRoleCallback
 from multirole.workflows import Voting
 
@@ -102,9 +102,9 @@ def test_the_norm_and_its_gradient(tokenizer):
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), norm(x), atol=2e-2, rtol=0)
     grad = torch.randn(2, 5, 32).bfloat16()
-    (found,) = torch.autograd.grad(y, x, grad)
+    (grad_x,) = torch.autograd.grad(y, x, grad)
     (expected,) = torch.autograd.grad(norm(x), x, grad.float())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(grad_x, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_processor_is_asked():

@@ -63,13 +63,13 @@ def test_options_that_ask_for_what_happens_anyway_are_accepted(options):
 
 
 def test_bfloat16_is_off_without_a_gpu_unless_it_is_asked_for(monkeypatch):
-    for has_gpu, use_cpu, given, result in (
+    for has_gpu, use_cpu, bf16, result in (
         (False, False, None, False), (True, True, None, False), (True, False, None, True), (True, False, False, False),
     ):  # fmt: skip
         monkeypatch.setattr("multirole.core.config.is_torch_bf16_gpu_available", lambda has_gpu=has_gpu: has_gpu)
         monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
-        args = MultiRoleGRPOConfig("unused", use_cpu=use_cpu, report_to="none", bf16=given)
-        assert args.bf16 is result, (has_gpu, use_cpu, given)
+        args = MultiRoleGRPOConfig("unused", use_cpu=use_cpu, report_to="none", bf16=bf16)
+        assert args.bf16 is result, (has_gpu, use_cpu, bf16)
 
 
 @pytest.mark.parametrize(
@@ -125,17 +125,17 @@ def test_impossible_options_are_refused(options, message):
 
 def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():
     """Whatever is given, HF sees one batch with all of a process's episodes, and steps once per iteration."""
-    for given, n_episodes in (
+    for sizes, n_episodes in (
         ({"generation_batch_size": 64}, 64),
         ({"generation_batch_size": 12, "num_generations": 4}, 12),  # not a multiple of TRL's default of 8 per device
         ({"per_device_train_batch_size": 24}, 24),
         ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 32),
         ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 2}, 16),
     ):
-        args = config(**given)
+        args = config(**sizes)
         assert args.generation_batch_size == args.per_device_train_batch_size == n_episodes
         assert args.gradient_accumulation_steps == args.steps_per_generation == 1
-        assert args.n_problems == n_episodes // given.get("num_generations", 8)
+        assert args.n_problems == n_episodes // sizes.get("num_generations", 8)
 
 
 def test_several_optimizer_steps_per_batch_are_not_trls():

@@ -220,7 +220,7 @@ def test_every_name_has_its_callback():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"name": "dr_mas"}, "`credit` must be one of"),
         ({"name": "critic"}, "Pass `judge`"),
@@ -228,9 +228,9 @@ def test_every_name_has_its_callback():
         ({"name": "branches", "score": score, "n_branches": 1}, "`n_branches` must be at least 2"),
     ],
 )
-def test_what_cannot_work_is_refused(given, words):
+def test_what_cannot_work_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        credit_callback(**given)
+        credit_callback(**options)
 
 
 def test_a_callback_sets_the_advantages_that_are_trained(make_library_trainer):

@@ -111,11 +111,11 @@ def test_bad_requests_are_refused(engine):
 
 def test_another_thread_may_drive(engine, tokenizer):
     requests = make_requests(10, len(tokenizer))
-    expected, found = run_all(engine, requests), []
-    thread = threading.Thread(target=lambda: found.extend(run_all(engine, requests)))
+    expected, replies = run_all(engine, requests), []
+    thread = threading.Thread(target=lambda: replies.extend(run_all(engine, requests)))
     thread.start()
     thread.join()
-    assert found == expected
+    assert replies == expected
 
 
 def test_uniforms_are_uniform_and_differ_by_seed_and_position():

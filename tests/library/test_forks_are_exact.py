@@ -8,7 +8,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole.core.engine import Sampling
-from multirole.core.forks import Fork, fork, play_forks
+from multirole.core.forks import fork, play_forks
+from multirole.core.replay import Fork
 from multirole.core.rollout import Rollout, WorkflowError
 from multirole.core.types import Answer, Duty, Problem, Structure, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting

@@ -51,8 +51,8 @@ def test_ip_role_gradients_are_the_parts_of_the_sp_gradient(make_library_trainer
     whole = gradient(shared, "shared", rows)
     parts = []
     for role in ("generator", "aggregator"):
-        owned = [Row(r.episode, r.turn, role, r.advantage) for r in rows if r.turn.role == role]
-        parts.append(gradient(isolated, role, owned, len(rows)))
+        role_rows = [Row(r.episode, r.turn, role, r.advantage) for r in rows if r.turn.role == role]
+        parts.append(gradient(isolated, role, role_rows, len(rows)))
     torch.testing.assert_close(whole, sum(parts), atol=TOLERANCE, rtol=0)
 
 
@@ -108,8 +108,10 @@ def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_library_train
 def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
     trainer = make_trainer(Cell("voting", "ip", old_logprobs="recomputed", max_grad_norm=1e9))
     rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
-    owned = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
-    trainer.optimizer_step(trainer.model, "generator", owned["generator"], 48, 1e-2)  # now the adapters differ
+    rows_by_adapter = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
+    trainer.optimizer_step(
+        trainer.model, "generator", rows_by_adapter["generator"], 48, 1e-2
+    )  # now the adapters differ
     rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         row.turn.logprobs = logps.tolist()

@@ -103,12 +103,12 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
         "args": lambda: config(tmp_path),
     }
     usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
-    given = {
+    valid = {
         name: named[value]() if isinstance(value, str) and value in named else value
         for name, value in (usual | changes).items()
     }
     with pytest.raises(error, match=message):
-        MultiRoleGRPOTrainer("no such model", **given)
+        MultiRoleGRPOTrainer("no such model", **valid)
 
 
 @pytest.mark.parametrize("name", ["episodes", "prompts", "completions", "trainer_state", "log_metric", "_index"])
@@ -270,13 +270,13 @@ def test_kl_is_measured_from_an_adapter_as_it_was_given(make):
     torch.manual_seed(0)
     model = peft_model(init_lora_weights=False)
     trainer = make(model=model, peft_config=None, beta=0.5, max_steps=3, learning_rate=0.05)
-    given = weights(trainer)
+    initial = weights(trainer)
     trainer.train()
     kl = [row["kl"] for row in trainer.state.log_history if "kl" in row]
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[2] > 1e-4
     with trainer.reference.applied():
-        assert_equal(given, weights(trainer))
-    assert any(not torch.equal(v, given[n]) for n, v in weights(trainer).items())
+        assert_equal(initial, weights(trainer))
+    assert any(not torch.equal(v, initial[n]) for n, v in weights(trainer).items())
 
 
 def test_kl_of_fresh_adapters_is_measured_from_the_base(make):
@@ -313,10 +313,10 @@ def test_an_evaluation_reports_a_loss(make):
     episodes = []
 
     def reward(completions, episodes: list, **_):
-        found.extend(episodes)
+        evaluated.extend(episodes)
         return [float(e.index) for e in episodes]
 
-    found = episodes
+    evaluated = episodes
     by_rows = make(reward, eval_dataset=ROWS, num_generations_eval=2).evaluate()
     assert by_rows["eval_loss"] == pytest.approx(0, abs=1e-12)
     episodes.clear()

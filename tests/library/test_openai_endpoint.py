@@ -198,9 +198,9 @@ class Open:
 
     def send(self, method: str = "POST", path: str = "/v1/chat/completions", key: str | None = None, **request):
         async def exchange():
-            given = key or self.endpoint.open(Session(self.call, ["solver", "judge"]))
+            api_key = key or self.endpoint.open(Session(self.call, ["solver", "judge"]))
             client = httpx.AsyncClient(transport=httpx.ASGITransport(self.endpoint.app), base_url="http://test")
-            return await client.request(method, path, headers={"Authorization": f"Bearer {given}"}, **request)
+            return await client.request(method, path, headers={"Authorization": f"Bearer {api_key}"}, **request)
 
         return asyncio.run(exchange())
 
@@ -276,14 +276,14 @@ def test_another_episodes_key_is_refused(key):
 
 
 def test_a_call_after_the_end_is_refused(tokenizer):
-    kept = []
+    clients = []
 
     def agent(question, client):
-        kept.append((str(client.base_url), client.api_key))
+        clients.append((str(client.base_url), client.api_key))
         return "42"
 
     play(tokenizer, from_openai(agent, ["solver"], use_socket=True))
-    client = OpenAI(base_url=kept[0][0], api_key=kept[0][1], max_retries=0)
+    client = OpenAI(base_url=clients[0][0], api_key=clients[0][1], max_retries=0)
     with pytest.raises(openai.AuthenticationError, match="A key is valid while its agent function runs"):
         client.chat.completions.create(**ASK)
 

@@ -262,9 +262,9 @@ def test_evaluation_scores_every_episode_of_every_dataset(make_library_trainer, 
     metrics = trainer.evaluate(one)
     assert (metrics["eval_reward"], metrics["eval_accuracy"]) == (pytest.approx(5 / 6), pytest.approx(1 / 3))
     assert len(engine.requests) == 6 and len({request.seed for request in engine.requests}) == 6
-    found = trainer.evaluate({"all": one, "first": two})
-    assert found["eval_all_reward"] == pytest.approx(5 / 6) and found["eval_first_reward"] == 1.5
-    assert found["eval_first_accuracy"] == 1.0
+    metrics_by_set = trainer.evaluate({"all": one, "first": two})
+    assert metrics_by_set["eval_all_reward"] == pytest.approx(5 / 6) and metrics_by_set["eval_first_reward"] == 1.5
+    assert metrics_by_set["eval_first_accuracy"] == 1.0
     logged = [row for row in trainer.state.log_history if "eval_first_reward" in row]
     assert len(logged) == 1
     with pytest.raises(ValueError, match="evaluation requires an eval_dataset"):

@@ -57,8 +57,8 @@ def test_every_prompt_shares_the_default_system_turn(tokenizer):
     other = chat_template(tokenizer, [user("And 3?"), assistant("3"), user("x")])
     shared = ids_of(tokenizer, f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n")
     assert prompt[: len(shared)] == other[: len(shared)] == shared
-    own = chat_template(tokenizer, [{"role": "system", "content": "Be brief."}, user("q")])
-    assert DEFAULT_SYSTEM not in tokenizer.decode(own)
+    with_system = chat_template(tokenizer, [{"role": "system", "content": "Be brief."}, user("q")])
+    assert DEFAULT_SYSTEM not in tokenizer.decode(with_system)
 
 
 def test_a_turn_ends_with_im_end_and_no_other_token(tokenizer):

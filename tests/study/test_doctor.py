@@ -192,11 +192,11 @@ def a_step_moves_another_adapter(patch):
 @sees("adapters")
 def a_step_moves_all_adapters(patch):
     def filled(accumulate, self, *args):
-        found = accumulate(self, *args)
+        result = accumulate(self, *args)
         for name, parameter in self.model.named_parameters():
             if "lora_" in name and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return found
+        return result
 
     around(patch, MultiRoleGRPOTrainer, "accumulate", filled)
 

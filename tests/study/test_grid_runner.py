@@ -42,7 +42,7 @@ def snakemake(checkout: Path, *options: str) -> subprocess.CompletedProcess:
 def folders(checkout: Path) -> dict[Path, object]:
     """Results folder -> what belongs there, for all of the grid."""
     cells = {checkout / folder_of(cell, "runs"): cell for cell in GRID.cells()}
-    return cells | {checkout / what.folder("runs"): what for what in GRID.evaluations()}
+    return cells | {checkout / evaluation.folder("runs"): evaluation for evaluation in GRID.evaluations()}
 
 
 def finish(folder: Path) -> Path:
@@ -55,18 +55,18 @@ def commands(output: str) -> dict[str, tuple[str, dict[str, object]]]:
     """Executed notebook -> its source and its parameters, as papermill's command line would read them."""
     from papermill.cli import _resolve_type as papermill_value  # its imports take seconds, of every worker at the top
 
-    found = {}
+    commands_by_folder = {}
     for line in re.findall(r"^(?:Shell command: )?(exec flock .*) < /dev/null$", output, re.MULTILINE):
         words = shlex.split(line)
         source, executed, *words = words[words.index("600") + 1 :]
-        found[executed] = (
+        commands_by_folder[executed] = (
             source,
             {
                 name: text if flag == "-r" else papermill_value(text)
                 for flag, name, text in zip(words[::3], words[1::3], words[2::3], strict=True)
             },
         )
-    return found
+    return commands_by_folder
 
 
 def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(checkout):
@@ -89,13 +89,13 @@ def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(chec
         )
         for cell in GRID.cells()
     } | {
-        f"{what.folder('runs')}/eval.ipynb": (
+        f"{evaluation.folder('runs')}/eval.ipynb": (
             "notebooks/eval_cell.ipynb",
-            GRID.parameters_of(what) | {"results_dir": "runs"},
+            GRID.parameters_of(evaluation) | {"results_dir": "runs"},
         )
-        for what in GRID.evaluations()
+        for evaluation in GRID.evaluations()
     }
-    assert {type(given["learning_rate"]) for _, given in planned.values()} == {float}
+    assert {type(parameters["learning_rate"]) for _, parameters in planned.values()} == {float}
     assert not (checkout / "runs").exists(), "a dry run leaves nothing"
 
 
@@ -104,8 +104,8 @@ def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
     everything = folders(checkout)
     missing = next(
         folder
-        for folder, what in everything.items()
-        if what == Evaluation(GRID.cell("voting", "sp", "math", 3), "transfer")
+        for folder, job in everything.items()
+        if job == Evaluation(GRID.cell("voting", "sp", "math", 3), "transfer")
     )
     for age, folder in enumerate(everything):
         if folder != missing:
@@ -134,8 +134,8 @@ def test_packed_results_count_as_done_and_their_adapters_are_trained_again(check
     cell = GRID.cell("voting", "ip", "math", 3)
     names = [
         cell.id,
-        *(what.id for what in GRID.cells()),
-        *(f"{what.name}/{what.cell.id}" for what in GRID.evaluations()),
+        *(job.id for job in GRID.cells()),
+        *(f"{job.name}/{job.cell.id}" for job in GRID.evaluations()),
     ]
     names.remove(f"own/{cell.id}")
     (checkout / "runs" / "tiny-r").mkdir(parents=True)
@@ -155,19 +155,19 @@ def test_the_snakefile_imports_neither_torch_nor_trl():
 
 
 def test_a_grid_of_ones_own_workflow_and_task():
-    own = str(ROOT / "examples/debate.py")
-    grid = Grid("tiny-r", workflows=[f"{own}:Debate"], policies=["sp"], tasks=[f"{own}:task"])
+    user_file = str(ROOT / "examples/debate.py")
+    grid = Grid("tiny-r", workflows=[f"{user_file}:Debate"], policies=["sp"], tasks=[f"{user_file}:task"])
     assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]
-    assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{own}:Debate"
-    assert {what.name for what in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
+    assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{user_file}:Debate"
+    assert {evaluation.name for evaluation in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
 
 
 def test_every_scale_of_the_configuration_is_a_grid():
     scales = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]
     default = scales.pop("default")
     assert set(scales) <= {TINY, *MODELS}
-    for scale, own in scales.items():
-        chosen = default | own
+    for scale, settings in scales.items():
+        chosen = default | settings
         assert set(chosen) - {"tasks"} == {"seeds", "parameters", "base_rollouts", "gpus"}
         del chosen["gpus"]
         assert Grid(scale, **chosen).cells()
@@ -185,10 +185,10 @@ def test_every_profile_looks_at_done_files_only(name):
     assert profile["rerun-triggers"] == "mtime" and profile["ignore-incomplete"] and profile["keep-going"]
 
 
-@pytest.mark.parametrize(("given", "folder"), [([], "results/tiny-r"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
-def test_make_paper_reads_one_folder_and_trains_nothing(given, folder):
+@pytest.mark.parametrize(("variables", "folder"), [([], "results/tiny-r"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
+def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
     done = subprocess.run(
-        ["make", "--dry-run", "--old-file=.venv/setup.stamp", "paper", *given],
+        ["make", "--dry-run", "--old-file=.venv/setup.stamp", "paper", *variables],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -54,8 +54,8 @@ VOTING_SHAPE = planner.shape_of(VOTING)
 )
 def test_the_calls_of_an_episode(workflow, calls):
     name = workflow if "/" not in workflow else str(ROOT / workflow)
-    found = hours.calls_of(Cell(name, "sp", scale="1.7b"))
-    assert found == [pytest.approx(one) for one in calls]
+    rounds = hours.calls_of(Cell(name, "sp", scale="1.7b"))
+    assert rounds == [pytest.approx(one) for one in calls]
 
 
 def test_hours_count_the_first_validation_and_one_every_ten_iterations():

@@ -123,8 +123,8 @@ def test_the_page_stays_below_5_mb_per_100_episodes(committed, tmp_path):
     assert page.stat().st_size < 5e6 * 2 * len(steps) / 100
     turn = read(page)[1]["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
     at, left_out = turn["gap"]
-    kept = "".join(turn["pieces"][:at])
-    assert len(text_of(turn)) + left_out == len(long) and long.startswith(kept) and len(kept) > 1000
+    beginning = "".join(turn["pieces"][:at])
+    assert len(text_of(turn)) + left_out == len(long) and long.startswith(beginning) and len(beginning) > 1000
 
 
 def test_model_text_cannot_become_markup(tmp_path):
@@ -168,15 +168,15 @@ def test_the_page_holds_the_numbers_of_the_tables(committed):
 
 def test_facts_by_hand(tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
-    found = facts(run)
-    assert found["iteration"].to_dict() == {
+    facts_of_run = facts(run)
+    assert facts_of_run["iteration"].to_dict() == {
         "start": 0,
         "best": 10,
         "end": 30,
     }  # the earlier of equals; 4 points are no fall
-    assert found["value"].tolist() == [
+    assert facts_of_run["value"].tolist() == [
         f"{value}\N{NO-BREAK SPACE}%" for value in ("50.0", "80.0", "76.0")
-    ] and found.loc["best", "detail"].endswith("n=50")
+    ] and facts_of_run.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
     assert facts(make_run(tmp_path / "bare", steps=())).empty
@@ -293,10 +293,10 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
     assert str(tmp_path / "one.html") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "out"])
-def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
+@pytest.mark.parametrize("content", ["missing", "empty", "out"])
+def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, content):
     (tmp_path / "empty").mkdir()
-    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
+    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[content]
     with pytest.raises(UserError, match="contains no finished run|is not the folder of a run"):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 

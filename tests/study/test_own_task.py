@@ -41,17 +41,17 @@ def test_the_built_in_tasks_and_ones_own_are_tasks():
 @pytest.mark.parametrize("suffix", [*SUFFIXES, "dataset"])
 def test_rows_are_the_same_from_every_source(tmp_path, suffix):
     data = datasets.Dataset.from_list(ROWS) if suffix == "dataset" else write(tmp_path / f"rows{suffix}", ROWS)
-    found = task(train=data).problems("train")
-    assert found == task().problems("train") and [p.question for p in found] == [row["prompt"] for row in ROWS]
-    assert found[0].reference == {"answer": "1", "level": "0"}
-    assert task(train=data).problems("train", 2) == found[:2]
+    problems = task(train=data).problems("train")
+    assert problems == task().problems("train") and [p.question for p in problems] == [row["prompt"] for row in ROWS]
+    assert problems[0].reference == {"answer": "1", "level": "0"}
+    assert task(train=data).problems("train", 2) == problems[:2]
     assert task(train=data).describe()["train"]["sha256"] == task().describe()["train"]["sha256"]
     assert task(train=ROWS[1:]).describe()["train"]["sha256"] != task().describe()["train"]["sha256"]
 
 
 def test_equal_prompts_are_different_problems_and_the_ids_of_a_split_are_unique():
-    found = task(train=[*ROWS, {"prompt": "0+1?", "answer": "one"}]).problems("train")
-    assert len({p.id for p in found}) == 6 and found[5].question == found[0].question
+    problems = task(train=[*ROWS, {"prompt": "0+1?", "answer": "one"}]).problems("train")
+    assert len({p.id for p in problems}) == 6 and problems[5].question == problems[0].question
 
 
 def test_prompts_name_the_templates_of_the_workflows(tmp_path):
@@ -258,8 +258,10 @@ def test_marks_inside_a_row_are_kept(tmp_path):
     marks = ["a\u2028b", "a\x85b", "tab\t", "null \x00", "\u202eabc", "e\u0301", "\ufeff", "👩‍👩‍👧"]
     rows = [{"prompt": f"{i} {mark}", "answer": mark} for i, mark in enumerate(marks)]
     for suffix in SUFFIXES:
-        found = task(train=write(tmp_path / f"rows{suffix}", rows)).problems("train")
-        assert [(p.question, p.reference["answer"]) for p in found] == [(row["prompt"], row["answer"]) for row in rows]
+        problems = task(train=write(tmp_path / f"rows{suffix}", rows)).problems("train")
+        assert [(p.question, p.reference["answer"]) for p in problems] == [
+            (row["prompt"], row["answer"]) for row in rows
+        ]
 
 
 def test_a_file_in_another_encoding_is_refused_by_name(tmp_path):
@@ -277,8 +279,8 @@ def test_broken_values_in_published_rows_are_counted(tmp_path):
         {"prompt": "a?", "solution": float("nan")},
         {"prompt": "b?", "solution": "nan"},
     ]
-    found = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
-    assert found["skipped"] == {"half_a_character": 1, "not_finite": 2}
+    description = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
+    assert description["skipped"] == {"half_a_character": 1, "not_finite": 2}
 
 
 def test_an_episode_prints_as_one_line():

@@ -44,8 +44,8 @@ def test_the_split_is_that_of_datasets(n, tmp_path):
     tests = json.dumps([{"input": "1", "output": "1"}])
     path = write(tmp_path / "code.jsonl", [{"problem": row["prompt"], "tests": tests} for row in many(n)])
     for split, questions in (("validation", shuffled[:n_test]), ("train", shuffled[n_test:])):
-        found = Code(path).problems(split)
-        assert all(q in p.question for q, p in zip(questions, found, strict=True))
+        problems = Code(path).problems(split)
+        assert all(q in p.question for q, p in zip(questions, problems, strict=True))
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ def test_a_number_is_an_answer_and_a_line_separator_no_end_of_a_row(tmp_path):
     rows = many(20, solution={i: i + 1 for i in range(20)}) + [{"prompt": "a\u2028b", "solution": 2.5}]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
-    found = Math(path).problems("train") + Math(path).problems("validation")
-    assert len(found) == 21 and {p.reference for p in found} == {str(i + 1) for i in range(20)} | {"2.5"}
+    problems = Math(path).problems("train") + Math(path).problems("validation")
+    assert len(problems) == 21 and {p.reference for p in problems} == {str(i + 1) for i in range(20)} | {"2.5"}
 
 
 @pytest.mark.parametrize(

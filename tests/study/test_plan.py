@@ -44,7 +44,7 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for job, line in zip(FAKE, done.stdout.splitlines(), strict=True):
-        (scale, policy, tokens, length, recomputes), found = job, json.loads(line)
+        (scale, policy, tokens, length, recomputes), measured = job, json.loads(line)
         cell = Cell(
             "voting",
             policy,
@@ -57,9 +57,9 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
         held = ("frozen base, bfloat16", "adapters, float32", "gradients, float32")
         activations = parts[f"activations of {tokens} tokens"][1]
         one = adapters(cell) // len(set(cell.policy.values()))
-        sys.stdout.write(f"{job}: {found}, planned activations {activations}\n")
-        assert sum(parts[name][1] for name in held) - one == pytest.approx(found["before"], rel=0.01), job
-        assert activations + one == pytest.approx(found["peak"] - found["before"], rel=0.15), job
+        sys.stdout.write(f"{job}: {measured}, planned activations {activations}\n")
+        assert sum(parts[name][1] for name in held) - one == pytest.approx(measured["before"], rel=0.01), job
+        assert activations + one == pytest.approx(measured["peak"] - measured["before"], rel=0.15), job
 
 
 def test_constants_of_other_code_are_still_its_own():
@@ -74,8 +74,8 @@ def test_constants_of_other_code_are_still_its_own():
     )
 
 
-def by_name(found) -> dict[str, tuple[int, int]]:
-    return {part.name: (part.rollout, part.update) for part in found.parts}
+def by_name(memory) -> dict[str, tuple[int, int]]:
+    return {part.name: (part.rollout, part.update) for part in memory.parts}
 
 
 def test_sharding_divides_the_base_and_not_the_activations():
@@ -88,11 +88,11 @@ def test_sharding_divides_the_base_and_not_the_activations():
 
 
 def test_the_sleeping_engine_and_the_activations_do_not_add_up():
-    found = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
-    parts = by_name(found)
+    memory = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
+    parts = by_name(memory)
     engine, act = parts["vLLM, 40% of the GPU"], parts["activations of 40960 tokens"]
     assert engine[0] == 32 * GIB and engine[1] < 4 * GIB and act[0] == 0
-    assert max(found.peaks.values()) < engine[0] + act[1] + engine[1]
+    assert max(memory.peaks.values()) < engine[0] + act[1] + engine[1]
 
 
 def test_tiny_scales_are_planned_for_the_transformers_engine_on_a_gpu_too():
@@ -110,25 +110,25 @@ def test_tiny_scales_are_planned_for_the_transformers_engine_on_a_gpu_too():
     ],
 )
 def test_what_cannot_fit_is_refused_and_told_what_to_lower(cell, launch, gib, advice):
-    found = plan(Cell("voting", "ip", **cell), Launch(**launch), gib * GIB)
-    assert not found.fits and "does not fit" in found.verdict() and advice in found.verdict()
+    memory = plan(Cell("voting", "ip", **cell), Launch(**launch), gib * GIB)
+    assert not memory.fits and "does not fit" in memory.verdict() and advice in memory.verdict()
 
 
 def test_the_papers_cells_fit_the_papers_two_gpus():
     for workflow in ("voting", "eval_opt", "orch_workers"):
         for scale in ("0.6b", "1.7b", "4b"):
-            found = plan(Cell(workflow, "ip", scale=scale), Launch(n_processes=2), 80 * GIB)
-            assert found.fits and " fits" in found.verdict()
+            memory = plan(Cell(workflow, "ip", scale=scale), Launch(n_processes=2), 80 * GIB)
+            assert memory.fits and " fits" in memory.verdict()
 
 
 def test_the_table_adds_up():
     launch = Launch(n_processes=2)
-    found = plan(Cell("voting", "sp", scale="1.7b"), launch, 80 * GIB)
-    lines = report(found, launch).splitlines()[2:]
-    table = [[float(number) for number in line.split()[-2:]] for line in lines[: len(found.parts) + 1]]
-    for phase, *parts, total in zip(found.peaks, *table, strict=True):
+    memory = plan(Cell("voting", "sp", scale="1.7b"), launch, 80 * GIB)
+    lines = report(memory, launch).splitlines()[2:]
+    table = [[float(number) for number in line.split()[-2:]] for line in lines[: len(memory.parts) + 1]]
+    for phase, *parts, total in zip(memory.peaks, *table, strict=True):
         assert sum(parts) == pytest.approx(total, abs=0.01)
-        assert total == pytest.approx(found.peaks[phase] / GIB, abs=0.001)
+        assert total == pytest.approx(memory.peaks[phase] / GIB, abs=0.001)
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
@@ -184,7 +184,7 @@ def test_the_command_line(capsys):
     assert "frozen base, bfloat16" in out and "GiB of disk" in out and " fits" in out
     assert command([*cell, "--memory-gib", "8"]) == 1
     assert "does not fit" in capsys.readouterr().out
-    assert "estimate, not measured" in out and "GPU-hours" in out
+    assert "Estimated, not measured" in out and "GPU-hours" in out
     with pytest.raises(SystemExit, match="2"):
         command(["--unknown"])
 

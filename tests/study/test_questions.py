@@ -46,7 +46,7 @@ def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     """Voting-IP minus the single agent's control, from the packed table of evaluations."""
     about = next(one for one in DECLARED["questions"] if one["name"] == "gain")
     declared = Study.read(tiny.grid, tiny.folder)
-    found = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
+    values = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
     rows = pd.read_parquet(tiny.folder / "eval.parquet", columns=["run", "step", "correct"])
 
     def end(run):
@@ -56,8 +56,8 @@ def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     control = DECLARED["scales"]["tiny-r"]["control"]
     for seed in (0, 3):
         cells = tiny.grid.cell("voting", "ip", "math", seed), declared.cell(control, "single sp math", seed)
-        assert math.isclose(found[seed], end(cells[0].id) - end(cells[1].id), abs_tol=1e-6)
-    assert list(found.index) == tiny.grid.seeds
+        assert math.isclose(values[seed], end(cells[0].id) - end(cells[1].id), abs_tol=1e-6)
+    assert list(values.index) == tiny.grid.seeds
 
 
 def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):

@@ -74,8 +74,8 @@ def finding(pattern: str) -> list[float]:
 
 def rows(table: str, **where: object) -> pd.DataFrame:
     """Lines of a committed table, with what its correction makes of them."""
-    found = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
-    return found[(found[list(where)] == list(where.values())).all(axis=1)]
+    lines = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
+    return lines[(lines[list(where)] == list(where.values())).all(axis=1)]
 
 
 def points(table: str, *columns: str, digits: int = 1, **where: object) -> list[float]:

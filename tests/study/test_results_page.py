@@ -19,8 +19,8 @@ WITH_UNIT = rf"(?:{NUMBER},? (?:to|and|or) )?{NUMBER}(?: %| points)"
 
 
 def rows(table: str, **where: object) -> pd.DataFrame:
-    found = pd.read_csv(SCALE / "tables" / f"{table}.csv")
-    return found[(found[list(where)] == list(where.values())).all(axis=1)]
+    lines = pd.read_csv(SCALE / "tables" / f"{table}.csv")
+    return lines[(lines[list(where)] == list(where.values())).all(axis=1)]
 
 
 def expected() -> dict[str, list[float]]:

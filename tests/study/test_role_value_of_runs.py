@@ -7,7 +7,7 @@ from trainers import SMALL_RUN, table
 from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
-from multirole_study.role_value import as_text, measure, shares_of
+from multirole_study.role_value_table import as_text, measure, shares_of
 
 INTERVENTIONS = [
     ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),

@@ -176,11 +176,11 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
 
 def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
     """As an arm that is read against another arm, which is then not compared with itself."""
-    given = GIVEN | {"variants": {
+    declaration = GIVEN | {"variants": {
         "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
         "arm": {"question": "judges", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
     }}  # fmt: skip
-    study = Study(results.grid, **given)
+    study = Study(results.grid, **declaration)
     assert [(name, cell.seed) for name, _, cell in study.runs("judges")] == [
         ("control", 0), ("control", 1), ("arm", 1), ("arm", 7),
     ]  # fmt: skip
@@ -191,11 +191,11 @@ def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
 
 
 def test_controls_count_what_was_spent(results, study):
-    given = GIVEN | {"variants": GIVEN["variants"] | {
+    declaration = GIVEN | {"variants": GIVEN["variants"] | {
         "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
         "the same": {"question": "controls", "parameters": {"n_episodes": 8}, "cells": ["single sp math"]},
     }}  # fmt: skip
-    values = pd.DataFrame(controls(results, Study(results.grid, **given))).set_index(["run", "number"])["value"]
+    values = pd.DataFrame(controls(results, Study(results.grid, **declaration))).set_index(["run", "number"])["value"]
     cell = results.grid.cell("voting", "sp", "math", 0)
     steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
     assert values["Voting-SP", "optimizer steps"] == len(steps)

@@ -62,15 +62,15 @@ class Trained(Exception):
 
 def attempt(case: Case, folder: Path) -> tuple[str, str]:
     """What became of a case, and what was printed. A refusal is an exit with code 2, a short text, and no changed file."""
-    given = {"results_dir": str(folder / "results")} | case.given
-    given |= case.spoil(folder) or {}
+    parameters = {"results_dir": str(folder / "results")} | case.given
+    parameters |= case.spoil(folder) or {}
     before = files_of(folder)
-    pairs = [word for name, value in given.items() for word in ("-p", name, _text(value))]
+    pairs = [word for name, value in parameters.items() for word in ("-p", name, _text(value))]
     printed, code = io.StringIO(), None
     patches = {"multirole_study.experiment.run.make_trainer": mock.Mock(side_effect=Trained)} | case.patched
     with contextlib.ExitStack() as held:
-        for what, value in patches.items():
-            held.enter_context(mock.patch(what, value))
+        for target, value in patches.items():
+            held.enter_context(mock.patch(target, value))
         held.enter_context(mock.patch.object(sys, "argv", ["multirole", case.command, *pairs]))
         held.enter_context(contextlib.redirect_stdout(printed))
         held.enter_context(contextlib.redirect_stderr(printed))
@@ -96,7 +96,7 @@ def attempt(case: Case, folder: Path) -> tuple[str, str]:
 
 def problems(cases: dict[str, Case], scratch: Path) -> dict[str, str]:
     """Which cases of a class end in another way than they should, and how."""
-    found = {}
+    differences = {}
     for number, (name, case) in enumerate(cases.items()):
         folder = scratch / str(number)
         folder.mkdir(parents=True)
@@ -104,15 +104,15 @@ def problems(cases: dict[str, Case], scratch: Path) -> dict[str, str]:
         if missing := [words for words in case.words if words not in text]:
             outcome += f", and it does not say {missing}"
         if outcome != case.outcome:
-            found[name] = f"{outcome}: {text[-600:]}"
+            differences[name] = f"{outcome}: {text[-600:]}"
         shutil.rmtree(folder)
-    return found
+    return differences
 
 
-def table(found: dict[str, dict[str, int]]) -> str:
+def table(by_kind: dict[str, dict[str, int]]) -> str:
     """The counts in Markdown."""
-    total = {end: sum(counts[end] for counts in found.values()) for end in ENDS}
-    rows = [[name, *map(str, counts.values())] for name, counts in {**found, "all": total}.items()]
+    total = {end: sum(counts[end] for counts in by_kind.values()) for end in ENDS}
+    rows = [[name, *map(str, counts.values())] for name, counts in {**by_kind, "all": total}.items()]
     lines = [["", *ENDS], ["---"] * (1 + len(ENDS)), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -430,7 +430,7 @@ RUN = {"workflow": "voting", "policy": "ip"} | SMALL | {"n_validation": 4, "eval
 
 def records(whole: Path) -> dict[str, Case]:
     """Harms to a run that was killed before its end, or to a finished one; `whole` is the results folder of one."""
-    found = {}
+    cases = {}
 
     def add(name: str, outcome: str, harm: Callable[[Path], object], *words: str, is_done: bool = False) -> None:
         def spoil(folder: Path) -> None:
@@ -440,7 +440,7 @@ def records(whole: Path) -> dict[str, Case]:
                 (run / "DONE").unlink()
             harm(run)
 
-        found[name] = Case(RUN, words, outcome, spoil)
+        cases[name] = Case(RUN, words, outcome, spoil)
 
     adapter = "generator/adapter_model.safetensors"
     files = (
@@ -483,7 +483,7 @@ def records(whole: Path) -> dict[str, Case]:
     )
     add("results of another seed", "refused", edit("config.json", seed=7), "another configuration")
     add("a stale LOCK", "continued", text("LOCK", ""))
-    return found
+    return cases
 
 
 def in_use(scratch: Path) -> tuple[str, str]:

@@ -45,15 +45,15 @@ class Live(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(found):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and (key := tensor.untyped_storage()._cdata) not in self.known:
                 self.known.add(key)
                 size = tensor.untyped_storage().nbytes()
                 weakref.finalize(tensor.untyped_storage(), self.forget, key, size)
                 self.now += size
                 self.peak = max(self.peak, self.now)
-        return found
+        return result
 
     def forget(self, key: int, size: int) -> None:
         self.known.discard(key)

@@ -93,8 +93,8 @@ def ready(trainer: MultiRoleGRPOTrainer) -> MultiRoleGRPOTrainer:
 
 
 def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
-    (found,) = [watcher for watcher in trainer.watchers if isinstance(watcher, RoleDiagnostics)]
-    return found
+    (diagnostics,) = [watcher for watcher in trainer.watchers if isinstance(watcher, RoleDiagnostics)]
+    return diagnostics
 
 
 def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]:

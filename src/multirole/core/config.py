@@ -1,4 +1,4 @@
-"""`MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the dozen options that several roles and adapters add to it."""
+"""Define `MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the options that several roles and adapters add to it."""
 
 import json
 import math
@@ -22,10 +22,10 @@ REFUSED = {
     "use_transformers_paged": (False, BATCHING),
     "transformers_continuous_batching_config": (None, BATCHING),
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
-    "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
+    "vllm_tensor_parallel_size": (1, "each process has its own engine on its GPU"),
     "vllm_model_impl": (("vllm", "auto"), "adapters are served by vLLM's own models"),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
-    "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
+    "sync_ref_model": (False, "the reference of `beta` does not change"),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
     "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
     "remove_unused_columns": (False, "rewards are given every column"),
@@ -51,7 +51,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
     - `max_completion_length` and `temperature` hold for every turn.
     - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
-      `PeftModel` that was trained before, as they were given. The estimate is k3.
+      `PeftModel` that was trained before, with their initial weights. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`, and with `vllm_mode="server"` it is `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
       passed on.
     - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is how long a server is waited for that
@@ -92,7 +92,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
         turn_seeds (`str`, defaults to `"position"`):
-            What seeds the sampling of a turn beside run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
+            What seeds the sampling of a turn besides run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
             `"prompt"` and occurrence, as for calls without a slot.
         max_failed_episodes (`int`, defaults to `0`):
             Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
@@ -103,7 +103,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
-            Requests that vLLM runs at once, and the tokens of one of its steps. A server is sent so many requests at once.
+            Requests that vLLM runs at once, or that one server is sent at once; and the tokens of one of vLLM's steps.
         vllm_server_model (`str`, *optional*):
             Name under which the servers have the base model; by default the name or folder that `model` was loaded from.
         vllm_server_adapter_dir (`str`, *optional*):
@@ -151,7 +151,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
             self.__dict__.update(engine="vllm_server" if self.vllm_mode == "server" else "vllm", use_vllm=False)
-        n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
+        n_eval, steps = self.num_generations_eval or 1, self.steps_per_generation
         self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
@@ -162,7 +162,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         several = self.steps_per_generation != self.gradient_accumulation_steps
-        if several and (given or self.gradient_accumulation_steps > 1):
+        if several and (steps or self.gradient_accumulation_steps > 1):
             raise ValueError(
                 f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
                 f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
@@ -218,7 +218,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         if not self.temperature > 0:
             raise ValueError(
-                f"`temperature` must be positive, got {self.temperature!r}: the loss needs log-probs of what was sampled."
+                f"`temperature` must be positive, got {self.temperature!r}: the loss needs the log-probs of sampled tokens."
             )
         if not 0 <= self.top_entropy_quantile <= 1:
             raise ValueError(
@@ -261,7 +261,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     @property
     def role_betas(self) -> dict[str, float]:
-        """`role_beta` as it is once JSON has been read, empty without it."""
+        """`role_beta` as a dict, empty if it is not set."""
         return self.role_beta if isinstance(self.role_beta, dict) else {}
 
     @property

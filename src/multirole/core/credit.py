@@ -27,8 +27,8 @@ from typing import Any, get_args
 
 from multirole.core.advantages import group_advantages
 from multirole.core.distributed import gather_objects, own_share
-from multirole.core.forks import Fork, replays_of, same_turn
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, replays_of, same_turn
 from multirole.core.rows import Row
 from multirole.core.types import CreditName, Episode, Structure, structure_of
 
@@ -340,8 +340,8 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     present = trainer.state.global_step
     if any(turn.version not in (None, present) for one in forks for turn in one.episode.turns):
         raise ValueError(
-            f"`max_staleness={trainer.args.max_staleness}` has given episodes of older weights, and these cannot be replayed under the present "
-            "ones. Set it to 0, or use a credit without replays, such as 'outcome'."
+            f"With `max_staleness={trainer.args.max_staleness}` episodes were played under older weights, so they cannot be replayed. "
+            "Set it to 0, or use a credit without replays, such as 'outcome'."
         )
     attempts, replays = replays_of(trainer.workflow, forks)
     episodes = trainer.play(attempts, iteration, replays=replays)

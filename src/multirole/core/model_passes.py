@@ -1,7 +1,7 @@
-"""Forward and backward passes over rows of one adapter: how the model is prepared for them, and how many rows each takes.
+"""Run forward and backward passes over rows of one adapter, in micro-batches.
 
 `ModelPasses` uses the fast paths where the model allows them: adapters merged into the base (`gradients`), LoRA layers in
-bfloat16 (`bfloat16`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
+bfloat16 (`bfloat16_layers`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
 """
 
 import functools
@@ -17,7 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from multirole.core.bfloat16 import HALF, half_layers, needs_no_autocast
+from multirole.core.bfloat16_layers import HALF, half_layers, needs_no_autocast
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import shard
 from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora
@@ -104,7 +104,7 @@ class ModelPasses:
 
     @property
     def is_float32(self) -> bool:
-        """Whether everything is computed in float32."""
+        """Return whether everything is computed in float32."""
         return self.base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
 
     def set_active_adapter(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
@@ -137,7 +137,7 @@ class ModelPasses:
         return nullcontext()
 
     def shares_prompts(self, rows: list[Row], key: Callable[[Row], int]) -> bool:
-        """Whether rows of equal `key` are computed as trees of their common beginnings."""
+        """Return whether rows of equal `key` are packed into trees, in which common prefixes are computed once."""
         return self.can_share_prompts and packing_pays(rows, self.base.num_parameters(), key)
 
     def micro_batches(
@@ -186,7 +186,7 @@ class ModelPasses:
         """
         is_replaced = self.is_half and needs_no_autocast(self.base) and "forward" in vars(self.base.model.rotary_emb)
         with nullcontext() if is_replaced else self.accelerator.autocast():
-            model = self.base if is_replaced else self.model  # whose forward has an autocast of its own
+            model = self.base if is_replaced else self.model  # the PEFT model's forward enters autocast itself
             if self._packing is not None:
                 return score_packed(model, self._packing)
             return score(model, input_ids, attention_mask, n_completion, self.multiple)

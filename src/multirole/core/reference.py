@@ -14,7 +14,7 @@ Weights = list[tuple[nn.Parameter, Tensor]]
 
 @dataclass(frozen=True)
 class Reference:
-    """What KL is measured from: the base of `model`, or its adapters with `initial_weights` if there are any."""
+    """The policy that KL is measured from: the base of `model`, or its adapters with `initial_weights` if there are any."""
 
     model: PeftModel
     initial_weights: Weights
@@ -25,14 +25,14 @@ class Reference:
         weights = initial_weights(model, adapters)
         if weights and is_sharded:
             raise ValueError(
-                "`beta` measures KL from the adapters as they were given, which FSDP2 would have to shard as well. Use data parallelism "
+                "`beta` measures KL from the initial weights of the adapters, which FSDP2 would have to shard as well. Use data parallelism "
                 "alone, or merge the adapters into the base and pass a `peft_config`."
             )
         return cls(model, weights)
 
     @property
     def is_base(self) -> bool:
-        """Whether the reference is the base model without adapters."""
+        """Return whether the reference is the base model without adapters."""
         return not self.initial_weights
 
     def applied(self) -> AbstractContextManager[None]:

@@ -61,7 +61,7 @@ def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shu
 
 
 def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
-    """One row per turn with its episode's advantage, in the order of the episodes; a run that `masks_truncated` masks truncated turns."""
+    """Return one row per turn with its episode's advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
     return [
         Row(
             episode,

@@ -22,25 +22,25 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from multirole.core.prefix_tree import Packing
 
-NAME = "multirole_prefix_tree"
-MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+ATTENTION_NAME = "multirole_prefix_tree"
+PACKABLE_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Models whose attention over a row depends only on positions and causality."""
 MAX_SCORES = 2**26
 """Largest matrix of attention scores, in numbers, that a CPU stores in full."""
-ROPES = ("default", "linear", "llama3", "yarn")
+PACKABLE_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the sequence."""
 
 
 def can_share_prefixes(model: PreTrainedModel) -> bool:
-    """Return whether the model's attention can be replaced: one of `MODELS`, with full attention in every layer and a static RoPE."""
-    if not isinstance(model, MODELS):
+    """Return whether the model's attention can be replaced: one of `PACKABLE_MODELS`, with full attention in every layer and a static RoPE."""
+    if not isinstance(model, PACKABLE_MODELS):
         return False
     config = model.config.to_dict()
     is_full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
     has_window = bool(
         config.get("use_sliding_window", isinstance(model, MistralForCausalLM)) and config.get("sliding_window")
     )
-    return is_full and not has_window and model.config.rope_parameters["rope_type"] in ROPES
+    return is_full and not has_window and model.config.rope_parameters["rope_type"] in PACKABLE_ROPES
 
 
 def tree_attention(
@@ -86,15 +86,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Ten
     return torch.softmax(scores, -1) @ v
 
 
-AttentionInterface.register(NAME, tree_attention)
-AttentionMaskInterface.register(NAME, lambda **_: None)
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, lambda **_: None)
 
 
 @contextmanager
 def packed_attention(model: PreTrainedModel) -> Iterator[None]:
     """Context manager: the model computes packed sequences. Run forward and backward pass inside it."""
     former = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = ATTENTION_NAME
     try:
         yield
     finally:

@@ -163,7 +163,7 @@ class Duty:
             role `of` in the same slot and round), "selects" (picks one of the replies of `of`), "merges" (answers from the replies of `of`)
             or "plans" (the replies of `of` follow its plan).
         of: the role whose replies it works on or, for "plans", that follows its plan; None for "solves".
-        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.forks`).
+        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.replay`).
             Without it, the twin of a role that merges repeats the reply of slot 0, and other roles have none.
     """
 

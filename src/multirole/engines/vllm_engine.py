@@ -69,7 +69,7 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    if "WORLD_SIZE" in os.environ:  # each of our processes has an engine of its own
+    if "WORLD_SIZE" in os.environ:  # each of our processes has its own engine
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
@@ -115,7 +115,7 @@ class VLLMEngine:
         adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
         max_length: the limit of prompt + max_tokens, in tokens.
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
-        stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
+        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
         options: see `llm_options`.
 
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
@@ -183,7 +183,7 @@ class VLLMEngine:
         self.running.add(key)
 
     def step(self) -> list[tuple[int, Completion]]:
-        """One vLLM step; returns the requests that finished in it."""
+        """Run one vLLM step; return the requests that finished in it."""
         if not self.running:
             return []
         outputs = self._do(lambda: self.llm.llm_engine.step())
@@ -273,7 +273,7 @@ def save_adapter(state: dict[str, Tensor], config: LoraConfig, folder: Path) -> 
 
 
 def folder_with_room(n_bytes: int) -> Path:
-    """Where an adapter of so many bytes is published: shared memory with twice the room, else the temporary folder."""
+    """Return the folder for an adapter of this many bytes: shared memory if it has twice the room, else the temporary folder."""
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= 2 * n_bytes:
         return SHARED_MEMORY
     return Path(tempfile.gettempdir())

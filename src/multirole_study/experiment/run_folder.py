@@ -27,7 +27,7 @@ from multirole_study.experiment.storage import checksums_of, damage, publish, re
 logger = logging.getLogger(__name__)
 
 LOCK = "LOCK"
-PATIENCE = 5.0  # seconds: the previous process may still be saving its last checkpoint
+LOCK_SECONDS = 5.0  # seconds: the previous process may still be saving its last checkpoint
 MANIFEST = "checksums.json"
 N_KEPT = 2
 
@@ -65,7 +65,7 @@ def claim(folder: Path) -> Iterator[None]:
     The system releases the lock when its holder dies. A new folder is removed again on UserError. Raises ValueError if the
     folder is not writable or another process holds the lock.
     """
-    lock = FileLock(folder / LOCK, timeout=PATIENCE)
+    lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(poll_interval=0.1)

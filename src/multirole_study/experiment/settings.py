@@ -117,7 +117,7 @@ def read_number(raw: object, annotation: Any) -> object:
     if str in kinds or not kinds.keys() & {int, float, bool, dict}:
         return raw
     parsed = (
-        value(raw.strip().capitalize() if raw.strip().lower() in WORDS else raw.strip())
+        value(raw.strip().capitalize() if raw.strip().lower() in BOOLEAN_WORDS else raw.strip())
         if isinstance(raw, str)
         else raw
     )
@@ -135,7 +135,7 @@ def read_number(raw: object, annotation: Any) -> object:
     return parsed if type(parsed) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else raw
 
 
-WORDS = ("true", "false")
+BOOLEAN_WORDS = ("true", "false")
 
 
 class Parameter(NamedTuple):

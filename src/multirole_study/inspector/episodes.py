@@ -10,7 +10,7 @@ from multirole_study.inspector.run_reader import number
 
 TURN_BYTES, EPISODE_BYTES = 12_000, 120_000
 """Largest size of one turn on the page, and of all turns of an episode; the middle of longer ones is left out."""
-MAX_STEPS = 12
+MAX_SHOWN_STEPS = 12
 """Largest number of checkpoints on a page, without the named ones; if there are more, every k-th is shown."""
 MAX_TRAINING = 20_000
 """Largest number of training episodes on a page; if there are more, every k-th iteration is shown."""
@@ -92,7 +92,7 @@ def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.Da
     accuracy = dict(zip(points["step"], points["accuracy"], strict=True))
     best = max((step for step in steps if step in accuracy), key=lambda step: (accuracy[step], -step), default=None)
     named = name_steps(steps, best)
-    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_STEPS)], *named})
+    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_SHOWN_STEPS)], *named})
     right = {} if best is None else outcomes[outcomes["correct"]].groupby("step")["problem"].agg(set)
     return {
         "steps": [{"step": step, "name": named.get(step, ""), "accuracy": accuracy.get(step)} for step in shown],

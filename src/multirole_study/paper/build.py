@@ -9,7 +9,7 @@ from multirole_study.inspector.landing_page import landing_page
 from multirole_study.paper import pack
 from multirole_study.paper.claims import claims
 from multirole_study.paper.figures import figures, figures_of_study
-from multirole_study.paper.gradient_signal import read, signal_figure, signal_table
+from multirole_study.paper.gradient_signal_table import read, signal_figure, signal_table
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import write_figure, write_tables
 from multirole_study.paper.pages import write_page

@@ -47,7 +47,7 @@ MAX_PARTS = 200
 DEEPEST = 12
 """The deepest nesting of brackets that is parsed."""
 CLOSING = {"(": ")", "[": "]", "{": "}"}
-KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
+INTERVAL_KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
 
 Value = Any
 """A sympy.Basic or sympy.MatrixBase (sympy has no types), or one of the classes below."""
@@ -157,7 +157,7 @@ def _read_bracketed(text: str, depth: int) -> Value | None:
         text = f"({text[1:-1]})"
     if text and text[0] in "([{" and text[-1] in ")]}" and _closes_at_end(text):
         inside = text[1:-1]
-        kind = KINDS.get(text[0] + text[-1])
+        kind = INTERVAL_KINDS.get(text[0] + text[-1])
         if parts := _parts(inside, "[,;]"):
             values = [read(part, depth + 1) for part in parts]
             if kind is None:

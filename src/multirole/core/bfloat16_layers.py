@@ -30,11 +30,16 @@ def needs_no_autocast(base: PreTrainedModel) -> bool:
     return isinstance(base, COVERED) and base.device.type == "cpu"
 
 
+def cpu_has_bfloat16() -> bool:
+    """Return whether this processor multiplies bfloat16 in hardware, through the oneDNN that torch is built with."""
+    processor = torch.cpu.get_capabilities()
+    has_products = processor.get("avx512_bf16", False) or processor.get("amx_bf16", False)
+    return bool(has_products) and torch.backends.mkldnn.is_available()
+
+
 def has_fast_bfloat16() -> bool:
     """Return whether matrix products are faster in bfloat16 here: on a CUDA device, or a CPU with AVX512-BF16 or AMX."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bfloat16()
 
 
 class LoraProduct(torch.autograd.Function):

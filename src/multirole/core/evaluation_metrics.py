@@ -1,4 +1,4 @@
-"""What an evaluation computes from its episodes: their rewards by the reward functions, and the metrics that it logs.
+"""Score the episodes of an evaluation with the reward functions, and compute the metrics that it logs.
 
 `MultiRoleGRPOTrainer.evaluation_loop` plays the episodes.
 """
