@@ -17,7 +17,7 @@ OTHER = {  # a value of each refused option that is not the one allowed
     "bf16_full_eval": True, "fp16_full_eval": True,
     "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "ref_model_mixup_alpha": 0.5, "ref_model_sync_steps": 9,
     "deepspeed": "ds.json",
-    "bf16_full_eval": True, "fp16_full_eval": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
+    "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
     "router_aux_loss_coef": 0.1, "max_tool_calling_iterations": 3,
 }  # fmt: skip
 

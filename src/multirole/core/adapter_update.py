@@ -91,7 +91,7 @@ class AdapterGradient:
         for parameter in self.params:
             parameter.grad = None
         cost = 3.0 if group.has_gradient else 1.0
-        for micro in self.passes.micro_batches(group.rows, self.part_index, loads, cost):
+        for micro in self.passes.micro_batches(group.rows, self.part_index, loads, cost, group.has_gradient):
             if self.sums is not None:
                 self.sums.set_tokens(micro.runs(self.part_index, self.passes.multiple))
             yield micro
