@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from multirole_study.experiment.cell import Cell
 from multirole_study.labels import POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
 from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.clock_verdicts import Place, places, runs_of
+from multirole_study.paper.clock_verdicts import Place, arm_name, places, runs_of
 from multirole_study.paper.output import STYLE, Plate
 from multirole_study.paper.results import Results, Run
 
@@ -60,7 +60,7 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
     for column, (arm, title) in enumerate(TITLES.items()):
         accuracy, chi2, rate = rows[:, column]
         runs = runs_of(results, study, place, arm)
-        counts[arm.replace("ip", "IP")] = len(runs)
+        counts[arm_name(arm)] = len(runs)
         cell = study.cell(arm, place.workflow, place.task, place.rate, study.seeds("verdicts")[0])
         colours = colours_of(list(cell.policy))
         accuracy.set_title(title if runs else f"{title}\n(not run)", fontsize=8)
@@ -97,7 +97,6 @@ def figures(results: Results, study: ClockStudy) -> list[Plate]:
     """Return a figure for every workflow, task and rate with runs of both policies."""
     plates = []
     for place in places(study):
-        arms = [runs_of(results, study, place, arm) for arm in (*TITLES, SP)]
-        if any(arms[:-1]) and arms[-1]:
+        if any(runs_of(results, study, place, arm) for arm in TITLES) and runs_of(results, study, place, SP):
             plates.append(clock_figure(results, study, place))
     return plates

@@ -71,16 +71,18 @@ class Place(NamedTuple):
     rate: float | None
     name: str
     """The rate as the study writes it."""
+    arms: tuple[str, ...]
+    """The arms that the study has there."""
 
 
 def places(study: ClockStudy) -> list[Place]:
     """List where arms are compared, in the study's order."""
-    found = {}
+    arms_by_place: dict[tuple[str, str, float | None, str], list[str]] = {}
     for line in study.lines:
         if line.purpose == "verdicts":
             for workflow, task in product(line.workflows, line.tasks):
-                found[workflow, task, line.rate] = Place(workflow, task, study.rate(line), str(line.rate))
-    return list(found.values())
+                arms_by_place.setdefault((workflow, task, study.rate(line), str(line.rate)), []).extend(line.arms)
+    return [Place(*key, tuple(arm for arm in study.arms if arm in arms)) for key, arms in arms_by_place.items()]
 
 
 def runs_of(results: Results, study: ClockStudy, place: Place, arm: str, purpose: str = "verdicts") -> dict[int, Run]:
@@ -176,21 +178,27 @@ def answer(results: Results, study: ClockStudy, place: Place, about: dict) -> An
 
 
 def answers(results: Results, study: ClockStudy, place: Place) -> dict[str, Answer]:
-    """Return question -> answer at one place."""
-    asked = [about for about in DECLARED["questions"] if place.workflow in about.get("workflows", [place.workflow])]
-    return {about["name"]: answer(results, study, place, about) for about in asked}
+    """Return question -> answer at one place, of the questions whose arms the study has there."""
+    return {
+        about["name"]: answer(results, study, place, about)
+        for about in DECLARED["questions"]
+        if place.workflow in about.get("workflows", [place.workflow])
+        and {about["arm"], about.get("minus", about["arm"])} <= set(place.arms)
+    }
 
 
 def picture(results: Results, study: ClockStudy, place: Place, given: dict[str, Answer]) -> str:
-    """Say whether the paper's picture is made by the clock, from the answers at one place."""
+    """Say whether the paper's picture is made by the clock, from the answers at one place; a dash without SP there."""
     rules = DECLARED["picture"]
+    if not {*rules["needs"], *rules["lacks"]} <= set(given):
+        return MISSING
     needed, absent = ([given[name].verdict for name in rules[kind]] for kind in ("needs", "lacks"))
     if NOT_RUN in (*needed, *absent):
         return NOT_RUN
     if needed[0] == "yes":
         return "made by the clock" if set(needed) == {"yes"} and "yes" not in absent else "within IP only"
-    by_arm = [runs_of(results, study, place, arm) for arm in study.arms]
-    is_complete = all(len(runs) >= LOOKS[-1] for runs in by_arm if runs)
+    by_arm = [runs_of(results, study, place, arm) for arm in place.arms]
+    is_complete = all(len(runs) >= LOOKS[-1] for runs in by_arm)
     has_fall = any(run.ends_fallen for runs in by_arm for run in runs.values())
     return "no cliff to explain" if is_complete and not has_fall else UNDECIDED
 
@@ -216,7 +224,7 @@ def calibrated_rate(results: Results, study: ClockStudy) -> tuple[float | None, 
 def calibration_runs(results: Results, study: ClockStudy, line: Line) -> list[Run]:
     """Return the packed runs of a line of the calibration."""
     where = (
-        Place(workflow, task, study.rate(line), str(line.rate))
+        Place(workflow, task, study.rate(line), str(line.rate), tuple(line.arms))
         for workflow, task in product(line.workflows, line.tasks)
     )
     return [
@@ -228,6 +236,11 @@ def calibration_runs(results: Results, study: ClockStudy, line: Line) -> list[Ru
 
 
 # ---- tables
+
+
+def arm_name(arm: str) -> str:
+    """Name an arm in tables and figures, such as "IP, one clock"."""
+    return arm[:2].upper() + arm[2:]
 
 
 def place_keys(place: Place) -> dict[str, str]:
@@ -249,19 +262,27 @@ def exact_share(count: int, n: int) -> Interval:
 
 def fall_rows(results: Results, study: ClockStudy) -> Iterator[Row]:
     """Yield how many runs of every arm end fallen, how far they fall, and where they peak and end."""
-    for place, arm in product(places(study), study.arms):
-        runs = runs_of(results, study, place, arm)
-        keys = place_keys(place) | {"arm": arm}
-        yield number("runs", len(runs), "count", **keys)
-        fallen = sum(run.ends_fallen for run in runs.values())
-        yield number("end fallen", fallen if runs else math.nan, "count", **keys)
-        yield number("of them, %", exact_share(fallen, len(runs)), "rate", **keys)
-        for name, measure, unit in (
-            ("best − end", "fall", "rate"),
-            ("peak", "peak", "accuracy"),
-            ("end", "end", "accuracy"),
-        ):
-            yield number(name, t_interval([MEASURES[measure](run) for run in runs.values()]), unit, **keys)
+    for place in places(study):
+        by_arm = {arm: runs_of(results, study, place, arm) for arm in place.arms}
+        if any(by_arm.values()):
+            for arm, runs in by_arm.items():
+                yield from arm_rows(place_keys(place) | {"arm": arm_name(arm)}, list(runs.values()))
+        else:
+            yield number("runs", 0, "count", **place_keys(place), arm=f"{len(by_arm)} arms, {NOT_RUN}")
+
+
+def arm_rows(keys: dict[str, str], runs: list[Run]) -> Iterator[Row]:
+    """Yield one line of the table of falls."""
+    fallen = sum(run.ends_fallen for run in runs)
+    yield number("runs", len(runs), "count", **keys)
+    yield number("end fallen", fallen if runs else math.nan, "count", **keys)
+    yield number("of them, %", exact_share(fallen, len(runs)), "rate", **keys)
+    for name, measure, unit in (
+        ("best − end", "fall", "rate"),
+        ("peak", "peak", "accuracy"),
+        ("end", "end", "accuracy"),
+    ):
+        yield number(name, t_interval([MEASURES[measure](run) for run in runs]), unit, **keys)
 
 
 def fall_table(results: Results, study: ClockStudy) -> Table:
@@ -292,14 +313,15 @@ def verdict_table(results: Results, study: ClockStudy) -> Table:
         verdict = picture(results, study, place, given)
         line = shown.setdefault(("picture", keys["rate"]), {
             "sentence": "the paper's figure 4", "question": "Is it made by the clock?", "rate": keys["rate"]})  # fmt: skip
-        line[column] = verdict if verdict == NOT_RUN else f"**{verdict}**"
+        line[column] = verdict if verdict in (NOT_RUN, MISSING) else f"**{verdict}**"
         values.append(keys | {"question": "picture", "verdict": verdict})
+    count = sum(value["question"] != "picture" for value in values)
     order = [about["name"] for about in DECLARED["questions"]] + ["picture"]
     lines = [line for name in order for (question, _), line in shown.items() if question == name]
     primary = DECLARED["primary"]
     caption = (
         f"Is the late cliff the learning-rate clock? One verdict is primary: {primary['question']} in {WORKFLOW_NAMES[primary['workflow']]} on "
-        f"{task_name(primary['task'])} at {primary['rate']:g}. The others, {len(values) - 1} in all, are not corrected for their number. Verdicts are of the first "
+        f"{task_name(primary['task'])} at {primary['rate']:g}. The others, {count - 1} in all, are not corrected for their number. Verdicts are of the first "
         f"{LOOKS[0]} or {LOOKS[1]} seeds that both arms have, each direction tested at {LEVEL:.1%} at each of these looks. Counts: Fisher's exact test, "
         "difference in points with Newcombe's 95 % interval. Accuracies: difference in points, paired by seed, with its 95 % t interval. One arm: "
         f"share with its exact 95 % interval, against one half. Rules: claims_clock.yaml, version {DECLARED['version']}."
