@@ -309,5 +309,5 @@ def test_the_figure_has_a_column_for_each_schedule(five_seeds):
     plate = clock_figure(five_seeds, study, places(study)[0])
     accuracy = plate.figure.axes[:3]
     assert [len(axes.lines) for axes in accuracy] == [12, 6, 12]  # five seeds and the mean, of IP and of SP
-    assert "(not run)" in accuracy[1].get_title() and "IP, ended 0" in plate.caption
+    assert "(not run)" in accuracy[1].get_title() and "IP, ended: 0" in plate.caption
     assert plate.name == "clock_voting_math_0.006"

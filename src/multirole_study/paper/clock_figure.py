@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.labels import POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
+from multirole_study.paper.claim_measures import FLOOR
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_verdicts import Place, arm_name, places, runs_of
 from multirole_study.paper.output import STYLE, Plate
@@ -47,7 +48,7 @@ def draw_accuracy(axes: Axes, runs: dict[int, Run], policy: str) -> None:
     for run in runs.values():
         axes.plot(run.accuracy.index, run.accuracy.to_numpy(), lw=0.5, alpha=0.5, **look)
     mean = mean_of([run.accuracy for run in runs.values()])
-    axes.plot(mean.index, mean.to_numpy(), lw=1.8, label=f"{policy.upper()}, {len(runs)} seeds", **look)
+    axes.plot(mean.index, mean.to_numpy(), lw=1.8, label=policy.upper(), **look)
 
 
 @plt.rc_context(STYLE)
@@ -68,27 +69,26 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
             if by_seed:
                 draw_accuracy(accuracy, by_seed, name)
         for role in cell.policy:
-            mean = mean_of([run.series("chi2_after", role).rolling(3).mean() for run in runs.values()])
+            mean = mean_of([run.series("chi2_after", role).abs().rolling(3).mean() for run in runs.values()])
             if len(mean):
-                chi2.plot(mean.index, mean.clip(lower=1e-6).to_numpy(), lw=1.2, color=colours[role], label=role)
+                chi2.plot(mean.index, mean.clip(lower=FLOOR).to_numpy(), lw=1.2, color=colours[role], label=role)
         for role, series in learning_rates(cell).items():
-            rate.plot(
-                series.index, series.to_numpy() * 1e3, lw=1.2, color=colours.get(str(role)), label=f"{role}'s adapter"
-            )
+            rate.plot(series.index, series.to_numpy() * 1e3, lw=1.2, color=colours.get(str(role)), label=str(role))
         rate.set_xlabel("iteration")
     rows[0, 0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     rows[1, 0].set_yscale("log")
     for axes, label in zip(rows[:, 0], ("validation accuracy", "χ² after the update", "rate, 10⁻³"), strict=True):
         axes.set_ylabel(label)
-    legends = [axes for axes in rows[:, -1] if axes.get_legend_handles_labels()[0]]
-    for axes in legends:
-        axes.legend(fontsize=7)
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
     figure.draw_without_rendering()
-    runs_text = ", ".join(f"{name} {count}" for name, count in counts.items())
+    runs_text = "; ".join(f"{name}: {count}" for name, count in counts.items())
     caption = (
         f"{cell_name(place.workflow, 'ip')} with three clocks and {cell_name(place.workflow, 'sp')}, {task_name(place.task)}, rate {place.rate:g}, {results.grid.scale}. Top: validation "
         "accuracy; thick is the mean over seeds, thin is each seed, SP is the same in all columns. Middle: χ² after the update by role, means over seeds and 3 "
-        f"iterations. Bottom: the learning rate of each adapter. Runs: {runs_text}."
+        f"iterations, of absolute values because estimates can be negative. Bottom: the learning rate of each adapter. Runs: {runs_text}."
     )
     return Plate(f"clock_{place.workflow}_{place.task}_{place.name}", figure, caption)
 
