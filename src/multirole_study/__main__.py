@@ -300,6 +300,36 @@ def questions(argv: list[str]) -> int:
     return 0
 
 
+def clock(argv: list[str]) -> int:
+    """Answer whether the late cliff is the learning-rate clock, from the packed runs of study_clock.yaml."""
+    parser = _parser(clock)
+    parser.add_argument("folder", type=Path, nargs="?", help="<results_dir>/<scale>, such as results/clock/tiny-r")
+    parser.add_argument(
+        "--power", action="store_true", help="print the chance of a verdict by number of seeds, and stop"
+    )
+    options = parser.parse_args(argv)
+    if (options.folder is None) != options.power:
+        parser.error("give a results folder, such as results/clock/tiny-r, or --power.")
+    from multirole_study.paper.clock_study import ClockStudy
+    from multirole_study.paper.clock_verdicts import calibrated_rate, fall_table, power_table, verdict_table
+
+    if options.power:
+        sys.stdout.write(f"{power_table().to_string(index=False)}\n")
+        return 0
+    from multirole_study.paper.clock_figure import figures
+    from multirole_study.paper.output import write_figure, write_tables
+    from multirole_study.paper.results import Results
+
+    folder = options.folder
+    with user_errors():
+        study, results = ClockStudy.read(folder), Results(folder)
+        write_tables([fall_table(results, study), verdict_table(results, study)], folder / "tables")
+        for plate in figures(results, study):
+            write_figure(plate, folder / "figures")
+    sys.stdout.write(f"{calibrated_rate(results, study)[1]}\n{folder}/tables and {folder}/figures are written\n")
+    return 0
+
+
 def fetch(argv: list[str]) -> int:
     """Download the base model of a scale, if it is not on this machine, and print its folder."""
     from multirole_study.experiment.cell import Cell
@@ -337,6 +367,7 @@ COMMANDS = {
         pack,
         paper,
         questions,
+        clock,
         fetch,
     )
 }
