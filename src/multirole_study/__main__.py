@@ -225,6 +225,23 @@ def signal(argv: list[str]) -> int:
     return 0
 
 
+def credit(argv: list[str]) -> int:
+    """Measure bias and variance of credit estimators at a run's checkpoints, against the exact effect of each turn."""
+    parser = _parser(credit)
+    parser.add_argument(
+        "folder", type=Path, metavar="RUN", help="a run's folder, which receives credit_accuracy.parquet"
+    )
+    parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
+    problems = "training problems, of each of which the turns of one episode are measured (default: 64)"
+    parser.add_argument("--problems", type=int, default=64, help=problems)
+    options = parser.parse_args(argv)
+    from multirole_study.experiment.credit_accuracy import measure_run
+
+    with user_errors():
+        sys.stdout.write(f"{measure_run(options.folder, options.at, options.problems)} is written\n")
+    return 0
+
+
 def pack(argv: list[str]) -> int:
     """Pack finished runs into one file per table."""
     parser = _parser(pack)
@@ -332,6 +349,7 @@ COMMANDS = {
         doctor,
         inspect,
         signal,
+        credit,
         serve,
         vllm_server,
         pack,

@@ -1,0 +1,64 @@
+"""Measure bias and variance of credit estimators at a run's checkpoints (`multirole credit RUN`, `multirole.diagnostics.credit_accuracy`)."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import AutoTokenizer
+
+from multirole.core.threads import use_fitting_threads
+from multirole.core.types import structure_of
+from multirole.diagnostics.credit_accuracy import SIZES, Sizes, measure_credit
+from multirole.diagnostics.turn_grading import judge
+from multirole_study.experiment.base_models import locate, shape_of
+from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.preflight import load_problems
+from multirole_study.experiment.progress import say
+from multirole_study.experiment.role_gradients import cell_of
+from multirole_study.experiment.run_folder import adapters_folder, saved_steps
+from multirole_study.experiment.storage import write_table
+
+FILE = "credit_accuracy.parquet"
+"""In a run's folder; no part of the record that DONE has checksums of."""
+
+
+def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, sizes: Sizes = SIZES) -> Path:
+    """Measure a run at evaluated steps, by default at all of them, and write `credit_accuracy.parquet` into its folder.
+
+    A row has the moments of one estimator in one context: a turn of the episode of one of the first `n_problems` training problems.
+
+    Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run.
+    """
+    cell, saved = cell_of(folder), saved_steps(folder)
+    wanted = saved if steps is None else list(steps)
+    if not saved or set(wanted) - set(saved):
+        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
+    if n_problems < 2:
+        raise ValueError(f"`--problems` must be at least 2, for an interval, got {n_problems}.")
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
+    problems = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    measured, rows = problems[0][:n_problems], []
+    reward = TaskReward(cell.make_task(), measured)
+    with TemporaryDirectory() as aside:
+        trainer = make_trainer(cell, aside, problems=problems)
+        verdicts = functools.partial(judge, task=reward, structure=structure_of(trainer.workflow))
+        try:
+            for step in wanted:
+                load_adapters(trainer.peft_model, adapters_folder(folder, step))
+                trainer.state.global_step = step  # tells `play` to publish the new weights
+                contexts, tokens = measure_credit(trainer, measured, reward.score_answers, verdicts, sizes)
+                where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                         "seed": cell.seed, "step": step}  # fmt: skip
+                for context in contexts:
+                    role, slot, round_ = context.place
+                    place = where | {"problem": context.problem, "role": role, "slot": slot, "round": round_}
+                    for name, moments in context.moments.items():
+                        rows.append(place | {"estimator": name} | moments._asdict() | {"tokens_per_row": tokens[name]})
+                say(f"{cell.id} at iteration {step}: {len(contexts)} turns measured")
+        finally:
+            trainer.engine.close()
+    write_table(folder / FILE, rows)
+    return folder / FILE
