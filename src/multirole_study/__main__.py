@@ -232,8 +232,8 @@ def credit(argv: list[str]) -> int:
         "folder", type=Path, metavar="RUN", help="a run's folder, which receives credit_accuracy.parquet"
     )
     parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
-    problems = "training problems, of each of which the turns of one episode are measured (default: 64)"
-    parser.add_argument("--problems", type=int, default=64, help=problems)
+    problems = "training problems, of each of which the turns of one episode are measured (default: 128)"
+    parser.add_argument("--problems", type=int, default=128, help=problems)
     options = parser.parse_args(argv)
     from multirole_study.experiment.credit_accuracy import measure_run
 

@@ -292,7 +292,13 @@ class _Measurer:
                 by_tail[reply, tail] = first  # nothing follows, so that there is nothing to draw
                 continue
             seeds = replace(first.seeds, tail=tail)
-            later.append((by_tail, (reply, tail), Redraw(first.episode, seeds, seeds.context | {seeds.at})))
+            later.append(
+                (
+                    by_tail,
+                    (reply, tail),
+                    Redraw(first.episode, seeds, seeds.context | frozenset(filter(None, [seeds.at]))),
+                )
+            )
         for (by_tail, key, _), variant in zip(later, self._play(replay for *_, replay in later), strict=True):
             by_tail[key] = variant
         return variants

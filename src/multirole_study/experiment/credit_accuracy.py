@@ -16,8 +16,7 @@ from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.preflight import load_problems
 from multirole_study.experiment.progress import say
-from multirole_study.experiment.role_gradients import cell_of
-from multirole_study.experiment.run_folder import adapters_folder, saved_steps
+from multirole_study.experiment.role_gradients import adapters_of, cell_of
 from multirole_study.experiment.storage import write_table
 
 FILE = "credit_accuracy.parquet"
@@ -31,10 +30,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
 
     Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run.
     """
-    cell, saved = cell_of(folder), saved_steps(folder)
-    wanted = saved if steps is None else list(steps)
-    if not saved or set(wanted) - set(saved):
-        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
+    cell, adapters = cell_of(folder), adapters_of(folder, steps)
     if n_problems < 2:
         raise ValueError(f"`--problems` must be at least 2, for an interval, got {n_problems}.")
     if not torch.cuda.is_available():
@@ -46,8 +42,9 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
         trainer = make_trainer(cell, aside, problems=problems)
         verdicts = functools.partial(judge, task=reward, structure=structure_of(trainer.workflow))
         try:
-            for step in wanted:
-                load_adapters(trainer.peft_model, adapters_folder(folder, step))
+            for step, saved in adapters.items():
+                if saved is not None:
+                    load_adapters(trainer.peft_model, saved)
                 trainer.state.global_step = step  # tells `play` to publish the new weights
                 contexts, tokens = measure_credit(trainer, measured, reward.score_answers, verdicts, sizes)
                 where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,

@@ -85,10 +85,17 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
 
     Raises ValueError for steps whose adapters the run has not kept, and for a folder that holds no run.
     """
-    cell = cell_of(folder)
+    write_table(folder / FILE, measure_cell(cell_of(folder), adapters_of(folder, steps), n_batches))
+    return folder / FILE
+
+
+def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | None]:
+    """Return step -> the saved adapters of a run, by default for all saved steps; None for step 0, whose adapters are untrained.
+
+    Raises ValueError for steps whose adapters the run has not kept.
+    """
     saved = saved_steps(folder)
     wanted = saved if steps is None else list(steps)
-    if not saved or set(wanted) - set(saved):
-        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
-    write_table(folder / FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in wanted}, n_batches))
-    return folder / FILE
+    if not wanted or set(wanted) - {0, *saved}:
+        raise ValueError(f"`--at` must name 0 or saved steps of {folder}, which are {saved}, got {wanted}.")
+    return {step: adapters_folder(folder, step) if step else None for step in wanted}
