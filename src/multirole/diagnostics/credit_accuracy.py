@@ -149,16 +149,17 @@ class Moments(NamedTuple):
 PARTS = ("effect", "bias", "baseline", "noise")
 
 
-def parts_of(moments: Moments) -> dict[str, float]:
+def parts_of(moments: Moments) -> dict[str, Any]:
     """Return the share of each part in the mean square of an estimator, and its `scale` beta, from mean moments; NaN without an advantage.
 
-    Where no exact effect was found (its variance is not positive), the share of the effect is 0.
+    The moments may be arrays. Where no exact effect was found (its variance is not positive), the share of the effect is 0.
     """
-    square = moments.square if moments.square > 0 else np.nan
-    scale = moments.shared / moments.effect if moments.effect > 0 else 0.0
-    effect = scale * moments.shared
-    values = (effect, moments.within - effect, moments.between, moments.square - moments.within - moments.between)
-    return {name: value / square for name, value in zip(PARTS, values, strict=True)} | {"scale": scale}
+    variance, shared, within, between, square = (np.asarray(value, dtype=float) for value in moments)
+    square = np.where(square > 0, square, np.nan)
+    scale = np.where(variance > 0, shared / np.where(variance > 0, variance, 1.0), 0.0)
+    effect = scale * shared
+    values = effect, within - effect, between, np.asarray(moments.square) - within - between
+    return {name: (value / square)[()] for name, value in zip(PARTS, values, strict=True)} | {"scale": scale[()]}
 
 
 def moments_of(draws: np.ndarray, exact: np.ndarray) -> Moments:
