@@ -36,6 +36,8 @@ def test_every_estimator_trains_a_cell(name, tmp_path):
     assert set(roles["role"]) == {"generator", "aggregator"} and roles["advantage_abs"].notna().all()
     metrics = table(folder, "metrics")
     assert ("sampled_tokens" in metrics) == (name in REPLAYING)
-    if name == "leave_one_out":  # an episode, and a fork of each of its turns, which samples that turn and those after it
+    if (
+        name == "leave_one_out"
+    ):  # an episode, and a fork of each of its turns, which samples that turn and those after it
         extra = metrics["sampled_tokens"][0] - metrics["completion_tokens"][0]
         assert 0 < extra <= 24 * 4 * (3 * 2 + 1)

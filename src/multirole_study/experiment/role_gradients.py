@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow.parquet as pq
 from scipy.stats import t
 
 from multirole.diagnostics.gradient_signal import (
@@ -83,10 +84,15 @@ def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int
 def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Path:
     """Measure a run at evaluated steps, by default at all of them, and write `gradient_signal.parquet` into its folder.
 
-    Raises ValueError for steps whose adapters the run has not kept, and for a folder that holds no run.
+    Other steps that the file has already stay in it. Raises ValueError for steps whose adapters the run has not kept, and for a folder
+    that holds no run.
     """
-    write_table(folder / FILE, measure_cell(cell_of(folder), adapters_of(folder, steps), n_batches))
-    return folder / FILE
+    adapters, path = adapters_of(folder, steps), folder / FILE
+    rows = measure_cell(cell_of(folder), adapters, n_batches)
+    if path.exists():
+        rows += [row for row in pq.read_table(path).to_pylist() if row["step"] not in adapters]
+    write_table(path, sorted(rows, key=lambda row: row["step"]))
+    return path
 
 
 def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | None]:

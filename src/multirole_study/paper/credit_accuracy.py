@@ -63,7 +63,7 @@ def _bootstrapped(turns: pd.DataFrame) -> Iterator[dict[str, object]]:
     weights = np.concatenate([np.ones((1, n)), draws])  # the first line is the estimate
     means = np.einsum("rp,pem->rem", weights, sums) / np.einsum("rp,pe->re", weights, counts)[..., None]
     parts = {name: parts_of(Moments(*means[:, i].T)) for i, name in enumerate(names)}
-    tokens = turns.groupby("estimator")["tokens_per_row"].first()
+    tokens = turns.groupby("estimator")["tokens_per_row"].mean()
     tokens = tokens / tokens[DECLARED["reference"]]
     usual = parts[DECLARED["reference"]]["effect"]
     for name in names:
