@@ -23,6 +23,11 @@ def test_a_run_is_measured_and_what_is_there_is_kept(finished, monkeypatch):
     monkeypatch.setattr(measurement, "CHUNK", 16)
     measurement.measure_run(finished, [4], 3, SMALL)
     both = table(finished, "credit_accuracy")
+    monkeypatch.setattr(measurement, "CHUNK", 1)
+    measurement.measure_run(finished, [4, 0], 3, SMALL)  # the untrained adapters again after each chunk at 4
+    later = table(finished, "credit_accuracy")
+    pd.testing.assert_frame_equal(later[later["step"] == 4], both)
+    assert later[later["step"] == 0]["problem"].nunique() == 3
     pd.testing.assert_frame_equal(both.iloc[: len(first)], first)
     assert both["problem"].nunique() == 3
     with pytest.raises(ValueError, match=r"`--at` must name 0 or saved steps of .*, got \[999\]"):

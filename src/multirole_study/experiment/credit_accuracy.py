@@ -30,7 +30,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
     """Measure a run at evaluated steps, by default at all of them, and write `credit_accuracy.parquet` into its folder.
 
     A row has the moments of one estimator in one context: a turn of the episode of one of the first `n_problems` training problems.
-    Problems that the file has already are not measured again.
+    Problems that the file has already are not measured again. Steps take turns, so that all have the same problems when it is killed.
 
     Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run.
     """
@@ -46,20 +46,23 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
     reward = TaskReward(cell.make_task(), measured)
     with TemporaryDirectory() as aside:
         trainer = make_trainer(cell, aside, problems=problems)
+        untrained = Path(aside) / "untrained"
+        trainer.peft_model.save_pretrained(untrained)
         verdicts = functools.partial(judge, task=reward, structure=structure_of(trainer.workflow))
         try:
-            for step, saved in adapters.items():
-                if saved is not None:
-                    load_adapters(trainer.peft_model, saved)
-                trainer.state.global_step = step  # tells `play` to publish the new weights
-                left = [problem for problem in measured if (step, problem.id) not in there]
-                for chunk in (left[i : i + CHUNK] for i in range(0, len(left), CHUNK)):
+            for i in range(0, len(measured), CHUNK):
+                for step, saved in adapters.items():
+                    chunk = [problem for problem in measured[i : i + CHUNK] if (step, problem.id) not in there]
+                    if not chunk:
+                        continue
+                    load_adapters(trainer.peft_model, saved or untrained)
+                    trainer.state.global_step = step  # tells `play` to publish the new weights
                     where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
                              "seed": cell.seed, "step": step}  # fmt: skip
                     measurement = measure_credit(trainer, chunk, reward.score_answers, verdicts, sizes)
                     rows += [where | row for row in rows_of(measurement)]
                     write_table(folder / FILE, rows)
-                say(f"{cell.id} at iteration {step}: {len(measured)} problems measured")
+                    say(f"{cell.id} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
         finally:
             trainer.engine.close()
     return folder / FILE

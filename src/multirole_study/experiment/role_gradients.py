@@ -96,7 +96,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
 
 
 def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | None]:
-    """Return step -> the saved adapters of a run, by default for all saved steps; None for step 0, whose adapters are untrained.
+    """Return step -> the saved adapters of a run, in order, by default for all saved steps; None for step 0, whose adapters are untrained.
 
     Raises ValueError for steps whose adapters the run has not kept.
     """
@@ -104,4 +104,4 @@ def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | N
     wanted = saved if steps is None else list(steps)
     if not wanted or set(wanted) - {0, *saved}:
         raise ValueError(f"`--at` must name 0 or saved steps of {folder}, which are {saved}, got {wanted}.")
-    return {step: adapters_folder(folder, step) if step else None for step in wanted}
+    return {step: adapters_folder(folder, step) if step else None for step in sorted(wanted)}
