@@ -18,16 +18,17 @@ configfile: "grid.yaml"
 FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "tasks")  # of Grid
 if unknown := set(config) - {"scale", "results_dir", "scales", "study", "gpus", *FIELDS}:
     raise ValueError(f"{sorted(unknown)} are not options of a grid. Use scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
-chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | config
+DECLARED = yaml.safe_load(Path(config["study"]).read_text()) if config.get("study") else {}
+study_grid = DECLARED.pop("grid", {})  # a study of other cells than the scale's
+chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | study_grid | config
 GPUS = int(chosen["gpus"])
 fields = {name: chosen[name] for name in FIELDS if name in chosen}
 fields["parameters"] = {name: value(str(text)) for name, text in fields["parameters"].items()}  # --config leaves text in lists and maps
 GRID = Grid(config["scale"], **fields | {"seeds": [value(str(seed)) for seed in fields["seeds"]]})
 RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
-DECLARED = yaml.safe_load(Path(config["study"]).read_text()) if config.get("study") else None
-IS_CLOCK = DECLARED is not None and "lines" in DECLARED  # a study without twins in the grid, whose lines are trained in order
-STUDY = None if DECLARED is None else (ClockStudy if IS_CLOCK else Study)(GRID, **DECLARED)
+IS_CLOCK = "lines" in DECLARED  # a study without twins in the grid, whose lines are trained in order
+STUDY = (ClockStudy if IS_CLOCK else Study)(GRID, **DECLARED) if DECLARED else None
 PACKED = set(pack.index(FOLDER)["run"])
 CELLS = {cell.id: cell for cell in [*(() if IS_CLOCK else GRID.cells()), *(STUDY.cells() if STUDY else ())]}
 EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in [*(() if IS_CLOCK else GRID.evaluations()), *(STUDY.draws() if STUDY else ())]}

@@ -175,17 +175,23 @@ def role_value(argv: list[str]) -> int:
     parser = _parser(role_value, evaluation_parameters())
     parser.add_argument("--problems", type=int, default=128, help="validation problems (default: 128)")
     parser.add_argument("--draws", type=int, default=1, help="replays of each episode and intervention (default: 1)")
+    turns = "also change each turn of the first problems, for the inspector, which then shows the turns that decided (default: 0)"
+    parser.add_argument("--turns", type=int, default=0, metavar="PROBLEMS", help=turns)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table as CSV, in fractions")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as PNG, PDF or SVG")
     options, parameters = _read(parser, argv)
     evaluation, launch = Evaluation.from_parameters({"checkpoints": "best,terminal"} | parameters)
     with user_errors():
         steps_of(evaluation, launch.results_dir)
         from multirole_study import plan as planner
-        from multirole_study.role_value_table import as_text, measure
+        from multirole_study.role_value_table import as_text, measure, plot
 
-        table = measure(evaluation, planner.settled(evaluation.cell, launch), options.problems, options.draws)
+        settled = planner.settled(evaluation.cell, launch)
+        table = measure(evaluation, settled, options.problems, options.draws, options.turns)
         if options.out is not None:
             table.to_csv(options.out, index=False)
+        if options.figure is not None:
+            plot(table).savefig(options.figure, dpi=100)
     sys.stdout.write(f"{as_text(table)}\n")
     return 0
 
@@ -222,6 +228,23 @@ def signal(argv: list[str]) -> int:
 
     with user_errors():
         sys.stdout.write(f"{measure_run(options.folder, options.at, options.batches)} is written\n")
+    return 0
+
+
+def credit(argv: list[str]) -> int:
+    """Measure bias and variance of credit estimators at a run's checkpoints, against the exact effect of each turn."""
+    parser = _parser(credit)
+    parser.add_argument(
+        "folder", type=Path, metavar="RUN", help="a run's folder, which receives credit_accuracy.parquet"
+    )
+    parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
+    problems = "training problems, of each of which the turns of one episode are measured (default: 128)"
+    parser.add_argument("--problems", type=int, default=128, help=problems)
+    options = parser.parse_args(argv)
+    from multirole_study.experiment.credit_accuracy import measure_run
+
+    with user_errors():
+        sys.stdout.write(f"{measure_run(options.folder, options.at, options.problems)} is written\n")
     return 0
 
 
@@ -362,6 +385,7 @@ COMMANDS = {
         doctor,
         inspect,
         signal,
+        credit,
         serve,
         vllm_server,
         pack,
