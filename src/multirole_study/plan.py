@@ -19,6 +19,7 @@ from typing import NamedTuple
 import psutil
 from tabulate import tabulate
 
+from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.policy import adapter_names
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
@@ -141,6 +142,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     is_merged = dtype_of(cell) == "float32" and shards == 1
+    joined = (not is_merged and shards == 1) * 2 * s.layers * sum((a + cell.lora_rank) * b for a, b in s.linear_sizes)
     gradients = (n_parts(cell) + (not is_merged)) * adapter_bytes // len(names)  # by part, and the accumulated gradient
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
@@ -151,11 +153,16 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
         Part("gradients, float32", 0, gradients, rank),
         Part("layers with the adapter merged", 0, is_merged * 4 * s.layers * s.linear, split),
+        Part("layers with the adapter joined", 0, joined, split),
         Part(
             f"activations of {tokens} tokens", 0, activations(cell, s, tokens, on_gpu, recomputes),
             "lower micro_batch_tokens" if tokens > row else lengths,
         ),
     ]  # fmt: skip
+    if recomputes and on_gpu and shards == 1 and (kept := tokens_kept(cell, size)) < tokens:
+        room = activations(cell, s, kept, on_gpu, recomputes=False)
+        if room > parts[-1].update:
+            parts[-1] = Part(f"activations of {kept} tokens, kept", 0, room, lengths)
     cache = None
     engine = engine_of(cell, gpu_bytes is not None)
     if on_gpu and engine == "vllm":
@@ -169,6 +176,16 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
             parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
         parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
+
+
+def tokens_kept(cell: Cell, gpu_bytes: int) -> int:
+    """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
+
+    As the trainer decides it (`activation_memory.kept_tokens`); the cell's `micro_batch_tokens` if all are recomputed.
+    """
+    s, n_bytes = shape_of(cell), BYTES[dtype_of(cell)]
+    per_token = bytes_per_token(s.hidden, s.intermediate, s.layers, n_bytes == 2)
+    return kept_tokens(gpu_bytes, n_bytes * s.parameters, adapters(cell), per_token, cell.micro_batch_tokens)
 
 
 def adapters(cell: Cell) -> int:
@@ -286,7 +303,8 @@ def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
     tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
     fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
     gpu = hours.gpu_of(gpu_bytes)
-    return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale), fitting)
+    are_kept = not launch.is_sharded and tokens_kept(cell, gpu_bytes) < cell.micro_batch_tokens
+    return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale) and not are_kept, fitting)
 
 
 def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
@@ -376,6 +394,17 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
+def checkpointing(memory_plan: Plan, launch: Launch) -> str:
+    """Say whether gradient checkpointing is on, and for which micro-batches."""
+    cell = memory_plan.cell
+    if not launch.recomputes(cell.scale):
+        return "Gradient checkpointing is off"
+    kept = tokens_kept(cell, memory_plan.size)
+    if memory_plan.kind == "CPU" or launch.is_sharded or kept >= cell.micro_batch_tokens:
+        return "Gradient checkpointing is on"
+    return f"Gradient checkpointing is on for rows of more than {kept} tokens. The others are trained in micro-batches of at most so many"
+
+
 def report(memory_plan: Plan, launch: Launch) -> str:
     """Format the memory of one process as a table, then the plan's choices, and whether the cell fits."""
     cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
@@ -387,5 +416,5 @@ def report(memory_plan: Plan, launch: Launch) -> str:
         rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
-        lines.append(f"Gradient checkpointing is {'on' if launch.recomputes(cell.scale) else 'off'}.")
+        lines.append(f"{checkpointing(memory_plan, launch)}.")
     return "\n".join([*lines, memory_plan.verdict()])

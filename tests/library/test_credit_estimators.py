@@ -215,7 +215,7 @@ def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
 
 def test_every_name_has_its_callback():
     made = {name: credit_callback(name, judge=lambda e: None, score=lambda e: None) for name in CREDITS}
-    assert made["outcome"] is None and sum(isinstance(callback, RowCredit) for callback in made.values()) == 5
+    assert made["outcome"] is None and sum(isinstance(callback, RowCredit) for callback in made.values()) == 6
     assert None not in [made[name] for name in CREDITS if name != "outcome"]
 
 

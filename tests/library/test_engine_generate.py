@@ -62,6 +62,31 @@ def test_a_cache_changes_nothing(family):
         torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=ROUGH.get(family, TOLERANCE), rtol=0)
 
 
+def test_a_model_that_samples_by_itself_is_scored(monkeypatch, caplog):
+    """As one whose code of the Hub has a `generate` that ignores logits processors."""
+    model = decoder("qwen2", VOCAB, EOS).eval()
+    replies = torch.tensor([[5, 6, 7, 8], [9, EOS, 0, 0]])
+    monkeypatch.setattr(model, "generate", lambda input_ids, **_: torch.cat([input_ids, replies], 1))
+    engine = GenerateEngine(EOS)
+    engine.publish(model, 0)
+    requests = [Request([2, 3, 4], None, 0, 4, 0.7), Request([2], None, 1, 4, 0.7)]
+    for _ in range(2):
+        done = run_all(engine, requests)
+        assert [d.token_ids for d in done] == [[5, 6, 7, 8], [9, EOS]] and [d.finish_reason for d in done] == [
+            "length",
+            "stop",
+        ]
+        for request, completion in zip(requests, done, strict=True):
+            ids = request.prompt_ids + completion.token_ids
+            with torch.no_grad():
+                logprobs = (model(torch.tensor([ids])).logits[0] / 0.7).log_softmax(-1)
+            n = len(request.prompt_ids)
+            assert completion.logprobs == pytest.approx(
+                [logprobs[n - 1 + i, ids[n + i]].item() for i in range(len(ids) - n)]
+            )
+    assert caplog.text.count("Qwen2ForCausalLM.generate` calls no logits processor") == 1
+
+
 class Gap(MultiRoleCallback):
     """The largest |trainer's log-prob - engine's| of each iteration's first optimizer step of every adapter."""
 

@@ -134,5 +134,5 @@ def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_ty
     assert whole.norm() > 1e-3
     for tokens in (1, 64, 500):
         trainer.args.micro_batch_tokens = tokens
-        assert len(trainer.passes.shard(rows, [0.0])) > 1
+        assert len(trainer.passes.shard(rows, trainer.passes.micro_batch_tokens, [0.0])) > 1
         torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)

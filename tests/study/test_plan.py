@@ -15,9 +15,11 @@ import multirole_study.plan as planner
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.engines.generate_engine import GenerateEngine
 from multirole.engines.transformers_engine import TransformersEngine
+from multirole_study import hours
 from multirole_study.__main__ import plan as command
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.presets import MODELS
 from multirole_study.experiment.settings import UserError
 from multirole_study.plan import (
     GIB,
@@ -55,7 +57,8 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
         )
         parts = by_name(plan(cell, Launch(gradient_checkpointing=recomputes), 1000 * GIB))
         held = ("frozen base, bfloat16", "adapters, float32", "gradients, float32")
-        activations = parts[f"activations of {tokens} tokens"][1]
+        activations = planner.activations(cell, planner.shape_of(cell), tokens, True, recomputes)
+        activations += parts["layers with the adapter joined"][1]
         adapter_bytes = adapters(cell) // len(set(cell.policy.values()))
         sys.stdout.write(f"{job}: {measured}, planned activations {activations}\n")
         assert sum(parts[name][1] for name in held) - adapter_bytes == pytest.approx(measured["before"], rel=0.01), job
@@ -80,8 +83,8 @@ def by_name(memory) -> dict[str, tuple[int, int]]:
 
 def test_sharding_divides_the_base_and_not_the_activations():
     cell = Cell("voting", "ip", scale="4b")
-    whole = by_name(plan(cell, Launch(n_processes=2), 80 * GIB))
-    shards = by_name(plan(cell, Launch(n_processes=2, sharding="fsdp2"), 80 * GIB))
+    whole = by_name(plan(cell, Launch(n_processes=2), 24 * GIB))  # where all activations are recomputed
+    shards = by_name(plan(cell, Launch(n_processes=2, sharding="fsdp2"), 24 * GIB))
     base, act = "frozen base, bfloat16", "activations of 40960 tokens"
     assert shards[base][1] == whole[base][1] // 2 and shards[act] == whole[act]
     assert whole[base][1] == 2 * 4_022_468_096  # Qwen3-4B
@@ -90,7 +93,8 @@ def test_sharding_divides_the_base_and_not_the_activations():
 def test_the_sleeping_engine_and_the_activations_do_not_add_up():
     memory = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
     parts = by_name(memory)
-    engine, act = parts["vLLM, 40% of the GPU"], parts["activations of 40960 tokens"]
+    kept = planner.tokens_kept(memory.cell, 80 * GIB)
+    engine, act = parts["vLLM, 40% of the GPU"], parts[f"activations of {kept} tokens, kept"]
     assert engine[0] == 32 * GIB and engine[1] < 4 * GIB and act[0] == 0
     assert max(memory.peaks.values()) < engine[0] + act[1] + engine[1]
 
@@ -155,6 +159,27 @@ def test_layers_are_kept_where_they_fit_and_computed_again_where_not():
     assert settled(cell, Launch(), 24 * GIB).recomputes("0.6b")
     assert settled(cell, Launch(gradient_checkpointing=True), 141 * GIB).recomputes("0.6b")
     assert not settled(Cell("voting", "sp"), Launch(), 8 * GIB).recomputes("tiny-r")
+
+
+def test_micro_batches_whose_activations_are_kept():
+    """As many tokens as the trainer cuts them to on such a GPU; the plan has their activations, and the time no third pass."""
+    cell = Cell("voting", "ip", scale="1.7b")
+    kept, s = planner.tokens_kept(cell, 80 * GIB), MODELS["1.7b"].shape
+    per_token = s.layers * (14 * s.hidden + 6 * s.intermediate) * 2
+    expected = 0.5 * (80 * GIB - 4 * s.parameters - 5 * 4 * 2 * s.adapter_parameters(64)) / per_token
+    assert kept == int(expected)
+    launch = settled(cell, Launch(), 80 * GIB)
+    memory = plan(cell, launch, 80 * GIB)
+    assert by_name(memory)[f"activations of {kept} tokens, kept"][1] == planner.activations(cell, s, kept, True, False)
+    assert f"for rows of more than {kept} tokens" in report(memory, launch)
+    assert memory.fits and memory.peaks["update"] < 0.6 * 80 * GIB
+    small = planner.estimate(cell, Launch(), 24 * GIB)
+    assert planner.tokens_kept(cell, 24 * GIB) == cell.micro_batch_tokens
+    no_third_pass = hours.update_seconds(cell, small.gpu, 1, False)
+    assert small.update == hours.update_seconds(cell, small.gpu, 1, True) > no_third_pass
+    assert planner.estimate(cell, Launch(), 80 * GIB).update == hours.update_seconds(
+        cell, hours.gpu_of(80 * GIB), 1, False
+    )
 
 
 def test_vllm_batches_by_hand():

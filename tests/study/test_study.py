@@ -12,6 +12,7 @@ import pytest
 import yaml
 from scipy.stats import ttest_1samp
 
+from multirole.core.credit import CREDITS
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of, write_done
 from multirole_study.experiment.storage import write_text
@@ -337,3 +338,16 @@ def test_the_rules_were_committed_before_the_runs_that_they_judge():
             declared, rules = (yaml.safe_load(one.stdout) for one in shown)
             assert task in declared["scales"]["tiny-r"]["tasks"]
             assert rules["phenomena"] == CLAIMS["phenomena"] and rules["claims"] == CLAIMS["claims"]
+
+
+def test_the_leaderboard_of_credit_trains_every_estimator_on_the_same_seeds():
+    """With as many optimizer steps: one per iteration, also of the single agent. Sampled tokens are measured, not planned."""
+    declared = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
+    grid = Grid("tiny-r", **declared.pop("grid"))
+    cells = [*grid.cells(), *Study(grid, **declared).cells()]
+    assert {cell.updates for cell in cells} == {"one"} and {cell.iterations for cell in cells} == {60}
+    arms = {(cell.workflow, cell.credit, cell.n_problems, cell.n_episodes) for cell in cells}
+    assert len(cells) == 10 * len(arms)  # the same ten seeds of every arm
+    same_in_voting = {"agent", "agent_turn", "mean_over_turns"}
+    assert {credit for workflow, credit, *_ in arms if workflow == "eval_opt"} == set(CREDITS)
+    assert {credit for workflow, credit, *_ in arms if workflow == "voting"} == set(CREDITS) - same_in_voting

@@ -63,6 +63,21 @@ def select_tokens(entropies: list[Tensor], quantile: float) -> list[Tensor]:
     return [values >= threshold for values in entropies]
 
 
+def by_adapter(adapters: list[str], value: float) -> float | dict[str, float]:
+    """Return the value of every adapter; a number for a single one, as in TRL's trainer and checkpoints."""
+    return value if len(adapters) == 1 else dict.fromkeys(adapters, value)
+
+
+def value_of(values: float | dict[str, float], adapter: str) -> float:
+    """Return an adapter's value."""
+    return values[adapter] if isinstance(values, dict) else values
+
+
+def with_value(values: float | dict[str, float], adapter: str, value: float) -> float | dict[str, float]:
+    """Return the values with a new one for an adapter."""
+    return values | {adapter: value} if isinstance(values, dict) else value
+
+
 def next_coef(coef: float, entropy: float, args: MultiRoleGRPOConfig) -> float:
     """Return TRL's adaptive coefficient after a step with this mean entropy (Skywork-OR1, 2505.22312)."""
     if entropy <= args.entropy_target:

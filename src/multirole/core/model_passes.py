@@ -17,13 +17,14 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from multirole.core.activation_memory import kept_tokens
 from multirole.core.bfloat16_layers import HALF, half_layers, needs_no_autocast
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import shard
+from multirole.core.distributed import gather_objects, shard
 from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora
 from multirole.core.logprobs import compact_head, has_large_head, score, score_packed
 from multirole.core.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
-from multirole.core.recomputation import fits, without_recomputation
+from multirole.core.recomputation import activation_bytes, fits, without_recomputation
 from multirole.core.rows import Row, micro_batches, padded
 from multirole.core.tree_attention import can_share_prefixes, packed_attention
 
@@ -107,6 +108,21 @@ class ModelPasses:
         """Return whether everything is computed in float32."""
         return self.base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
 
+    @functools.cached_property
+    def tokens_with_gradient(self) -> int:
+        """Return the tokens of a micro-batch with a gradient, the same on every process.
+
+        Where gradient checkpointing is on, on a GPU, micro-batches are cut so that their activations can be kept (`kept_tokens`).
+        """
+        base = self.base
+        if base.device.type != "cuda" or self.is_sharded or not base.is_gradient_checkpointing:
+            return self.micro_batch_tokens
+        adapters = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+        frozen = sum(p.nbytes for p in self.model.parameters()) - adapters
+        total = torch.cuda.get_device_properties(base.device).total_memory
+        per_token = activation_bytes(base, 1, self.is_half)
+        return min(gather_objects(kept_tokens(total, frozen, adapters, per_token, self.micro_batch_tokens)))
+
     def set_active_adapter(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
         """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
 
@@ -141,19 +157,21 @@ class ModelPasses:
         return self.can_share_prompts and packing_pays(rows, self.base.num_parameters(), key)
 
     def micro_batches(
-        self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0
-    ) -> Iterator[MicroBatch]:
+        self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0, has_gradient: bool = False
+    ) -> Iterator[MicroBatch]:  # fmt: skip
         """Return the micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
         is_packed = self.shares_prompts(rows, key)
-        for micro, weight in self.shard(rows, loads, cost, key if is_packed else None):
+        max_tokens = self.tokens_with_gradient if has_gradient else self.micro_batch_tokens
+        for micro, weight in self.shard(rows, max_tokens, loads, cost, key if is_packed else None):
             packing = pack(micro, key, self.accelerator.device) if is_packed else None
             if packing is None:
                 micro.sort(key=key)
             yield MicroBatch(micro, weight, packing)
 
     def shard(
-        self, rows: list[Row], loads: list[float], cost: float = 1.0, tree_key: Callable[[Row], int] | None = None
-    ) -> list[tuple[list[Row], float]]:
+        self, rows: list[Row], max_tokens: int, loads: list[float], cost: float = 1.0,
+        tree_key: Callable[[Row], int] | None = None,
+    ) -> list[tuple[list[Row], float]]:  # fmt: skip
         """This process's rows of each micro-batch, and their weight. With `tree_key` they are for `prefix_tree.pack`, by this key."""
         cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches
         size: Callable[[list[Row]], int] = padded
@@ -161,7 +179,7 @@ class ModelPasses:
             cut = functools.partial(tree_batches, key=tree_key)
             size = functools.partial(tree_size, key=tree_key)
         rank = self.accelerator.process_index
-        return shard(rows, self.micro_batch_tokens, rank, loads, self.is_sharded, cost, cut, size)
+        return shard(rows, max_tokens, rank, loads, self.is_sharded, cost, cut, size)
 
     @contextmanager
     def pass_over(self, micro: MicroBatch, keeps_activations: bool) -> Iterator[None]:

@@ -177,6 +177,7 @@ class Rollout:
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._n_failed = 0
+        self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = self._progress = (
             0.0  # seconds in which this process was not suspended; their number at the last progress
         )
@@ -357,6 +358,7 @@ class Rollout:
             if isinstance(step, Request):
                 asked.append(send(step))
                 done = await asked[-1]
+                self.sampled_tokens += len(done.token_ids)
                 text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
                 reply = done.token_ids, done.logprobs, text, done.finish_reason
                 turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=self.version)

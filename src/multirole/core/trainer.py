@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
-from multirole.core.adapter_update import AdapterGradient, RowGroup
+from multirole.core.adapter_update import AdapterGradient, RowGroup, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters
@@ -49,15 +49,15 @@ from multirole.core.distributed import (
     own_share,
     processes,
 )
-from multirole.core.engine import Engine, Sampling
-from multirole.core.entropy import next_coef, step_entropy
+from multirole.core.engine import Engine, EngineError, Sampling
+from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
 from multirole.core.episode_metrics import (
     ZeroRewardWarning,
     evaluation_advantages,
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation_metrics import evaluation_metrics, mean_of_logged, score_shares
+from multirole.core.evaluation_metrics import evaluation_metrics, mean_of_logged, score_shares, warn_of_loss_as_metric
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.importance import Correction, WeightSums
@@ -83,7 +83,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, problem_order, shuffled
 from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
-from multirole.core.streams import StreamedRows, stream_rows
+from multirole.core.streams import StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
 from multirole.core.validation import (
@@ -109,6 +109,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     Overrides of TRL 1.16 / transformers 5.17; everything else, the loss included, is inherited:
 
     - `train`: resumes from `args.resume_from_checkpoint`, and shows the failure of a workflow without the frames of this package.
+    - `get_train_dataloader`: TRL's, of rows that carry their index; also of a `train_dataset` that was replaced before `train`.
     - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
     - `create_optimizer`: one AdamW over all adapters.
     - `_calculate_rewards`: TRL's, with the episodes' answers as completions.
@@ -119,9 +120,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
-    - `evaluate`: checks the dataset that is passed, and reads a stream.
+    - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
+    - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
+    - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
@@ -157,7 +160,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     args: MultiRoleGRPOConfig
     control: TrainerControl
-    entropy_coef: dict[str, float]  # of each adapter
+    entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     problems: list[Problem] | StreamedProblems
     _logs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
@@ -196,7 +199,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             args._n_gpu = 1
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
-        eval_dataset = None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs)
+        check_streams(train_dataset, eval_dataset, args)
+        self._evaluation_sets = (
+            eval_dataset,
+            None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
+        )
         import_module(ENGINES_PACKAGE).check_engine(args.engine)
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
@@ -205,11 +212,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.betas = kl_weights(args, self.policy)
         self._set_initial_state()
 
-        if isinstance(train_dataset, IterableDataset):
-            stream = stream_rows(train_dataset, args, INDEX)
-        else:
-            args.set_epochs(len(train_dataset))
-            train_dataset = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+        self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         if args.device.type == "cpu":
             use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
@@ -241,13 +244,21 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
         if self.accelerator.is_main_process:
             warn_of_noise(switched_off)
+            warn_of_loss_as_metric(args)
         self._take_over_options()
         self._set_up_passes(was_trained=isinstance(model, PeftModel))
-        if isinstance(train_dataset, IterableDataset):
-            self.train_dataset, self.problems = stream, StreamedProblems(stream)
-        else:
-            self.problems = to_problems(train_dataset)
         self._set_up_rollout(engine, render, is_answer)
+
+    def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
+        """Set `rows`, those of `train_dataset` with their indices, and `problems`, what is made of them."""
+        if isinstance(train_dataset, IterableDataset):
+            self.rows: Dataset | StreamedRows = stream_rows(train_dataset, args, INDEX)
+            self.problems = StreamedProblems(self.rows)
+        else:
+            args.set_epochs(len(train_dataset))
+            self.rows = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+            self.problems = to_problems(self.rows)
+        self._rows_source = train_dataset
 
     def _set_up_passes(self, was_trained: bool) -> None:
         """Set up forward passes, importance weights and the reference of KL. `was_trained`: the model came with adapters."""
@@ -310,8 +321,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._entropy_bonus_enabled = False  # ours is in `_backward`
         self.has_entropy_bonus = bool(args.entropy_coef or args.use_adaptive_entropy)
         # TRL saves these two in checkpoints
-        self.entropy_coef = dict.fromkeys(self.adapters, args.entropy_coef or 0.0)
-        self._last_world_entropy = dict.fromkeys(self.adapters, math.inf)
+        self.entropy_coef = by_adapter(self.adapters, args.entropy_coef or 0.0)
+        self._last_world_entropy = by_adapter(self.adapters, math.inf)
 
     @property
     def sampling(self) -> Sampling:
@@ -329,9 +340,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (
-            WorkflowError
-        ) as error:  # its message shows the lines of the workflow; a traceback would show those of this package
+        except (WorkflowError, EngineError) as error:  # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from None
         finally:
             if self.ahead is not None:
@@ -340,10 +349,21 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- data order, optimizer and schedule
 
+    def get_train_dataloader(self) -> DataLoader:
+        given = self.train_dataset
+        if given is not self._rows_source:
+            check_dataset("train_dataset", given, self.reward_funcs)
+            self._set_train_rows(given, self.args)
+        self.train_dataset = self.rows
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = given
+
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
-        if isinstance(self.train_dataset, StreamedRows):  # in its own order
-            return [i for i in range(len(self.train_dataset)) for _ in range(args.num_generations)]
+        if isinstance(self.rows, StreamedRows):  # in its own order
+            return [i for i in range(len(self.rows)) for _ in range(args.num_generations)]
         return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -486,6 +506,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         started = time.perf_counter()
         model.train()
+        set_optimizer_mode(self.optimizer, "train")
         episodes = self._generate_and_score_completions(inputs)
         if self.ahead is None:
             self._rest_engine()
@@ -613,9 +634,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _next_entropy_coef(self, adapter: str) -> float:
         """Return the weight of the entropy bonus in the adapter's next optimizer step."""
-        if self.use_adaptive_entropy and self._last_world_entropy[adapter] > self.args.entropy_target:
+        if self.use_adaptive_entropy and value_of(self._last_world_entropy, adapter) > self.args.entropy_target:
             return 0.0
-        return self.entropy_coef[adapter]
+        return value_of(self.entropy_coef, adapter)
 
     def _end_entropy(self, adapter: str, loss: Tensor) -> None:
         """Log the policy's loss without the bonus, and adapt the coefficient of the adapter's next step."""
@@ -624,9 +645,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         entropy = total.item() / self._entropy.n_tokens
         self._metrics["train"]["policy_loss"].append(loss.item() + self._entropy.coef * entropy)
         if self.use_adaptive_entropy:
-            self.entropy_coef[adapter] = next_coef(self.entropy_coef[adapter], entropy, self.args)
-            self._last_world_entropy[adapter] = entropy
-        self._metrics["train"]["entropy_coef"].append(self.entropy_coef[adapter])
+            coef = next_coef(value_of(self.entropy_coef, adapter), entropy, self.args)
+            self.entropy_coef = with_value(self.entropy_coef, adapter, coef)
+            self._last_world_entropy = with_value(self._last_world_entropy, adapter, entropy)
+        self._metrics["train"]["entropy_coef"].append(value_of(self.entropy_coef, adapter))
 
     def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
         """Return the tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's mask."""
@@ -689,7 +711,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._zero_reward.count(iteration.episodes, is_main)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not isinstance(self.train_dataset, StreamedRows):  # HF's counts our one long epoch
+        if not isinstance(self.rows, StreamedRows):  # HF's counts our one long epoch
             self.state.epoch = self.state.global_step * self.args.n_problems / len(self.problems)
         evaluated, self._evaluated = self._evaluated, None
         if evaluated is None:
@@ -704,9 +726,26 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        if eval_dataset is not None and not isinstance(eval_dataset, str):
-            eval_dataset = checked_evaluation(eval_dataset, self.reward_funcs)
-        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:  # fmt: skip
+        checked = checked_evaluation(test_dataset, self.reward_funcs, "test_dataset")
+        return super().predict(checked, ignore_keys, metric_key_prefix)
+
+    def _evaluation_set(self, eval_dataset: Any) -> Any:
+        """The dataset, or the dict of them, that `evaluate` is asked for: checked, and read where it is a stream."""
+        if self.eval_dataset is not None and self.eval_dataset is not self._evaluation_sets[0]:  # replaced
+            self._evaluation_sets = self.eval_dataset, checked_evaluation(self.eval_dataset, self.reward_funcs)
+        checked = self._evaluation_sets[1]
+        if eval_dataset is None:
+            return checked
+        if isinstance(eval_dataset, str):
+            return checked[eval_dataset]
+        if any(eval_dataset is part for part in (checked.values() if isinstance(checked, dict) else [checked])):
+            return eval_dataset
+        return checked_evaluation(eval_dataset, self.reward_funcs)
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
@@ -719,6 +758,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         dataset: Any = dataloader.dataset
         n_episodes, prefix = self.args.num_generations_eval or 1, metric_key_prefix
         self.model.eval()
+        set_optimizer_mode(self.optimizer, "eval")
         episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
         scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
         means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
@@ -748,3 +788,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         adapters = set(self.peft_model.peft_config)
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._published = -1
+
+    def _load_best_model(self) -> None:
+        logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))

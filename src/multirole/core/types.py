@@ -33,6 +33,7 @@ RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 
 CreditName = Literal[
     "outcome", "agent", "agent_turn", "joint_return", "mean_over_turns", "critic", "branches", "leave_one_out", "shapley",
+    "permuted",
 ]  # fmt: skip
 """The estimators of `core.credit`: how the outcome of an episode becomes the advantages of its turns."""
 REPLAYING_CREDITS: tuple[CreditName, ...] = ("branches", "leave_one_out", "shapley")

@@ -124,7 +124,7 @@ class Cell(Settings):
         smollm2="first_digit",
         released="first_digit",
     )
-    box_rule: Literal["last_box", "first_literal"] = option(
+    box_rule: Literal["last_box", "box_or_line", "first_literal"] = option(
         "box that is read as a verdict or selection, in any style or literally",
         "last_box", tiny="first_literal", released="first_literal",
     )  # fmt: skip

@@ -163,7 +163,7 @@ def _vllm(cell: Cell) -> Check:
     ):  # a local label names the build
         return Check("vLLM", shown)
     advice = (
-        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the version that was tested. Install it "
+        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the versions that were tested. Install one "
         f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
     )
     return Check("vLLM", f"found {shown}", advice)
