@@ -14,7 +14,7 @@ import yaml
 from multirole.diagnostics.credit_accuracy import PARTS, Moments, parts_of
 from multirole_study.experiment.credit_accuracy import FILE
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
-from multirole_study.paper.gradient_signal import verdict
+from multirole_study.paper.gradient_signal_table import verdict
 from multirole_study.paper.output import STYLE, Plate, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
