@@ -20,7 +20,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
-    """The command line of a server for a cell, with vLLM's batch sizes where the launch has them.
+    """Return the command line of a server for a cell, with vLLM's batch sizes where the launch has them.
 
     ValueError for an address that other machines reach where there is no key: whoever can call a server can load files into it.
     """
@@ -36,7 +36,7 @@ def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[
 
 
 def as_text(command: Sequence[str]) -> str:
-    """The command as one types it into a shell, with its variables and without a key."""
+    """Return the command as one types it into a shell, with its variables and without a key."""
     return " ".join([*(f"{name}={value}" for name, value in serve_environment().items()), shlex.join(command)])
 
 

@@ -107,5 +107,18 @@ def test_the_norm_and_its_gradient(tokenizer):
     torch.testing.assert_close(grad_x, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_the_processor_is_asked():
-    assert isinstance(has_fast_bfloat16(), bool)
+@pytest.mark.parametrize(
+    ("capabilities", "is_fast"),
+    [
+        ({"avx512_f": True}, False),
+        ({"avx512_f": True, "avx512_bf16": True}, True),
+        ({"amx_bf16": True}, True),
+        ({}, False),
+    ],
+)
+def test_a_processor_is_fast_if_it_multiplies_bfloat16_itself(monkeypatch, capabilities, is_fast):
+    """Torch's own check is also true of plain AVX512, where products of bfloat16 are emulated."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    assert has_fast_bfloat16() is is_fast

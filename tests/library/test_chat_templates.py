@@ -1,4 +1,4 @@
-"""What a chat template cannot write is found when the trainer is built, in a sentence that says whose it is; the rest is written."""
+"""A conversation that the chat template cannot render is refused when the trainer is built, with the cause; every other one is rendered."""
 
 import pytest
 from chat_tokenizers import FAMILIES, SMOLLM2_CHAT, TEMPLATES, byte_level, template, wrap

@@ -1,4 +1,4 @@
-"""The gradient taken apart: constructed cases with known answers, and parts that sum to what is applied, bit for bit."""
+"""The gradient split by role and slot: constructed cases with known answers, and parts that sum to the applied gradient, bit for bit."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What the gradient of a mini-batch must equal, whichever way it is computed (1e-6 in fp32)."""
+"""The gradient of a mini-batch does not depend on how it is computed: padding, micro-batches, row order (1e-6 in fp32)."""
 
 import dataclasses
 

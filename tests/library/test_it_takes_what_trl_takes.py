@@ -1,5 +1,6 @@
 """Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
 
+import json
 from importlib.resources import files
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -7,12 +8,13 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
+from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
 from multirole.core import streams
 from multirole.core.stock import GRPOTrainer
 
@@ -87,8 +89,11 @@ class Pair:
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
         ({"rollout_func": size}, ValueError, "`rollout_func` is not supported.*the workflow is the rollout"),
         ({"quantization_config": object()}, ValueError, "`quantization_config` is not supported.*bfloat16"),
-        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `datasets.Dataset` or.*got list"),
-        ({"train_dataset": None}, TypeError, "got NoneType"),
+        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `Dataset` or `IterableDataset`, got `list`"),
+        ({"train_dataset": None}, ValueError, "`train_dataset` is required"),
+        ({"train_dataset": DatasetDict({"train": ROWS})}, TypeError, r"got `DatasetDict`. Pass one of its splits, \['train'\]"),
+        ({"train_dataset": ROWS.to_iterable_dataset(), "args": "dispatched"}, ValueError, "Iterable datasets require `dispatch_batches=False`"),
+        ({"eval_dataset": {"a": ROWS.to_iterable_dataset()}, "args": "dispatched"}, ValueError, "Iterable datasets require `dispatch_batches=False`"),
         ({"train_dataset": ROWS.select([])}, ValueError, "`train_dataset` is empty"),
         ({"eval_dataset": {"a": ROWS.rename_column("prompt", "q")}}, ValueError, r"`eval_dataset\['a'\]` needs a \"prompt\" column"),
         ({"train_dataset": ROWS.to_iterable_dataset(), "args": "epochs"}, ValueError, "is a stream.*`num_train_epochs` cannot be counted. Set `max_steps`"),
@@ -100,6 +105,7 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
         "stock": lambda: config(tmp_path, GRPOConfig, per_device_train_batch_size=8),
         "epochs": lambda: config(tmp_path, max_steps=-1),
         "save per epoch": lambda: config(tmp_path, save_strategy="epoch"),
+        "dispatched": lambda: config(tmp_path, accelerator_config={"dispatch_batches": True}),
         "args": lambda: config(tmp_path),
     }
     usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
@@ -174,6 +180,36 @@ def test_an_evaluation_set_may_be_a_stream(make, monkeypatch):
     monkeypatch.setattr(streams, "MAX_EVALUATION_ROWS", 2)
     with pytest.raises(ValueError, match=r"`eval_dataset` is a stream of more than 2 rows.*`eval_dataset.take\(500\)`"):
         trainer.evaluate(stream)
+
+
+def test_the_trainer_keeps_the_datasets_that_it_was_given(make):
+    stream = ROWS.select(range(3)).to_iterable_dataset()
+    trainer = make(eval_dataset=stream)
+    assert trainer.train_dataset is ROWS and trainer.eval_dataset is stream
+    trainer.train()
+    assert trainer.train_dataset is ROWS and trainer.eval_dataset is stream
+    streamed = make(rows=stream, folder=trainer.args.output_dir + "2")
+    assert streamed.train_dataset is stream
+
+
+def test_datasets_that_are_replaced_are_used_and_checked(make):
+    """As in transformers, where a curriculum sets `trainer.train_dataset` between two calls of `train`."""
+
+    def reward(prompts, completions, **_):
+        seen.append(set(prompts))
+        return size(completions)
+
+    seen = []
+    trainer = make(reward, max_steps=1, eval_dataset=ROWS)
+    other = Dataset.from_list([{"prompt": f"{i}-1"} for i in range(20)])
+    trainer.train_dataset, trainer.eval_dataset = other, other.select(range(2))
+    trainer.train()
+    trainer.evaluate()
+    assert seen[0] <= set(other["prompt"]) and seen[1] == {"0-1", "1-1"}
+    trainer.train_dataset = trainer.eval_dataset = Dataset.from_list([{"question": "1"}])
+    for call, name in ((trainer.train, "train_dataset"), (trainer.evaluate, "eval_dataset")):
+        with pytest.raises(ValueError, match=f'`{name}` needs a "prompt" column'):
+            call()
 
 
 def test_a_dataset_given_to_evaluate_is_checked(make):
@@ -333,6 +369,107 @@ def test_the_best_checkpoint_may_be_chosen_by_loss(make):
         trainer = make(eval_dataset=ROWS.select(range(2)), metric_for_best_model=metric, **options)
         trainer.train()
         assert trainer.state.best_metric is not None
+
+
+def adapter_in(folder, name):
+    return {
+        key.replace(".weight", f".{name}.weight"): value
+        for key, value in load_file(folder / name / "adapter_model.safetensors").items()
+    }
+
+
+def test_the_best_adapters_are_loaded_at_the_end(make, tmp_path):
+    """Of every role, and the engine samples from them."""
+    rewards = iter([3.0, 5.0, 1.0, 4.0, 5.0])
+
+    def reward(completions, episodes, **_):
+        if len(completions) == 2:  # an evaluation
+            return [next(rewards)] * 2
+        return size(completions)
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    trainer = make(reward, workflow=Pair(), policy="ip", eval_dataset=ROWS.select(range(2)), load_best_model_at_end=True,
+                   metric_for_best_model="reward", **options)  # fmt: skip
+    played = []
+    trainer.add_callback(EvaluatedTexts(played))
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    saved = {}
+    for name in trainer.adapters:
+        saved |= adapter_in(tmp_path / "out" / "checkpoint-2", name)
+    assert_equal(saved, weights(trainer))
+    last = adapter_in(tmp_path / "out" / "checkpoint-4", trainer.adapters[0])
+    assert any(not torch.equal(value, saved[name]) for name, value in last.items())
+    trainer.evaluate()
+    assert played[4] == played[1] != played[3]
+
+
+class EvaluatedTexts(MultiRoleCallback):
+    def __init__(self, played):
+        self.played = played
+
+    def on_episodes_evaluated(self, trainer, episodes, metrics):
+        self.played.append([turn.logprobs for episode in episodes for turn in episode.turns])
+
+
+def test_comparing_checkpoints_by_their_loss_is_warned_of(make, caplog):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for metric in (None, "reward"):
+        make(eval_dataset=ROWS, load_best_model_at_end=True, metric_for_best_model=metric, **options)
+    assert caplog.text.count("says nothing of which is best") == 1 and "metric_for_best_model='loss'" in caplog.text
+
+
+def test_predict_is_an_evaluation(make):
+    trainer = make()
+    assert (
+        trainer.predict(ROWS.select(range(2))).metrics["test_reward"]
+        == trainer.evaluate(ROWS.select(range(2)))["eval_reward"]
+    )
+    assert "test_loss" in trainer.predict(ROWS.select(range(2)).to_iterable_dataset()).metrics
+    with pytest.raises(ValueError, match='`test_dataset` needs a "prompt" column'):
+        trainer.predict(ROWS.rename_column("prompt", "q"))
+
+
+class ScheduleFree(torch.optim.SGD):
+    """An optimizer that steps in its training mode alone, as those of the package schedulefree do."""
+
+    is_training = False
+
+    def train(self):
+        self.is_training = True
+
+    def eval(self):
+        self.is_training = False
+
+    def step(self, closure=None):
+        assert self.is_training
+        return super().step(closure)
+
+
+def test_an_optimizer_with_modes_is_switched_between_them(tmp_path):
+    modes = []
+
+    def reward(completions, **_):
+        modes.append((len(completions), optimizer.is_training))
+        return size(completions)
+
+    model = peft_model()
+    optimizer = ScheduleFree([p for name, p in model.named_parameters() if "lora" in name], lr=0.1)
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1)
+    MultiRoleGRPOTrainer(
+        model, Single(), reward, args, ROWS, ROWS.select(range(2)), AutoTokenizer.from_pretrained(MODEL), optimizers=(optimizer, None)
+    ).train()  # fmt: skip
+    assert modes == [(8, True), (2, False)] * 2
+
+
+def test_the_entropy_coefficient_of_one_adapter_is_a_number(make, tmp_path):
+    """As in TRL, in the trainer and in its checkpoints."""
+    options = {"entropy_coef": 0.01, "use_adaptive_entropy": True, "entropy_target": 15.0, "entropy_coef_delta": 0.005}
+    trainer = make(save_strategy="steps", save_steps=1, **options)
+    trainer.train()
+    assert trainer.entropy_coef == pytest.approx(0.02)
+    saved = json.loads((tmp_path / "out" / "checkpoint-1" / "entropy_ctrl_state.json").read_text())
+    assert saved["entropy_coef"] == pytest.approx(0.015) and 0 < saved["last_world_entropy"] < 15
 
 
 def test_the_entropy_mask_outside_a_loss_is_trls():

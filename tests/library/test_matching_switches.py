@@ -1,4 +1,4 @@
-"""What makes comparisons fair: steps of equal tokens, and how the loss is averaged."""
+"""Options that make runs comparable: steps of equal tokens, and how the loss is averaged."""
 
 import math
 

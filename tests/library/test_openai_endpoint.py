@@ -116,7 +116,7 @@ def test_what_is_sampled_does_not_depend_on_the_order_of_arrival(tokenizer):
     for seed in range(4):
         (episode,) = play(tokenizer, shuffled_workers(seed))
         seen.append((episode.answer, [(t.slot, t.round, t.prompt_ids, t.completion_ids) for t in episode.turns]))
-    assert all(one == seen[0] for one in seen)
+    assert all(turns == seen[0] for turns in seen)
     assert [slot for slot, *_ in seen[0][1]] == [0, 1, 2] and len({tuple(t[3]) for t in seen[0][1]}) == 3
 
 

@@ -1,4 +1,4 @@
-"""Both renderers, to the character, on a conversation with consecutive assistant turns, and what a reply is taken to say."""
+"""Both renderers, to the character, on a conversation with consecutive assistant turns, and the text that is read from a reply."""
 
 import pytest
 from toy_qwen3 import toy_tokenizer

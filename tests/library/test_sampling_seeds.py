@@ -1,4 +1,4 @@
-"""Every sampled turn has a seed of its own: no two turns, iterations or runs with another seed share one."""
+"""Every sampled turn has its own seed: no two turns, iterations or runs with different seeds share one."""
 
 import pytest
 from scripted_engine import ScriptedEngine

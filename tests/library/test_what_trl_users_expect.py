@@ -1,4 +1,4 @@
-"""What a user of TRL expects to work without being told: saving and loading, trackers, model cards, epochs, resume."""
+"""Features of TRL that work unchanged: saving and loading, trackers, model cards, epochs, resume."""
 
 import math
 from importlib.resources import files

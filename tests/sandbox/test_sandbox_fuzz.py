@@ -1,4 +1,4 @@
-"""Texts that nobody wrote as answers never make grading raise, and never cost a worker of the sandbox."""
+"""Random texts never make grading raise, and never cost a worker of the sandbox."""
 
 import os
 import pkgutil

@@ -1,4 +1,4 @@
-"""Legal programs get exactly what they are due."""
+"""Programs within the limits get their exact verdicts, right or wrong."""
 
 import json
 import subprocess

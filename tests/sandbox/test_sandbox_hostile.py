@@ -56,8 +56,8 @@ class World:
         self.local.bind(str(folder / "socket"))
         self.local.listen()
         self.sockets = self.stream, self.datagram, self.local
-        for one in self.sockets:
-            one.setblocking(False)
+        for socket_ in self.sockets:
+            socket_.setblocking(False)
         self.files = self.listing()
 
     def listing(self) -> dict[str, tuple]:
@@ -90,8 +90,8 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     yield world
-    for one in world.sockets:
-        one.close()
+    for socket_ in world.sockets:
+        socket_.close()
 
 
 def descendants() -> list[str]:

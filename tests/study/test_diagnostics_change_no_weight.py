@@ -1,4 +1,4 @@
-"""Watching an iteration changes no bit of what it trains."""
+"""Diagnostics do not change the trained weights by a bit."""
 
 import pytest
 import torch

@@ -16,6 +16,7 @@ import yaml
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.presets import MODELS, TINY
 from multirole_study.experiment.run_folder import folder_of
+from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.grid import Grid, Study
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +33,9 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def snakemake(checkout: Path, *options: str) -> subprocess.CompletedProcess:
+def snakemake(checkout: Path, *options: str, study: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "snakemake", *options, "--cores", "1", "--config", *CONFIG],
+        [sys.executable, "-m", "snakemake", *options, "--cores", "1", "--config", *CONFIG, *study],
         cwd=checkout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
 
@@ -197,3 +198,22 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
     assert done.returncode == 0, done.stderr
     assert f'multirole_study paper "{folder}"' in done.stdout and f'-r results "{folder}"' in done.stdout
     assert not re.search("snakemake|_cell|pip install", done.stdout)
+
+
+def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(checkout):
+    """Two lines of one run each: the second waits for the first, and the tables of the study come last."""
+    about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+    lines = [about["lines"][0] | {"arms": [arm], "seeds": [10]} for arm in ("sp", "ip, wrapping")]
+    (checkout / "study_clock.yaml").write_text(yaml.safe_dump(about | {"lines": lines}))
+    done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=study_clock.yaml",))
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
+    assert counts == {"train": "2", "paper": "1", "total": "3"}
+    assert "multirole_study clock runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
+    first, second = ClockStudy(GRID, **about | {"lines": lines}).cells()
+    planned = {given["policy"]: given for _, given in commands(done.stdout).values()}
+    assert planned["ip"]["lr_clock"] == "update_call_wrapped" and planned["sp"]["learning_rate"] == 0.006
+    waiting = re.search(
+        rf"^rule train:\n +input: runs/tiny-r/{first.id}/DONE\n +output: (\S+)$", done.stdout, re.MULTILINE
+    )
+    assert waiting is not None and waiting[1] == f"runs/tiny-r/{second.id}/DONE", done.stdout[-3000:]

@@ -166,6 +166,27 @@ def test_the_page_holds_the_numbers_of_the_tables(committed):
     assert [p["steps"]["60"]["reward"] for p in shown] == [rewards[60, p["problem"]] for p in shown]
 
 
+def test_the_turns_that_decided_and_the_worth_of_roles(tmp_path):
+    """Only what `multirole role_value` has measured: two of three redraws of one turn change the outcome of p1 at iteration 10."""
+    run = make_run(tmp_path / "run", texts=("4", "5"))
+    plain = read(inspect_run(run))[1]
+    assert plain["role_values"] == [] and plain["episodes"]["forked"] == []
+    assert not any("effects" in turn for p in plain["episodes"]["problems"] for e in p["steps"].values() for turn in e["turns"])  # fmt: skip
+    place = {"step": 10, "problem": "p1", "index": 0, "role": "generator", "slot": 1, "round": 0, "before": 1.0}
+    effects = [place | {"how": how, "after": 0.0, "changed": changed, "replays": n} for how, changed, n in (("resample", 2, 3), ("base", 1, 1))]  # fmt: skip
+    write_table(run / "turn_effects.parquet", effects)
+    value = {"step": 10, "role": "generator", "how": "twin", "problems": 4, "replays": 4, "before": 0.5, "after": 0.25,
+             "change": -0.25, "change_low": -0.5, "change_high": 0.0, "moved": 0.25, "moved_low": 0.0, "moved_high": 0.5,
+             "token_share": 0.75, "grad_share": float("nan")}  # fmt: skip
+    write_table(run / "role_value.parquet", [value])
+    data = read(inspect_run(run))[1]
+    assert data["episodes"]["forked"] == [10]
+    by_problem = {p["problem"]: p["steps"]["10"]["turns"] for p in data["episodes"]["problems"]}
+    assert by_problem["p1"][1]["effects"] == {"resample": [2, 3], "base": [1, 1]}
+    assert not any("effects" in turn for turn in (by_problem["p1"][0], *by_problem["p0"]))
+    assert data["role_values"] == [{key: v for key, v in value.items() if key not in ("replays", "after", "grad_share")} | {"grad_share": None}]  # fmt: skip
+
+
 def test_facts_by_hand(tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
     facts_of_run = facts(run)
@@ -316,7 +337,9 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
     data = read(inspect_run(folder))[1]
     rewards = {i: [r for _, group in groups for r, *_ in group] for i, groups in data["training_groups"].items()}
-    assert [sum(of) / len(of) for of in rewards.values()] == pytest.approx(data["panels"][0]["series"][""], abs=1e-3)
+    assert [sum(values) / len(values) for values in rewards.values()] == pytest.approx(
+        data["panels"][0]["series"][""], abs=1e-3
+    )
     advantages = [sum(a for _, a, _ in group) for groups in data["training_groups"].values() for _, group in groups]
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}

@@ -1,4 +1,4 @@
-"""The math reward: which box counts, what equals the reference, and that no answer can hang, spoil or escape grading."""
+"""The math reward: which box counts, what equals the reference, and that no answer can hang, corrupt or bypass grading."""
 
 import dataclasses
 import json
@@ -137,7 +137,7 @@ def test_reference_that_cannot_be_parsed_is_matched_by_text_only() -> None:
 
 def test_line_breaks_and_strange_characters() -> None:
     answers = ["4\n2", "\n42\n", "4\x002", "\ud800", "42\u200b", "\u202f42"]
-    expected = ["wrong", "correct", "unparsable", "unparsable", "unparsable", "correct"]
+    expected = ["wrong", "correct", "unparsable", "unparsable", "correct", "correct"]
     assert grade_answers([(answer, "42") for answer in answers]) == expected
 
 

@@ -1,4 +1,4 @@
-"""A file of one's own imports modules that lie beside it: everywhere it is loaded, told apart by their content, never mixed up."""
+"""A user's file may import modules next to it, in every process that loads it; modules of equal names in two folders stay separate."""
 
 import os
 import subprocess

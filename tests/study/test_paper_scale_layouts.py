@@ -1,4 +1,4 @@
-"""What the paper's scales combine and the embedded scale does not: bfloat16, vLLM, several processes, the doctor, waiting."""
+"""Combinations that only the paper's scales have: bfloat16, vLLM, several processes, the doctor, waiting."""
 
 import json
 import re

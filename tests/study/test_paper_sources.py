@@ -1,4 +1,4 @@
-"""Rows of the paper's tasks: pinned or one's own, found, verified, read and split; what is left out or refused."""
+"""Rows of the paper's tasks, pinned or user-supplied: located, verified, read and split; which are left out or refused."""
 
 import hashlib
 import json
@@ -151,9 +151,9 @@ def test_a_smaller_count_is_a_prefix_and_more_than_there_are_is_refused():
 def test_ids_are_stable_and_unique():
     everything = Math(DAPO).problems("train") + Math(DAPO).problems("validation")
     assert len({p.id for p in everything}) == 24
-    one = next(p for p in everything if p.question == "How many positive divisors does $720$ have?")
-    assert one.id == "math/" + hashlib.sha1(one.question.encode()).hexdigest()[:12]
-    assert (one.task, one.reference) == ("math", "30")
+    known = next(p for p in everything if p.question == "How many positive divisors does $720$ have?")
+    assert known.id == "math/" + hashlib.sha1(known.question.encode()).hexdigest()[:12]
+    assert (known.task, known.reference) == ("math", "30")
 
 
 def test_a_changed_file_is_read_again(tmp_path):

@@ -59,10 +59,10 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
         held = ("frozen base, bfloat16", "adapters, float32", "gradients, float32")
         activations = planner.activations(cell, planner.shape_of(cell), tokens, True, recomputes)
         activations += parts["layers with the adapter joined"][1]
-        one = adapters(cell) // len(set(cell.policy.values()))
+        adapter_bytes = adapters(cell) // len(set(cell.policy.values()))
         sys.stdout.write(f"{job}: {measured}, planned activations {activations}\n")
-        assert sum(parts[name][1] for name in held) - one == pytest.approx(measured["before"], rel=0.01), job
-        assert activations + one == pytest.approx(measured["peak"] - measured["before"], rel=0.15), job
+        assert sum(parts[name][1] for name in held) - adapter_bytes == pytest.approx(measured["before"], rel=0.01), job
+        assert activations + adapter_bytes == pytest.approx(measured["peak"] - measured["before"], rel=0.15), job
 
 
 def test_constants_of_other_code_are_still_its_own():
@@ -148,9 +148,9 @@ def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
 
 def test_disk_by_hand():
     """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments; steps 10, 20 … 500 of 500 in bfloat16."""
-    one = 2 * 4 * 28 * 64 * 22_528
-    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 50 / 2) * one
-    assert disk_need(Cell("voting", "ip", scale="0.6b", eval_every=120)) == (3 * 3 + 5 / 2) * one
+    adapter_bytes = 2 * 4 * 28 * 64 * 22_528
+    assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 50 / 2) * adapter_bytes
+    assert disk_need(Cell("voting", "ip", scale="0.6b", eval_every=120)) == (3 * 3 + 5 / 2) * adapter_bytes
 
 
 def test_layers_are_kept_where_they_fit_and_computed_again_where_not():

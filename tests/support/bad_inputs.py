@@ -222,7 +222,7 @@ TOGETHER = {
     "an evaluation by several": Case({"n_processes": 2}, ("`n_processes` must be 1",), command="evaluate"),
     "checkpoints that are no steps": Case({"checkpoints": "ten"}, ("'all', or steps and names",), command="evaluate"),
     "a transfer to the source": Case(
-        {"workflow": "single", "adapters": "transfer"}, ("moves the single-agent adapter",), command="evaluate"
+        {"workflow": "single", "adapters": "transfer"}, ("plays another workflow with the single agent's adapter",), command="evaluate"
     ),
     "an evaluation before the run": Case({}, ("which is not finished. Train it first",), command="evaluate"),
     "a tracker that is unknown": Case(SMALL | {"report_to": "nosuch"}, ("nosuch is not supported, only",)),

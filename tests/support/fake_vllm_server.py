@@ -137,8 +137,8 @@ class FakeServer:
                     threading.Thread(target=self.stop).start()
                     return None
         reason = "stop" if ids and ids[-1] in body["stop_token_ids"] else "length"
-        told = {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": logprobs}
-        return 200, {"choices": [{"logprobs": told, "finish_reason": reason}]}
+        logprobs_field = {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": logprobs}
+        return 200, {"choices": [{"logprobs": logprobs_field, "finish_reason": reason}]}
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -86,14 +86,14 @@ def ready(trainer: MultiRoleGRPOTrainer) -> MultiRoleGRPOTrainer:
     """What `train` and `update` do before the first optimizer step."""
     trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
     trainer.state.max_steps = trainer.args.max_steps
-    for watcher in trainer.watchers:
-        if isinstance(watcher, RoleDiagnostics):
-            watcher.on_update_begin(trainer, [], {})
+    for callback in trainer.multirole_callbacks:
+        if isinstance(callback, RoleDiagnostics):
+            callback.on_update_begin(trainer, [], {})
     return trainer
 
 
 def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
-    (diagnostics,) = [watcher for watcher in trainer.watchers if isinstance(watcher, RoleDiagnostics)]
+    (diagnostics,) = [callback for callback in trainer.multirole_callbacks if isinstance(callback, RoleDiagnostics)]
     return diagnostics
 
 

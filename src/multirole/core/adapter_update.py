@@ -20,6 +20,13 @@ from multirole.core.model_passes import MicroBatch, ModelPasses, no_key
 from multirole.core.rows import Row
 
 
+def set_optimizer_mode(optimizer: object, mode: str) -> None:
+    """Call `optimizer.train()` or `optimizer.eval()`, as HF's loop does: schedule-free optimizers have them."""
+    switch = getattr(optimizer, mode, None)
+    if callable(switch):
+        switch()
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """Rows that are computed together: of one KL weight `beta`, and of one part (its index) where a pass gives one part alone.

@@ -106,7 +106,7 @@ def check_processes(args: MultiRoleGRPOConfig) -> None:
 
 
 def kl_weights(args: MultiRoleGRPOConfig, policy: dict[str, str]) -> dict[str, float]:
-    """The KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
+    """Return the KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
     if unknown := set(args.role_betas) - set(policy):
         raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(policy)}.")
     return {role: args.role_betas.get(role, args.beta) or 0.0 for role in policy}

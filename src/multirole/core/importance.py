@@ -35,7 +35,7 @@ class Correction:
 
     @classmethod
     def from_args(cls, args: MultiRoleGRPOConfig) -> "Correction | None":
-        """The correction of a run; None where it is off, or where the ratio of the loss starts from the sampler's log-probs."""
+        """Return the correction of a run; None where it is off, or where the ratio of the loss starts from the sampler's log-probs."""
         if not args.vllm_importance_sampling_correction or args.old_logprobs == "sampled":
             return None
         return cls(

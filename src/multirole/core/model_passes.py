@@ -30,7 +30,7 @@ from multirole.core.tree_attention import can_share_prefixes, packed_attention
 
 
 def no_key(row: Row) -> int:
-    """The key of a tree that rows of all parts share."""
+    """Return the key of a tree that rows of all parts share."""
     return 0
 
 
@@ -141,13 +141,13 @@ class ModelPasses:
     def gradient_layers(
         self, layers: list[LoraLinear], adapter: str, sums: PartSums | None
     ) -> AbstractContextManager[None]:
-        """The context in which backward passes leave the adapter's gradient by part in `sums`; without them, in `grad`."""
+        """Return the context in which backward passes leave the adapter's gradient by part in `sums`; without them, in `grad`."""
         if sums is None:
             return nullcontext()
         return half_layers(layers, adapter, sums, self.base) if self.is_half else merged(layers, adapter, sums)
 
     def scoring_layers(self, layers: list[LoraLinear], adapter: str | None) -> AbstractContextManager[None]:
-        """The context in which rows are only scored, with `adapter` or, if it is None, with the base alone."""
+        """Return the context in which rows are only scored, with `adapter` or, if it is None, with the base alone."""
         if self.is_half and self.can_merge_adapters and layers:
             return half_layers(layers, adapter, None, self.base)
         return nullcontext()
@@ -159,7 +159,7 @@ class ModelPasses:
     def micro_batches(
         self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0, has_gradient: bool = False
     ) -> Iterator[MicroBatch]:  # fmt: skip
-        """The micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
+        """Return the micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
         is_packed = self.shares_prompts(rows, key)
         max_tokens = self.tokens_with_gradient if has_gradient else self.micro_batch_tokens
         for micro, weight in self.shard(rows, max_tokens, loads, cost, key if is_packed else None):
@@ -183,7 +183,7 @@ class ModelPasses:
 
     @contextmanager
     def pass_over(self, micro: MicroBatch, keeps_activations: bool) -> Iterator[None]:
-        """The context of a forward pass over a micro-batch, and of its backward pass where it `keeps_activations`."""
+        """Return the context of a forward pass over a micro-batch, and of its backward pass where it `keeps_activations`."""
         n_tokens = micro.n_tokens if keeps_activations else 0
         self._packing = micro.packing
         try:

@@ -21,7 +21,7 @@ class Reference:
 
     @classmethod
     def before_training(cls, model: PeftModel, adapters: Iterable[str], is_sharded: bool) -> "Reference":
-        """The present weights of `adapters`, or the base where there are none or they change nothing; ValueError under FSDP2."""
+        """Return the present weights of `adapters`, or the base where there are none or they change nothing; ValueError under FSDP2."""
         weights = initial_weights(model, adapters)
         if weights and is_sharded:
             raise ValueError(
@@ -36,7 +36,7 @@ class Reference:
         return not self.initial_weights
 
     def applied(self) -> AbstractContextManager[None]:
-        """The context in which the model computes with the reference's weights."""
+        """Return the context in which the model computes with the reference's weights."""
         return self.model.disable_adapter() if self.is_base else swapped(self.initial_weights)
 
 

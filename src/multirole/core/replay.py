@@ -44,27 +44,27 @@ class Fork:
 def replays_of(workflow: Workflow, forks: Sequence[Fork]) -> tuple[list[tuple[Problem, int]], list["Replay"]]:
     """Return the arguments of `Rollout.run` that play forks: the attempts, and how each is replayed. ValueError for a fork that cannot be played."""
     structure = structure_of(workflow)
-    for one in forks:
-        check_fork(one, list(workflow.roles), structure)
-    return [(one.episode.problem, one.episode.index) for one in forks], [Replay(one, structure) for one in forks]
+    for fork in forks:
+        check_fork(fork, list(workflow.roles), structure)
+    return [(fork.episode.problem, fork.episode.index) for fork in forks], [Replay(fork, structure) for fork in forks]
 
 
-def check_fork(one: Fork, roles: list[str], structure: Structure) -> None:
+def check_fork(fork: Fork, roles: list[str], structure: Structure) -> None:
     """Refuse a fork that cannot be played (ValueError)."""
-    if one.how not in get_args(How):
-        raise ValueError(f"`how` must be one of {list(get_args(How))}, got {one.how!r}.")
-    if one.how == "resample" and one.draw == 0:
+    if fork.how not in get_args(How):
+        raise ValueError(f"`how` must be one of {list(get_args(How))}, got {fork.how!r}.")
+    if fork.how == "resample" and fork.draw == 0:
         raise ValueError("`draw=0` keeps the turn's own seed, so nothing would be resampled. Count draws from 1.")
-    if one.episode.failure is not None or one.episode.answer is None:
-        raise ValueError(f"{one.episode!r} was not played to its end, so it cannot be replayed. Leave it out.")
-    if isinstance(one.at, Turn) and not any(turn is one.at for turn in one.episode.turns):
+    if fork.episode.failure is not None or fork.episode.answer is None:
+        raise ValueError(f"{fork.episode!r} was not played to its end, so it cannot be replayed. Leave it out.")
+    if isinstance(fork.at, Turn) and not any(turn is fork.at for turn in fork.episode.turns):
         raise ValueError(
-            f"`at` must be a turn of the episode, got another: {one.at.role} {one.at.slot}.{one.at.round}. Take it from `episode.turns`."
+            f"`at` must be a turn of the episode, got another: {fork.at.role} {fork.at.slot}.{fork.at.round}. Take it from `episode.turns`."
         )
-    if unknown := [role for role in one.roles if role not in roles]:
+    if unknown := [role for role in fork.roles if role not in roles]:
         raise ValueError(f"`at` must name roles among {roles}, got {unknown}.")
-    if one.how == "twin":
-        for role in one.roles or (one.at.role,):  # type: ignore[union-attr]
+    if fork.how == "twin":
+        for role in fork.roles or (fork.at.role,):  # type: ignore[union-attr]
             if not has_twin(structure, role):
                 raise ValueError(
                     f"The role {role!r} has no trivial twin. Declare its reply as `Duty(..., twin=...)` in the workflow's `structure`, or "
@@ -91,9 +91,11 @@ def same_turn(episode: Episode, turn: Turn, other: Episode) -> Turn:
     """Return the turn of a replayed episode that corresponds to a turn of the episode and has its prompt."""
 
     def with_its_prompt(turns: Sequence[Turn]) -> list[Turn]:
-        return [one for one in turns if (one.role, one.prompt_ids) == (turn.role, turn.prompt_ids)]
+        return [
+            candidate for candidate in turns if (candidate.role, candidate.prompt_ids) == (turn.role, turn.prompt_ids)
+        ]
 
-    nth = next(i for i, one in enumerate(with_its_prompt(episode.turns)) if one is turn)
+    nth = next(i for i, candidate in enumerate(with_its_prompt(episode.turns)) if candidate is turn)
     return with_its_prompt(other.turns)[nth]
 
 

@@ -124,8 +124,8 @@ def reply_text(
 def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
     """Return the tokens of an episode's answer: those of the last turn with this text, or else of its text."""
     text = episode.answer.text if episode.answer else ""
-    said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
-    return control_tokens(tokenizer).encode_text(text) if said is None else said
+    ids = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
+    return control_tokens(tokenizer).encode_text(text) if ids is None else ids
 
 
 def transcript(episode: Episode) -> str:
@@ -177,6 +177,7 @@ class Rollout:
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._n_failed = 0
+        self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = self._progress = (
             0.0  # seconds in which this process was not suspended; their number at the last progress
         )
@@ -224,6 +225,7 @@ class Rollout:
     def _play(
         self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None
     ) -> None:
+        """Play all episodes in an event loop whose waiting steps the engine."""
         waiting: dict[int, asyncio.Future[Completion]] = {}
         keys = itertools.count()
 
@@ -261,7 +263,7 @@ class Rollout:
             return waiting[key]
 
         self._playing = [
-            (episode, self._attempt(episode, request_of, send, replay))
+            (episode, self._try_episode(episode, request_of, send, replay))
             for episode, replay in zip(episodes, replays or [None] * len(episodes), strict=True)
         ]
 
@@ -273,7 +275,7 @@ class Rollout:
 
     @contextmanager
     def _runner(self, advance: Callable[[], bool]) -> Iterator[asyncio.Runner]:
-        """An event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
+        """Return an event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
         selector = EngineSelector(advance, waits_outside(self.workflow))
         make_loop = functools.partial(asyncio.SelectorEventLoop, selector)
         if not selector.may_wait:
@@ -290,13 +292,13 @@ class Rollout:
             cancel_tasks(Rollout._lasting[1].get_loop())
             raise
 
-    async def _attempt(
+    async def _try_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, replay: Replay | None
     ) -> None:
         """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
         asked: list[asyncio.Future[Completion]] = []
         try:
-            await self._episode(episode, request_of, send, asked, replay)
+            await self._play_episode(episode, request_of, send, asked, replay)
         except WorkflowError as error:
             self._n_failed += 1
             if self._n_failed > self.max_failed_episodes:
@@ -310,7 +312,7 @@ class Rollout:
         self._progress = self._clock
 
     def _last_failure(self, error: WorkflowError) -> WorkflowError:
-        """The error that ends the run, with what `max_failed_episodes` says of it."""
+        """Return the error that ends the run, with advice on `max_failed_episodes`."""
         if not self.max_failed_episodes:
             return WorkflowError(
                 f"{error}\nTo leave such episodes out instead, set `max_failed_episodes` to the number that a rollout may have."
@@ -318,10 +320,11 @@ class Rollout:
         return WorkflowError(f"{self._n_failed} episodes of one rollout failed, and `max_failed_episodes` is {self.max_failed_episodes}. "
                              f"The last: {error}")  # fmt: skip
 
-    async def _episode(
+    async def _play_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, asked: list[asyncio.Future[Completion]],
         replay: Replay | None,
     ) -> None:  # fmt: skip
+        """Run the workflow of one episode and set its turns and its answer; WorkflowError if the workflow fails."""
         called: list[tuple[str, int | None, int]] = []
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
         unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
@@ -355,6 +358,7 @@ class Rollout:
             if isinstance(step, Request):
                 asked.append(send(step))
                 done = await asked[-1]
+                self.sampled_tokens += len(done.token_ids)
                 text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
                 reply = done.token_ids, done.logprobs, text, done.finish_reason
                 turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=self.version)
@@ -403,7 +407,7 @@ class Rollout:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
 
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
-        """Completion ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
+        """Return ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
         if isinstance(reply, Turn):
             return list(reply.completion_ids), list(reply.logprobs), reply.text, reply.finish_reason
         ids = [*control_tokens(self.tokenizer).encode_text(reply), self.tokenizer.eos_token_id]
@@ -422,7 +426,7 @@ class Rollout:
         if (
             not isinstance(messages, list)
             or not messages
-            or not all({"role", "content"} <= set(one) for one in messages)
+            or not all({"role", "content"} <= set(message) for message in messages)
         ):
             raise ValueError(
                 f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."

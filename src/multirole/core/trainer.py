@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
-from multirole.core.adapter_update import AdapterGradient, RowGroup
+from multirole.core.adapter_update import AdapterGradient, RowGroup, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters
@@ -49,15 +49,15 @@ from multirole.core.distributed import (
     own_share,
     processes,
 )
-from multirole.core.engine import Engine, Sampling
-from multirole.core.entropy import next_coef, step_entropy
+from multirole.core.engine import Engine, EngineError, Sampling
+from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
 from multirole.core.episode_metrics import (
     ZeroRewardWarning,
     evaluation_advantages,
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation_metrics import evaluation_metrics, mean_of_logged, score_shares
+from multirole.core.evaluation_metrics import evaluation_metrics, mean_of_logged, score_shares, warn_of_loss_as_metric
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.importance import Correction, WeightSums
@@ -83,7 +83,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, problem_order, shuffled
 from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
-from multirole.core.streams import StreamedRows, stream_rows
+from multirole.core.streams import StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
 from multirole.core.validation import (
@@ -109,6 +109,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     Overrides of TRL 1.16 / transformers 5.17; everything else, the loss included, is inherited:
 
     - `train`: resumes from `args.resume_from_checkpoint`, and shows the failure of a workflow without the frames of this package.
+    - `get_train_dataloader`: TRL's, of rows that carry their index; also of a `train_dataset` that was replaced before `train`.
     - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
     - `create_optimizer`: one AdamW over all adapters.
     - `_calculate_rewards`: TRL's, with the episodes' answers as completions.
@@ -119,9 +120,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
-    - `evaluate`: checks the dataset that is passed, and reads a stream.
+    - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
+    - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
+    - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
@@ -157,7 +160,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     args: MultiRoleGRPOConfig
     control: TrainerControl
-    entropy_coef: dict[str, float]  # of each adapter
+    entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     problems: list[Problem] | StreamedProblems
     _logs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
@@ -196,7 +199,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             args._n_gpu = 1
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
-        eval_dataset = None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs)
+        check_streams(train_dataset, eval_dataset, args)
+        self._evaluation_sets = (
+            eval_dataset,
+            None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
+        )
         import_module(ENGINES_PACKAGE).check_engine(args.engine)
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
@@ -205,11 +212,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.betas = kl_weights(args, self.policy)
         self._set_initial_state()
 
-        if isinstance(train_dataset, IterableDataset):
-            stream = stream_rows(train_dataset, args, INDEX)
-        else:
-            args.set_epochs(len(train_dataset))
-            train_dataset = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+        self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         if args.device.type == "cpu":
             use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
@@ -241,13 +244,21 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
         if self.accelerator.is_main_process:
             warn_of_noise(switched_off)
+            warn_of_loss_as_metric(args)
         self._take_over_options()
         self._set_up_passes(was_trained=isinstance(model, PeftModel))
-        if isinstance(train_dataset, IterableDataset):
-            self.train_dataset, self.problems = stream, StreamedProblems(stream)
-        else:
-            self.problems = to_problems(train_dataset)
         self._set_up_rollout(engine, render, is_answer)
+
+    def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
+        """Set `rows`, those of `train_dataset` with their indices, and `problems`, what is made of them."""
+        if isinstance(train_dataset, IterableDataset):
+            self.rows: Dataset | StreamedRows = stream_rows(train_dataset, args, INDEX)
+            self.problems = StreamedProblems(self.rows)
+        else:
+            args.set_epochs(len(train_dataset))
+            self.rows = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+            self.problems = to_problems(self.rows)
+        self._rows_source = train_dataset
 
     def _set_up_passes(self, was_trained: bool) -> None:
         """Set up forward passes, importance weights and the reference of KL. `was_trained`: the model came with adapters."""
@@ -310,8 +321,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._entropy_bonus_enabled = False  # ours is in `_backward`
         self.has_entropy_bonus = bool(args.entropy_coef or args.use_adaptive_entropy)
         # TRL saves these two in checkpoints
-        self.entropy_coef = dict.fromkeys(self.adapters, args.entropy_coef or 0.0)
-        self._last_world_entropy = dict.fromkeys(self.adapters, math.inf)
+        self.entropy_coef = by_adapter(self.adapters, args.entropy_coef or 0.0)
+        self._last_world_entropy = by_adapter(self.adapters, math.inf)
 
     @property
     def sampling(self) -> Sampling:
@@ -319,7 +330,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return Sampling(self.args.max_completion_length, self.args.temperature)
 
     @property
-    def watchers(self) -> list[MultiRoleCallback]:
+    def multirole_callbacks(self) -> list[MultiRoleCallback]:
         """The callbacks that get the events of an iteration, in their order."""
         return [c for c in self.callback_handler.callbacks if isinstance(c, MultiRoleCallback)]
 
@@ -329,9 +340,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (
-            WorkflowError
-        ) as error:  # its message shows the lines of the workflow; a traceback would show those of this package
+        except (WorkflowError, EngineError) as error:  # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from None
         finally:
             if self.ahead is not None:
@@ -340,10 +349,21 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- data order, optimizer and schedule
 
+    def get_train_dataloader(self) -> DataLoader:
+        given = self.train_dataset
+        if given is not self._rows_source:
+            check_dataset("train_dataset", given, self.reward_funcs)
+            self._set_train_rows(given, self.args)
+        self.train_dataset = self.rows
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = given
+
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
-        if isinstance(self.train_dataset, StreamedRows):  # in its own order
-            return [i for i in range(len(self.train_dataset)) for _ in range(args.num_generations)]
+        if isinstance(self.rows, StreamedRows):  # in its own order
+            return [i for i in range(len(self.rows)) for _ in range(args.num_generations)]
         return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -357,12 +377,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         `call` counts the adapters of the iteration, from 0; the rate is that of the first parameter group.
         """
         lr = self.lr_scheduler.get_last_lr()[0]
-        for watcher in self.watchers:
-            lr = watcher.on_learning_rate(self, adapter, call, lr)
+        for callback in self.multirole_callbacks:
+            lr = callback.on_learning_rate(self, adapter, call, lr)
         return lr
 
     def _get_learning_rate(self) -> float:
-        if any(watcher.overrides("on_learning_rate") for watcher in self.watchers):
+        if any(callback.overrides("on_learning_rate") for callback in self.multirole_callbacks):
             return self._last_lr
         return super()._get_learning_rate()
 
@@ -407,7 +427,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         )
 
     def _end_episode(self, episode: Episode) -> None:
-        for callback in self.watchers:
+        for callback in self.multirole_callbacks:
             callback.on_episode_end(self, episode)
 
     def _rest_engine(self) -> None:
@@ -454,8 +474,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         scores = itertools.chain.from_iterable(gather_objects(share))
         for episode, (reward, advantage) in zip(self._episodes, scores, strict=True):
             episode.reward, episode.advantage = reward, advantage
-        for watcher in self.watchers:
-            watcher.on_rollout_end(self, self._episodes)
+        for callback in self.multirole_callbacks:
+            callback.on_rollout_end(self, self._episodes)
         return self._episodes
 
     def _calculate_rewards(
@@ -486,6 +506,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         started = time.perf_counter()
         model.train()
+        set_optimizer_mode(self.optimizer, "train")
         episodes = self._generate_and_score_completions(inputs)
         if self.ahead is None:
             self._rest_engine()
@@ -508,8 +529,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
                 f"{OVERFLOW!r}, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
-        for watcher in self.watchers:
-            rows = watcher.on_rows(self, rows)
+        for callback in self.multirole_callbacks:
+            rows = callback.on_rows(self, rows)
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
         if anchored := [row for row in rows if self.betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
@@ -524,8 +545,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
         optimizer_steps, losses = [], []
-        for watcher in self.watchers:
-            watcher.on_update_begin(self, rows, steps)
+        for callback in self.multirole_callbacks:
+            callback.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.adapter_learning_rate(adapter, call)
             for mini_batch, divisor in mini_batches * self.args.num_iterations:
@@ -533,8 +554,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 optimizer_steps.append(step)
                 losses.append(loss)
         self._loss_metrics.write_to(self._metrics["train"])
-        for watcher in self.watchers:
-            watcher.on_update_end(self, rows)
+        for callback in self.multirole_callbacks:
+            callback.on_update_end(self, rows)
         return optimizer_steps, torch.stack(losses).mean() if losses else torch.zeros(
             (), device=self.accelerator.device
         )
@@ -552,8 +573,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
-        for watcher in self.watchers:
-            watcher.on_adapter_step(self, step)
+        for callback in self.multirole_callbacks:
+            callback.on_adapter_step(self, step)
         return step, loss
 
     def accumulate(
@@ -567,7 +588,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._entropy = step_entropy(
             rows, self._next_entropy_coef(adapter), self.top_entropy_quantile, self.entropies_of
         )
-        needs_parts = any(watcher.overrides("on_gradient_parts") for watcher in self.watchers)
+        needs_parts = any(callback.overrides("on_gradient_parts") for callback in self.multirole_callbacks)
         gradient = AdapterGradient(self.passes, adapter, rows, needs_parts)
         mass = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         losses: list[tuple[list[Row], Tensor]] = []
@@ -580,8 +601,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         loss = gradient.reduce(losses, self.state.global_step + 1)
         if self.has_entropy_bonus:
             self._end_entropy(adapter, loss)
-        for watcher in self.watchers:
-            watcher.on_gradient_parts(self, adapter, gradient.parts, gradient.values)
+        for callback in self.multirole_callbacks:
+            callback.on_gradient_parts(self, adapter, gradient.parts, gradient.values)
         gradient.apply()
         return gradient.params, loss
 
@@ -607,15 +628,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if weight:
             if micro.importance is not None:
                 self._weight_sums.add(micro.rows, *micro.importance, mask)
-            for watcher in self.watchers:
-                watcher.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
+            for callback in self.multirole_callbacks:
+                callback.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
         return loss.detach()
 
     def _next_entropy_coef(self, adapter: str) -> float:
         """Return the weight of the entropy bonus in the adapter's next optimizer step."""
-        if self.use_adaptive_entropy and self._last_world_entropy[adapter] > self.args.entropy_target:
+        if self.use_adaptive_entropy and value_of(self._last_world_entropy, adapter) > self.args.entropy_target:
             return 0.0
-        return self.entropy_coef[adapter]
+        return value_of(self.entropy_coef, adapter)
 
     def _end_entropy(self, adapter: str, loss: Tensor) -> None:
         """Log the policy's loss without the bonus, and adapt the coefficient of the adapter's next step."""
@@ -624,9 +645,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         entropy = total.item() / self._entropy.n_tokens
         self._metrics["train"]["policy_loss"].append(loss.item() + self._entropy.coef * entropy)
         if self.use_adaptive_entropy:
-            self.entropy_coef[adapter] = next_coef(self.entropy_coef[adapter], entropy, self.args)
-            self._last_world_entropy[adapter] = entropy
-        self._metrics["train"]["entropy_coef"].append(self.entropy_coef[adapter])
+            coef = next_coef(value_of(self.entropy_coef, adapter), entropy, self.args)
+            self.entropy_coef = with_value(self.entropy_coef, adapter, coef)
+            self._last_world_entropy = with_value(self._last_world_entropy, adapter, entropy)
+        self._metrics["train"]["entropy_coef"].append(value_of(self.entropy_coef, adapter))
 
     def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
         """Return the tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's mask."""
@@ -680,8 +702,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if iteration.number == 1 and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration")
-        for watcher in self.watchers:
-            watcher.on_iteration_end(self, iteration)
+        for callback in self.multirole_callbacks:
+            callback.on_iteration_end(self, iteration)
         log_iteration(self._metrics["train"], iteration, bool(self.args.max_failed_episodes))
         if self.ahead is not None:
             for name, value in staleness_metrics(iteration.rows, self.state.global_step).items():
@@ -689,14 +711,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._zero_reward.count(iteration.episodes, is_main)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not isinstance(self.train_dataset, StreamedRows):  # HF's counts our one long epoch
+        if not isinstance(self.rows, StreamedRows):  # HF's counts our one long epoch
             self.state.epoch = self.state.global_step * self.args.n_problems / len(self.problems)
         evaluated, self._evaluated = self._evaluated, None
         if evaluated is None:
             super().log(logs, start_time)
             return
-        prefix, shown = evaluated
-        trained, self._logs = self._logs, shown
+        prefix, table = evaluated
+        trained, self._logs = self._logs, table
         with save_separately(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
             super().log(logs, start_time)
         self._logs = trained
@@ -704,9 +726,26 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        if eval_dataset is not None and not isinstance(eval_dataset, str):
-            eval_dataset = checked_evaluation(eval_dataset, self.reward_funcs)
-        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:  # fmt: skip
+        checked = checked_evaluation(test_dataset, self.reward_funcs, "test_dataset")
+        return super().predict(checked, ignore_keys, metric_key_prefix)
+
+    def _evaluation_set(self, eval_dataset: Any) -> Any:
+        """The dataset, or the dict of them, that `evaluate` is asked for: checked, and read where it is a stream."""
+        if self.eval_dataset is not None and self.eval_dataset is not self._evaluation_sets[0]:  # replaced
+            self._evaluation_sets = self.eval_dataset, checked_evaluation(self.eval_dataset, self.reward_funcs)
+        checked = self._evaluation_sets[1]
+        if eval_dataset is None:
+            return checked
+        if isinstance(eval_dataset, str):
+            return checked[eval_dataset]
+        if any(eval_dataset is part for part in (checked.values() if isinstance(checked, dict) else [checked])):
+            return eval_dataset
+        return checked_evaluation(eval_dataset, self.reward_funcs)
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
@@ -719,13 +758,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         dataset: Any = dataloader.dataset
         n_episodes, prefix = self.args.num_generations_eval or 1, metric_key_prefix
         self.model.eval()
+        set_optimizer_mode(self.optimizer, "eval")
         episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
         scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
         means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
         self._rest_engine()
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
-        for watcher in self.watchers:
-            watcher.on_episodes_evaluated(self, episodes, metrics)
+        for callback in self.multirole_callbacks:
+            callback.on_episodes_evaluated(self, episodes, metrics)
         metrics |= mean_of_logged(prefix, self._pending_metrics)
         rewards = [None if episode.reward is None else episode.reward.value for episode in episodes]
         advantages = evaluation_advantages(rewards, n_episodes)
@@ -748,3 +788,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         adapters = set(self.peft_model.peft_config)
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._published = -1
+
+    def _load_best_model(self) -> None:
+        logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))

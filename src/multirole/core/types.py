@@ -33,8 +33,11 @@ RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 
 CreditName = Literal[
     "outcome", "agent", "agent_turn", "joint_return", "mean_over_turns", "critic", "branches", "leave_one_out", "shapley",
+    "permuted",
 ]  # fmt: skip
 """The estimators of `core.credit`: how the outcome of an episode becomes the advantages of its turns."""
+REPLAYING_CREDITS: tuple[CreditName, ...] = ("branches", "leave_one_out", "shapley")
+"""The estimators that replay episodes under the weights that played them."""
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,16 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
 
 def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> None:
     """Raise ValueError or TypeError if a dataset's rows are not prompts, or a reward function cannot take its columns."""
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        raise TypeError(
-            f"`{name}` must be a `datasets.Dataset` or a `datasets.IterableDataset`, got {type(dataset).__name__}. "
-            f"`Dataset.from_list` converts a list of rows."
+    if dataset is None:
+        raise ValueError(
+            f"`{name}` is required: the workflow plays its prompts. `Dataset.from_list` makes one of a list of rows."
         )
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        is_dict = isinstance(dataset, dict)
+        advice = (
+            f"Pass one of its splits, {list(dataset)}." if is_dict else "`Dataset.from_list` converts a list of rows."
+        )
+        raise TypeError(f"`{name}` must be a `Dataset` or `IterableDataset`, got `{type(dataset).__name__}`. {advice}")
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
     columns = list(dataset.column_names or first_row(name, dataset))  # a stream may not know them
@@ -116,12 +121,12 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
         check_signature(function, name, columns)
 
 
-def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any]) -> Any:
+def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any], argument: str = "eval_dataset") -> Any:
     """Check an evaluation set, or a dict of several, as `check_dataset` does, and read streams into datasets."""
     several = dataset if isinstance(dataset, dict) else {"": dataset}
     checked = {}
     for key, evaluation_set in several.items():
-        name = f"eval_dataset[{key!r}]" if isinstance(dataset, dict) else "eval_dataset"
+        name = f"{argument}[{key!r}]" if isinstance(dataset, dict) else argument
         check_dataset(name, evaluation_set, reward_funcs)
         checked[key] = (
             read_whole(name, evaluation_set) if isinstance(evaluation_set, IterableDataset) else evaluation_set
@@ -207,6 +212,16 @@ def is_nan(reward: Any) -> bool:
     return isinstance(reward, (float, int)) and math.isnan(reward)
 
 
+def as_number(reward: Any) -> Any:
+    """Return a reward as a float: of NumPy, a tensor with one element, a fraction. What is no number stays as it is, and so does None."""
+    if reward is None or isinstance(reward, (str, bytes)):
+        return reward
+    try:
+        return float(reward)
+    except (TypeError, ValueError, RuntimeError):
+        return reward
+
+
 def as_list(rewards: Any) -> list[float | None]:
     """Return a reward function's result as a list; TypeError if it is a single value."""
     if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
@@ -233,6 +248,7 @@ def checked_reward(function: Any) -> Any:
             raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
 
     def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
+        rewards = [as_number(reward) for reward in rewards]
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
             if is_nan(reward) and not nan_problems:
                 nan_problems.append(episode.problem.id)

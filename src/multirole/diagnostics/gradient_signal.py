@@ -32,7 +32,6 @@ from multirole.core.gradients import Part, part_of
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import problem_order, trained_tokens
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.validation import INDEX
 
 FIRST_ITERATION = 10**6
 """Number of the first batch, as an iteration. Sampling seeds follow from it, so that no batch repeats one of the training run."""
@@ -292,7 +291,7 @@ def _only_callback(trainer: MultiRoleGRPOTrainer, callback: MultiRoleCallback) -
 
 def _gradients_of_batch(trainer: MultiRoleGRPOTrainer, indices: list[int]) -> dict[str, Batch]:
     """Play one batch of episodes and return adapter -> its gradient by part, rows by part and tokens by part."""
-    inputs = [dict(trainer.train_dataset[index]) | {INDEX: index} for index in indices]
+    inputs = [dict(trainer.rows[index]) for index in indices]
     rows = trainer.prepare_rows(trainer._generate_and_score_completions(inputs))
     trainer._rest_engine()
     gradients: dict[str, Batch] = {}

@@ -9,6 +9,8 @@ Every episode is replayed with the turns of one role resampled, played by the ba
   the outcome hangs on the luck of this role's draw.
 
 Both have a 95 % Student t interval over problems, of one mean per problem: it covers other problems and draws, not other training seeds.
+
+`turn_effects` changes single turns instead, and counts the replays whose outcome differs from the episode's: it says which turn decided.
 """
 
 import math
@@ -126,6 +128,67 @@ def effect_of(role: str, how: str, episodes: Sequence[Episode], replays: Sequenc
         role, how, len(before), sum(map(len, replays)), _mean(list(map(_mean, before.values()))),
         _mean(list(map(_mean, after.values()))), t_interval(change), t_interval(list(map(_mean, moved.values()))),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TurnEffect:
+    """How often the outcome of one episode changes if one of its turns is played differently: `changed` of `replays`.
+
+    `before` is the episode's outcome and `after` the mean outcome of its replays.
+    """
+
+    problem: str
+    index: int
+    role: str
+    slot: int
+    round: int
+    how: str
+    before: float
+    after: float
+    changed: int
+    replays: int
+
+
+def turn_effects(
+    trainer: Trainer, episodes: Sequence[Episode], score: Score, iteration: int = -1, how: Iterable[How] = get_args(How),
+    n_draws: int = 4,
+) -> list[TurnEffect]:  # fmt: skip
+    """Replay scored episodes with each turn changed. Collective: every process must call it.
+
+    The arguments are those of `role_values`, but only "resample" is replayed `n_draws` times. Returns one effect per turn and
+    intervention, in the order of the episodes and their turns; replays without a reward are not counted.
+    """
+    structure, cases = structure_of(trainer.workflow), []
+    for episode in episodes:
+        for turn in episode.turns if episode.reward is not None else ():
+            for kind in how:
+                if kind != "twin" or has_twin(structure, turn.role):
+                    cases.append((episode, turn, kind, n_draws if kind == "resample" else 1))
+    forks = [
+        Fork(episode, turn, kind, int(kind == "resample") + draw)
+        for episode, turn, kind, n in cases
+        for draw in range(n)
+    ]
+    replays, effects = iter(play_scored(trainer, forks, iteration, score)), []
+    for episode, turn, kind, n in cases:
+        before = outcome(episode)
+        values = [value for value in (outcome(next(replays)) for _ in range(n)) if not math.isnan(value)]
+        changed = sum(not math.isclose(value, before) for value in values)
+        effects.append(
+            TurnEffect(
+                episode.problem.id,
+                episode.index,
+                turn.role,
+                turn.slot,
+                turn.round,
+                kind,
+                before,
+                _mean(values),
+                changed,
+                len(values),
+            )
+        )
+    return effects
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:

@@ -49,7 +49,7 @@ def llm_options(
     n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float = 0.6,
     max_num_seqs: int = 512, max_num_batched_tokens: int = 8192, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
+    """Return the arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
 
     `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake. `max_num_seqs` requests run at
     once, in steps of `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a
@@ -149,7 +149,7 @@ class VLLMEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "VLLMEngine":
-        """The engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
+        """Return the engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
@@ -240,7 +240,7 @@ class VLLMEngine:
 
 
 def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfig]:
-    """The configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
+    """Return the configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
     configs = [model.peft_config[name] for name in adapters]
     if not all(isinstance(config, LoraConfig) for config in configs):
         raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
@@ -253,7 +253,7 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
 
 
 def served_dtype(trainer: Trainer) -> torch.dtype:
-    """The dtype in which vLLM serves the trainer's model: that in which the trainer computes."""
+    """Return the dtype in which vLLM serves the trainer's model: that in which the trainer computes."""
     dtype = trainer.peft_model.get_base_model().dtype
     if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
         return torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16
@@ -261,7 +261,7 @@ def served_dtype(trainer: Trainer) -> torch.dtype:
 
 
 def adapter_state(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of an adapter of `model` under the names of its file, whole and on the host. All processes must ask."""
+    """Return the tensors of an adapter of `model` under the names of its file, whole and on the host. Collective: every rank must call this."""
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     return {key: full(tensor.detach()).to(dtype).cpu().contiguous() for key, tensor in state.items()}
 

@@ -18,7 +18,7 @@ def serve_command(
     model: str, n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, host: str, port: int,
     more: Sequence[str] = (), **options: Any,
 ) -> list[str]:  # fmt: skip
-    """The command line of a server of `model`, for this machine's device.
+    """Return the command line of a server of `model`, for this machine's device.
 
     Args:
         n_adapters: adapters of the run. The server has twice as many slots, so that new ones load beside the old ones.

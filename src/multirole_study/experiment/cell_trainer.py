@@ -36,7 +36,7 @@ from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
 from multirole.diagnostics.turn_grading import judge
 from multirole_study.experiment.base_models import layer_class, locate
-from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell import REPLAYING, Cell
 from multirole_study.experiment.grades_ahead import GradesAhead, grades_ahead
 from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
@@ -192,7 +192,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
 
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
-    """The callbacks that replace the library's rules of the update where the cell's settings differ from them."""
+    """Return the callbacks that replace the library's rules of the update where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
     if cell.advantage_group != "episode":
         rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
@@ -227,7 +227,7 @@ def make_trainer(
     if cell.process_reward:
         study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
     skills = SkillWatch(reward)
-    study_callbacks += [skills, Recording(recorder, diagnostics, skills)]
+    study_callbacks += [skills, Recording(recorder, diagnostics, skills, cell.credit in REPLAYING)]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,

@@ -33,7 +33,7 @@ import torch
 
 import multirole_sandbox as sandbox
 from multirole.core.ahead import staleness_metrics
-from multirole.core.distributed import processes
+from multirole.core.distributed import gather_objects, processes
 from multirole.core.episode_metrics import accuracy, mean_reward
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.rows import Row
@@ -226,18 +226,27 @@ class TextSignatures(MultiRoleCallback):
 class Recording(MultiRoleCallback):
     """Records iterations and evaluations. Pass it after the callbacks whose results it reads.
 
-    `recorder` is None on every process but the first.
+    `recorder` is None on every process but the first. With `counts_forks`, iterations have their sampled tokens, replays included.
     """
 
-    def __init__(self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch) -> None:
-        self.recorder, self.watched, self.skills = recorder, diagnostics, skills
+    def __init__(
+        self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch, counts_forks: bool = False
+    ) -> None:  # fmt: skip
+        self.recorder, self.watched, self.skills, self.counts_forks = recorder, diagnostics, skills, counts_forks
         self.grading_seconds, self.cpu = 0.0, time.process_time()
+        self.sampled_tokens = 0
+
+    def take_sampled_tokens(self, trainer: Trainer) -> int:
+        """Return the number of completion tokens that all processes have sampled since the last call."""
+        before, self.sampled_tokens = self.sampled_tokens, trainer.rollout.sampled_tokens
+        return sum(gather_objects(self.sampled_tokens - before))
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.grading_seconds = sandbox.take_seconds()
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         """Add rows for the iteration's summary, roles, episodes, optimizer steps, and cosines between roles."""
+        sampled_tokens = self.take_sampled_tokens(trainer)
         if self.recorder is None:
             return
         episodes, number, watched = iteration.episodes, iteration.number, self.watched
@@ -263,6 +272,7 @@ class Recording(MultiRoleCallback):
                 "cpu_seconds": time.process_time() - self.cpu,
             }
             | (staleness_metrics(iteration.rows, number - 1) if trainer.args.max_staleness else {})
+            | ({"sampled_tokens": sampled_tokens} if self.counts_forks else {})
         )
         self.cpu = time.process_time()
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):
@@ -278,6 +288,7 @@ class Recording(MultiRoleCallback):
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
+        self.take_sampled_tokens(trainer)  # the evaluation's, which count for no iteration
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:

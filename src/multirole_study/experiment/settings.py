@@ -22,6 +22,13 @@ class UserError(ValueError):
         return [str(self)]
 
 
+class UnfinishedRun(UserError):
+    """Something outside of this process ended a run. What it has saved stays, and the same command continues from there."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"{reason} The run is not finished. The same command continues from its newest checkpoint.")
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Convert ValueError and OSError to UserError, as a context manager or a decorator."""

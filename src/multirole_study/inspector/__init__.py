@@ -85,7 +85,8 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "skills": run_reader.skills(folder),
         "hedges": HEDGES,
         "training_groups": training_groups(run_reader.load(folder, "episodes"), config.get("n_episodes") or 1),
-        "episodes": describe_episodes(turns, outcomes, points),
+        "role_values": run_reader.role_values(folder),
+        "episodes": describe_episodes(turns, outcomes, points, run_reader.load(folder, "turn_effects")),
     }
 
 
