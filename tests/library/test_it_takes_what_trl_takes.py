@@ -192,6 +192,29 @@ def test_the_trainer_keeps_the_datasets_that_it_was_given(make):
     assert streamed.train_dataset is stream
 
 
+@pytest.mark.parametrize("form", ["torch", "numpy", "transform"])
+def test_rows_may_be_formatted_or_transformed(make, form):
+    """As in TRL, which reads one row after the other; a transform may make the prompts."""
+    answers = []
+
+    def reward(completions, answer, **_):
+        answers.extend(int(a) for a in answer)
+        return size(completions)
+
+    rows = Dataset.from_dict({"prompt": ["1+1", "2+2"], "answer": [2, 4]})
+    if form == "transform":
+        rows = rows.rename_column("prompt", "sum").with_transform(
+            lambda batch: {"prompt": [f"What is {s}?" for s in batch["sum"]], "answer": batch["answer"]}
+        )
+    trainer = make(
+        reward, rows if form == "transform" else rows.with_format(form), eval_dataset=rows, shuffle_dataset=False
+    )
+    trainer.train()
+    trainer.evaluate()
+    assert answers == ([2] * 4 + [4] * 4) * 2 + [2, 4]
+    assert trainer.problems[1].question == ("What is 2+2?" if form == "transform" else "2+2")
+
+
 def test_datasets_that_are_replaced_are_used_and_checked(make):
     """As in transformers, where a curriculum sets `trainer.train_dataset` between two calls of `train`."""
 

@@ -83,7 +83,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, problem_order, shuffled
 from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
-from multirole.core.streams import StreamedRows, check_streams, stream_rows
+from multirole.core.streams import IndexedRows, StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
 from multirole.core.validation import (
@@ -162,6 +162,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     control: TrainerControl
     entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     problems: list[Problem] | StreamedProblems
+    rows: IndexedRows | StreamedRows
+    train_dataset: Any
+    eval_dataset: Any
+    _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
     _logs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
@@ -252,11 +256,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
         """Set `rows`, those of `train_dataset` with their indices, and `problems`, what is made of them."""
         if isinstance(train_dataset, IterableDataset):
-            self.rows: Dataset | StreamedRows = stream_rows(train_dataset, args, INDEX)
+            self.rows = stream_rows(train_dataset, args, INDEX)
             self.problems = StreamedProblems(self.rows)
         else:
             args.set_epochs(len(train_dataset))
-            self.rows = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+            self.rows = IndexedRows(train_dataset, INDEX)
             self.problems = to_problems(self.rows)
         self._rows_source = train_dataset
 
@@ -354,6 +358,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if given is not self._rows_source:
             check_dataset("train_dataset", given, self.reward_funcs)
             self._set_train_rows(given, self.args)
+            if self.ahead is not None:
+                self._order = self._get_train_sampler()
         self.train_dataset = self.rows
         try:
             return super().get_train_dataloader()
@@ -364,7 +370,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
         if isinstance(self.rows, StreamedRows):  # in its own order
             return [i for i in range(len(self.rows)) for _ in range(args.num_generations)]
-        return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
+        return problem_order(len(self.rows), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """One optimizer over every adapter. An adapter without gradients is not touched by a step."""
@@ -707,7 +713,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not isinstance(self.rows, StreamedRows):  # HF's counts our one long epoch
-            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.problems)
+            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.rows)
         evaluated, self._evaluated = self._evaluated, None
         if evaluated is None:
             super().log(logs, start_time)
