@@ -57,7 +57,13 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation import evaluation_metrics, mean_of_logged, score_shares, warn_of_loss_as_metric
+from multirole.core.evaluation import (
+    evaluation_metrics,
+    mean_by_name,
+    mean_of_logged,
+    score_shares,
+    warn_of_loss_as_metric,
+)
 from multirole.core.forks import Replay
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
@@ -762,7 +768,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         set_optimizer_mode(self.optimizer, "eval")
         episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
         scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
-        means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
+        means = mean_by_name(self.reward_func_names, scores)
         self._rest_engine()
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
         for watcher in self.watchers:

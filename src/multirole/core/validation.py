@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
-from multirole.core.arguments import accepts
+from multirole.core.arguments import accepts, check_adapter
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.streams import StreamedRows, first_row, read_whole
 from multirole.core.types import (
@@ -57,6 +57,8 @@ def with_adapters(
                 f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
                 "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
             )
+        for name in adapters:
+            check_adapter(model.peft_config[name], f"model.peft_config[{name!r}]")
     elif peft_config is None:
         raise ValueError(
             "Roles are trained as adapters of one base model, and no `peft_config` was given. "
@@ -158,7 +160,10 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
         *history, question = conversation_of(row["prompt"])
     except ValueError as error:
         raise ValueError(f"Row {index}: {error}") from error
-    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], columns, history)
+    name = row.get("id")
+    return Problem(
+        str(index if name is None else name), str(row.get("task", "")), question["content"], columns, history
+    )
 
 
 class StreamedProblems:
