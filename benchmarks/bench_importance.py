@@ -133,8 +133,8 @@ def gap(runs: Path, engine: str, dtype: str) -> dict:
         episode.advantage = 1.0 - 2.0 * (episode.index % 2)
     rows = episode_rows(episodes, trainer.policy, False)
     trainer.create_optimizer()
-    for watcher in trainer.watchers:  # they follow an iteration, and here is none
-        trainer.remove_callback(watcher)
+    for callback in trainer.multirole_callbacks:  # they follow an iteration, and here is none
+        trainer.remove_callback(callback)
     n_tokens = sum(len(row.turn.completion_ids) for row in rows)
     return {
         "engine": engine, "dtype": dtype, "rows": len(rows), "tokens": n_tokens, "sampling_cpu_seconds": sampling,

@@ -264,6 +264,8 @@ def pack(argv: list[str]) -> int:
 
     with user_errors():
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
+        if options.runs is not None:
+            packing.add_measurements(folder, options.runs)
     if packed.empty:
         raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
     sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))

@@ -490,7 +490,7 @@ def in_use(scratch: Path) -> tuple[str, str]:
     """What becomes of a run whose folder another holds."""
     run = scratch / "results" / "tiny-r" / Cell(**RUN).id
     run.mkdir(parents=True)
-    with claim(run), mock.patch("multirole_study.experiment.run_folder.PATIENCE", 0.1):
+    with claim(run), mock.patch("multirole_study.experiment.run_folder.LOCK_SECONDS", 0.1):
         return attempt(Case(RUN), scratch)
 
 

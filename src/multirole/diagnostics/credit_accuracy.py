@@ -40,8 +40,8 @@ from multirole.core.credit import (
     shapley_values,
 )
 from multirole.core.engine import Request
-from multirole.core.forks import Fork, Replay, fork_seed
 from multirole.core.hooks import Trainer
+from multirole.core.replay import Fork, Replay, fork_seed
 from multirole.core.rows import episode_rows
 from multirole.core.types import Episode, Problem, Structure, Turn, structure_of
 

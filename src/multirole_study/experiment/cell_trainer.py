@@ -29,14 +29,14 @@ from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, structure_of
+from multirole.core.types import REPLAYING_CREDITS, Answer, Episode, Problem, Reward, structure_of
 from multirole.core.validation import add_adapters, check_reward
 from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
 from multirole.diagnostics.turn_grading import judge
 from multirole_study.experiment.base_models import layer_class, locate
-from multirole_study.experiment.cell import REPLAYING, Cell
+from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.grades_ahead import GradesAhead, grades_ahead
 from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
@@ -227,7 +227,7 @@ def make_trainer(
     if cell.process_reward:
         study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
     skills = SkillWatch(reward)
-    study_callbacks += [skills, Recording(recorder, diagnostics, skills, cell.credit in REPLAYING)]
+    study_callbacks += [skills, Recording(recorder, diagnostics, skills, cell.credit in REPLAYING_CREDITS)]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,
