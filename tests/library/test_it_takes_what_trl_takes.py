@@ -85,6 +85,8 @@ class Pair:
         ({"peft_config": {"r": 4}}, TypeError, "`peft_config` must be a `peft.LoraConfig`, got a `dict`"),
         ({"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}, ValueError, "got a `PromptTuningConfig`: the rollout"),
         ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
+        ({"peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2])}, ValueError, r"`peft_config` has `alora_invocation_tokens=\[1, 2\]`"),
+        ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
         ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
         ({"rollout_func": size}, ValueError, "`rollout_func` is not supported.*the workflow is the rollout"),
@@ -106,6 +108,7 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
         "epochs": lambda: config(tmp_path, max_steps=-1),
         "save per epoch": lambda: config(tmp_path, save_strategy="epoch"),
         "dispatched": lambda: config(tmp_path, accelerator_config={"dispatch_batches": True}),
+        "no epoch": lambda: config(tmp_path, max_steps=-1, num_train_epochs=0),
         "args": lambda: config(tmp_path),
     }
     usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
@@ -192,6 +195,29 @@ def test_the_trainer_keeps_the_datasets_that_it_was_given(make):
     assert streamed.train_dataset is stream
 
 
+@pytest.mark.parametrize("form", ["torch", "numpy", "transform"])
+def test_rows_may_be_formatted_or_transformed(make, form):
+    """As in TRL, which reads one row after the other; a transform may make the prompts."""
+    answers = []
+
+    def reward(completions, answer, **_):
+        answers.extend(int(a) for a in answer)
+        return size(completions)
+
+    rows = Dataset.from_dict({"prompt": ["1+1", "2+2"], "answer": [2, 4]})
+    if form == "transform":
+        rows = rows.rename_column("prompt", "sum").with_transform(
+            lambda batch: {"prompt": [f"What is {s}?" for s in batch["sum"]], "answer": batch["answer"]}
+        )
+    trainer = make(
+        reward, rows if form == "transform" else rows.with_format(form), eval_dataset=rows, shuffle_dataset=False
+    )
+    trainer.train()
+    trainer.evaluate()
+    assert answers == ([2] * 4 + [4] * 4) * 2 + [2, 4]
+    assert trainer.problems[1].question == ("What is 2+2?" if form == "transform" else "2+2")
+
+
 def test_datasets_that_are_replaced_are_used_and_checked(make):
     """As in transformers, where a curriculum sets `trainer.train_dataset` between two calls of `train`."""
 
@@ -257,6 +283,21 @@ def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_pat
     assert_equal(weights(trainer), weights(resumed))
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(MODEL), tmp_path / "out" / "checkpoint-3")
     assert all(torch.equal(p, weights(trainer)[n]) for n, p in loaded.named_parameters() if "lora" in n)
+
+
+def test_an_adapter_of_a_model_must_be_lora_too(make):
+    base = AutoModelForCausalLM.from_pretrained(MODEL)
+    model = get_peft_model(base, IA3Config(target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"]))
+    with pytest.raises(
+        ValueError, match=r"`model.peft_config\['default'\]` must be a `peft.LoraConfig`, got a `IA3Config`"
+    ):
+        make(model=model, peft_config=None)
+
+
+def test_trained_tokens_of_a_shared_head_are_refused(make):
+    """TRL's head fails on them with an AttributeError."""
+    with pytest.raises(ValueError, match="`trainable_token_indices` changes the embedding of tokens"):
+        make(peft_config=LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[1, 2]))
 
 
 def test_several_roles_on_one_policy_train_it_too(make):
@@ -417,6 +458,15 @@ def test_comparing_checkpoints_by_their_loss_is_warned_of(make, caplog):
     for metric in (None, "reward"):
         make(eval_dataset=ROWS, load_best_model_at_end=True, metric_for_best_model=metric, **options)
     assert caplog.text.count("says nothing of which is best") == 1 and "metric_for_best_model='loss'" in caplog.text
+
+
+def test_functions_of_one_name_are_averaged_in_evaluations_too(make):
+    trainer = make(
+        [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: [3.0] * len(completions)]
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["rewards/<lambda>/mean"] == 2.0
+    assert trainer.evaluate(ROWS)["eval_rewards/<lambda>/mean"] == 2.0
 
 
 def test_predict_is_an_evaluation(make):

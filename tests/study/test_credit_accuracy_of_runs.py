@@ -20,7 +20,7 @@ def test_a_run_is_measured_and_what_is_there_is_kept(finished, monkeypatch):
     first = table(finished, "credit_accuracy")
     assert first["problem"].nunique() == 2 and set(first["step"]) == {4} and set(first["estimator"]) == set(CREDITS)
     assert len(first) == 2 * 4 * len(CREDITS)  # a turn of each of three generators and an aggregator
-    monkeypatch.setattr(measurement, "CHUNK", 16)
+    monkeypatch.setattr(measurement, "CHUNK", 8)
     measurement.measure_run(finished, [4], 3, SMALL)
     both = table(finished, "credit_accuracy")
     monkeypatch.setattr(measurement, "CHUNK", 1)

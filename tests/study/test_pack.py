@@ -239,3 +239,24 @@ def test_the_committed_tables_hold_all_rows():
         assert metrics[run] == cell.iterations, run
         assert (n_steps[run], n_rows[run]) == (n, n * cell.n_validation), run
     assert sum(path.stat().st_size for path in folder.glob("*.parquet")) < 12e6
+
+
+def test_measurements_of_runs_are_added_by_run_and_step(tmp_path):
+    """A run's measured table has a column `run` already. New rows replace those of the same run and step."""
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    results.mkdir()
+
+    def measured(run, step, value):
+        folder = runs / run
+        folder.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame([{"run": run, "step": step, "value": value}]).to_parquet(folder / "gradient_signal.parquet")
+
+    measured("a", 30, 1.5)
+    assert pack.add_measurements(results, runs) == [results / "gradient_signal.parquet"]
+    measured("a", 60, 2.5)
+    measured("b", 30, 3.5)
+    pack.add_measurements(results, runs)
+    measured("b", 30, 4.5)
+    pack.add_measurements(results, runs)
+    rows = pd.read_parquet(results / "gradient_signal.parquet").sort_values(["run", "step"])
+    assert rows.to_numpy().tolist() == [["a", 30, 1.5], ["a", 60, 2.5], ["b", 30, 4.5]]

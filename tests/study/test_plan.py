@@ -171,7 +171,7 @@ def test_micro_batches_whose_activations_are_kept():
     launch = settled(cell, Launch(), 80 * GIB)
     memory = plan(cell, launch, 80 * GIB)
     assert by_name(memory)[f"activations of {kept} tokens, kept"][1] == planner.activations(cell, s, kept, True, False)
-    assert f"for rows of more than {kept} tokens" in report(memory, launch)
+    assert f"Micro-batches have at most {kept} tokens" in report(memory, launch)
     assert memory.fits and memory.peaks["update"] < 0.6 * 80 * GIB
     small = planner.estimate(cell, Launch(), 24 * GIB)
     assert planner.tokens_kept(cell, 24 * GIB) == cell.micro_batch_tokens
@@ -208,8 +208,14 @@ def test_the_command_line(capsys):
     assert "vLLM runs 304 requests at once" in out and "A step has 16384 tokens" in out
     assert "frozen base, bfloat16" in out and "GiB of disk" in out and " fits" in out
     assert command([*cell, "--memory-gib", "8"]) == 1
-    assert "does not fit" in capsys.readouterr().out
+    too_small = capsys.readouterr().out
+    assert "does not fit" in too_small and "GPU-hours" not in too_small
     assert "Estimated, not measured" in out and "GPU-hours" in out
+    assert command([*cell, "--memory-gib", "80", "-p", "engine", "vllm_server"]) == 0
+    out = capsys.readouterr().out
+    assert "Time is estimated only for" in out and "GPU-hours" not in out
+    with pytest.raises(UserError, match="such as --memory-gib 80"):
+        command([*cell, "--memory-gib", "0"])
     with pytest.raises(SystemExit, match="2"):
         command(["--unknown"])
 

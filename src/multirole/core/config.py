@@ -323,6 +323,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def set_epochs(self, n_rows: int) -> None:
         """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise ValueError(
+                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."
+            )
         whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
         if self.max_steps <= 0:
             self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))

@@ -53,6 +53,14 @@ def warn_of_loss_as_metric(args: MultiRoleGRPOConfig) -> None:
         )  # fmt: skip
 
 
+def mean_by_name(names: list[str], scores: Tensor) -> dict[str, float]:
+    """The mean score by reward function, of scores (N, F); over all functions of a name, as in TRL's training log."""
+    means: dict[str, list[float]] = defaultdict(list)
+    for name, mean in zip(names, scores.nanmean(0).tolist(), strict=True):
+        means[name].append(mean)
+    return {name: sum(values) / len(values) for name, values in means.items()}
+
+
 def evaluation_metrics(
     prefix: str, episodes: list[Episode], means: Mapping[str, float], counts_failures: bool
 ) -> dict[str, float]:

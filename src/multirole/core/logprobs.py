@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from peft import PeftModel
+from peft.utils.other import TrainableTokensWrapper
 from torch import Tensor, nn
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
@@ -76,6 +77,12 @@ def check_head(model: PeftModel, temperature: float, tolerance: float) -> None:
 
     TRL reads the caps and scales of logits under the names that most configurations use; a model may use others.
     """
+    trains_tokens = isinstance(model.get_base_model().get_output_embeddings(), TrainableTokensWrapper)
+    if trains_tokens:
+        raise ValueError(
+            "`trainable_token_indices` changes the embedding of tokens that the model's head shares, and TRL's fused head does not compute "
+            "with such a head. Leave it out, or use a model whose head has weights of its own."
+        )
     ids = torch.arange(8, device=model.device)[None]  # (1, 8)
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature  # (1, 7, V)
     expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # (1, 7)

@@ -24,7 +24,7 @@ from multirole.core.distributed import gather_objects, shard
 from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora
 from multirole.core.logprobs import compact_head, has_large_head, score, score_packed
 from multirole.core.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
-from multirole.core.recomputation import activation_bytes, fits, without_recomputation
+from multirole.core.recomputation import activation_bytes, fits, recomputed_layers, without_recomputation
 from multirole.core.rows import Row, micro_batches, padded
 from multirole.core.tree_attention import can_share_prefixes, packed_attention
 
@@ -115,7 +115,7 @@ class ModelPasses:
         Where gradient checkpointing is on, on a GPU, micro-batches are cut so that their activations can be kept (`kept_tokens`).
         """
         base = self.base
-        if base.device.type != "cuda" or self.is_sharded or not base.is_gradient_checkpointing:
+        if base.device.type != "cuda" or self.is_sharded or not recomputed_layers(base):
             return self.micro_batch_tokens
         adapters = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
         frozen = sum(p.nbytes for p in self.model.parameters()) - adapters

@@ -41,11 +41,15 @@ def fits(model: PreTrainedModel, n_tokens: int, is_half: bool) -> bool:
     return activation_bytes(model, n_tokens, is_half) <= USABLE_FRACTION * free_bytes(model.device)
 
 
+def recomputed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """Return the layers with gradient checkpointing."""
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+
+
 @contextmanager
 def without_recomputation(model: PreTrainedModel, is_off: bool) -> Iterator[None]:
     """Context manager: if `is_off`, layers keep their activations. Run forward and backward pass inside it."""
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-    layers = layers if is_off else []
+    layers = recomputed_layers(model) if is_off else []
     for layer in layers:
         layer.gradient_checkpointing = False
     try:

@@ -1,4 +1,4 @@
-"""Read datasets that support only sequential access (`datasets.IterableDataset`)."""
+"""Rows of a dataset with their indices; read datasets that support only sequential access (`datasets.IterableDataset`)."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +14,22 @@ ITERATIONS_AHEAD = 4
 """Iterations whose rows may be in the hands of the data loader."""
 MAX_EVALUATION_ROWS = 100_000
 """Largest evaluation set that is read from a stream, which may have no end."""
+
+
+class IndexedRows(TorchDataset):
+    """The rows of a dataset, each with its index in the column `index_column`. The dataset may format or transform its rows."""
+
+    def __init__(self, dataset: Dataset, index_column: str) -> None:
+        self.dataset, self.index_column = dataset, index_column
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.dataset[index] | {self.index_column: index}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (row | {self.index_column: i} for i, row in enumerate(self.dataset))
 
 
 class StreamedRows(TorchDataset):

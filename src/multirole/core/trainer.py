@@ -57,7 +57,13 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation_metrics import evaluation_metrics, mean_of_logged, score_shares, warn_of_loss_as_metric
+from multirole.core.evaluation_metrics import (
+    evaluation_metrics,
+    mean_by_name,
+    mean_of_logged,
+    score_shares,
+    warn_of_loss_as_metric,
+)
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.importance import Correction, WeightSums
@@ -83,7 +89,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, problem_order, shuffled
 from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
-from multirole.core.streams import StreamedRows, check_streams, stream_rows
+from multirole.core.streams import IndexedRows, StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
 from multirole.core.validation import (
@@ -162,6 +168,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     control: TrainerControl
     entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     problems: list[Problem] | StreamedProblems
+    rows: IndexedRows | StreamedRows
+    train_dataset: Any
+    eval_dataset: Any
+    _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
     _logs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
@@ -252,11 +262,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
         """Set `rows`, those of `train_dataset` with their indices, and `problems`, what is made of them."""
         if isinstance(train_dataset, IterableDataset):
-            self.rows: Dataset | StreamedRows = stream_rows(train_dataset, args, INDEX)
+            self.rows = stream_rows(train_dataset, args, INDEX)
             self.problems = StreamedProblems(self.rows)
         else:
             args.set_epochs(len(train_dataset))
-            self.rows = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+            self.rows = IndexedRows(train_dataset, INDEX)
             self.problems = to_problems(self.rows)
         self._rows_source = train_dataset
 
@@ -354,6 +364,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if given is not self._rows_source:
             check_dataset("train_dataset", given, self.reward_funcs)
             self._set_train_rows(given, self.args)
+            if self.ahead is not None:
+                self._order = self._get_train_sampler()
         self.train_dataset = self.rows
         try:
             return super().get_train_dataloader()
@@ -364,7 +376,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
         if isinstance(self.rows, StreamedRows):  # in its own order
             return [i for i in range(len(self.rows)) for _ in range(args.num_generations)]
-        return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
+        return problem_order(len(self.rows), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create one optimizer over all adapters. A step does not change an adapter that has no gradient."""
@@ -712,7 +724,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not isinstance(self.rows, StreamedRows):  # HF's counts our one long epoch
-            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.problems)
+            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.rows)
         evaluated, self._evaluated = self._evaluated, None
         if evaluated is None:
             super().log(logs, start_time)
@@ -761,7 +773,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         set_optimizer_mode(self.optimizer, "eval")
         episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
         scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
-        means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
+        means = mean_by_name(self.reward_func_names, scores)
         self._rest_engine()
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
         for callback in self.multirole_callbacks:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
-from multirole.core.arguments import accepts
+from multirole.core.arguments import accepts, check_adapter
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.streams import StreamedRows, first_row, read_whole
 from multirole.core.types import (
@@ -57,6 +57,8 @@ def with_adapters(
                 f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
                 "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
             )
+        for name in adapters:
+            check_adapter(model.peft_config[name], f"model.peft_config[{name!r}]")
     elif peft_config is None:
         raise ValueError(
             "Roles are trained as adapters of one base model, and no `peft_config` was given. "
@@ -105,7 +107,11 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
         raise TypeError(f"`{name}` must be a `Dataset` or `IterableDataset`, got `{type(dataset).__name__}`. {advice}")
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
-    columns = list(dataset.column_names or first_row(name, dataset))  # a stream may not know them
+    is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+    if is_transformed or not dataset.column_names:  # a stream may not know its columns
+        columns = list(first_row(name, dataset))
+    else:
+        columns = list(dataset.column_names)
     if "prompt" not in columns:
         raise ValueError(f'`{name}` needs a "prompt" column; it has {columns}.')
     if images := {"image", "images"} & set(columns):
@@ -134,15 +140,17 @@ def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any], argument: str 
     return checked if isinstance(dataset, dict) else checked[""]
 
 
-def to_problems(dataset: Dataset) -> list[Problem]:
+def to_problems(rows: Iterable[dict[str, Any]]) -> list[Problem]:
     """Convert each row to a problem. The optional columns "id" and "task" give its name and its prompt templates."""
-    if "id" in dataset.column_names and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
-        twice = next(name for name, count in Counter(ids).items() if count > 1)
+    problems = [to_problem(row, i) for i, row in enumerate(rows)]
+    counts = Counter(problem.id for problem in problems)
+    if len(counts) < len(problems):
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(
             f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
             "unique, or leave the column out."
         )
-    return [to_problem(row, i) for i, row in enumerate(dataset)]
+    return problems
 
 
 def to_problem(row: dict[str, Any], index: int) -> Problem:
@@ -152,7 +160,10 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
         *history, question = conversation_of(row["prompt"])
     except ValueError as error:
         raise ValueError(f"Row {index}: {error}") from error
-    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], columns, history)
+    name = row.get("id")
+    return Problem(
+        str(index if name is None else name), str(row.get("task", "")), question["content"], columns, history
+    )
 
 
 class StreamedProblems:
@@ -167,12 +178,14 @@ class StreamedProblems:
 
 def check_prompts(name: str, dataset: "Dataset") -> None:
     """Raise ValueError for a prompt that is neither text nor a conversation of texts that ends with a user message."""
-    for row, prompt in enumerate(dataset["prompt"]):
+    is_transformed = dataset.format["type"] == "custom"
+    prompts = (row["prompt"] for row in dataset) if is_transformed else dataset["prompt"]
+    for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             try:
                 conversation_of(prompt)
             except ValueError as error:
-                raise ValueError(f"Row {row} of `{name}`: {error}") from error
+                raise ValueError(f"Row {index} of `{name}`: {error}") from error
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:

@@ -22,7 +22,7 @@ from multirole_study.experiment.storage import write_table
 
 FILE = "credit_accuracy.parquet"
 """In a run's folder; no part of the record that DONE has checksums of."""
-CHUNK = 16
+CHUNK = 8
 """Problems that are measured at a time. The table is written after each chunk, so that a killed measurement goes on where it was."""
 
 

@@ -23,7 +23,7 @@ EVERY = "all"
 """The line of all turns together, in place of a role."""
 CAPTION = (
     "Not in the paper. Each estimator's advantage is compared with the exact effect of a turn's reply on the reward, at fixed weights, at {scale} on {task}: "
-    "the turns of one episode of each of {problems} training problems, {replies} replies to each prompt, {tails} draws of what follows each reply. "
+    "the turns of one episode of each of {problems} training problems ({declared} were declared), {replies} replies to each prompt, {tails} draws of what follows each reply. "
     "Columns split the advantage's mean square, in percent: its part proportional to the exact effect; its bias, the part that depends on the "
     "reply in another way; its baseline, which depends on what the reply answers and adds variance only; and noise. Every part is estimated without bias and may be "
     "negative. Tokens are sampled tokens per trained row, forks included, relative to {reference}. Brackets are 95 % percentile bootstrap intervals "
@@ -117,7 +117,7 @@ def accuracy_table(rows: pd.DataFrame) -> Table:
         shown.append(line | {"verdicts": ", ".join(f"{row.question} {row.verdict}" for row in mine.itertuples())})
     sizes = DECLARED["sizes"]
     caption = CAPTION.format(
-        scale=DECLARED["scale"], task=DECLARED["task"], problems=rows["problem"].nunique(), replies=sizes["replies"],
+        scale=DECLARED["scale"], task=DECLARED["task"], problems=rows["problem"].nunique(), declared=DECLARED["problems"], replies=sizes["replies"],
         tails=sizes["tails"], seeds=", ".join(map(str, sorted(rows["seed"].unique()))), missing=missing(rows),
         reference=DECLARED["reference"], placebo=DECLARED["placebo"], version=DECLARED["version"],
     )  # fmt: skip
