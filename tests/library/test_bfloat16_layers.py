@@ -6,7 +6,8 @@ from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import model_passes
-from multirole.core.bfloat16 import NormProduct, _lora_product, half_layers, has_fast_bfloat16
+from multirole.core.bfloat16 import half_layers, has_fast_bfloat16
+from multirole.core.half_decoder import join, norm_backward, norm_forward
 from multirole.core.hooks import MultiRoleCallback
 from multirole.workflows import Voting
 
@@ -87,7 +88,7 @@ def test_an_update_is_not_merged_into_rounded_weights(tokenizer):
     model = build_model(tokenizer, {"a": "shared"})
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     layer.lora_B["shared"].weight.data.mul_(1e-4)
-    whole = _lora_product(layer, "shared", None).args[0]
+    whole = join([layer], "shared", None).whole
     n_in = layer.base_layer.in_features
     assert torch.equal(whole[:, :n_in], layer.base_layer.weight.bfloat16())
     update = whole[:, n_in:].float() / layer.scaling["shared"]
@@ -98,13 +99,14 @@ def test_the_norm_and_its_gradient(tokenizer):
     norm = toy_model(tokenizer).model.norm
     norm.weight.data = torch.rand_like(norm.weight) + 0.5
     x = torch.randn(2, 5, 32, requires_grad=True)
-    y = NormProduct.apply(x, norm.weight, norm.variance_epsilon)
+    y, scale = norm_forward(x, norm.weight, norm.variance_epsilon)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), norm(x), atol=2e-2, rtol=0)
     grad = torch.randn(2, 5, 32).bfloat16()
-    (found,) = torch.autograd.grad(y, x, grad)
+    addend = torch.randn_like(x)
+    computed = norm_backward(grad, x, scale, norm.weight, addend)
     (expected,) = torch.autograd.grad(norm(x), x, grad.float())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(computed, expected + addend, atol=1e-5, rtol=1e-4)
 
 
 def test_the_processor_is_asked():
