@@ -70,7 +70,9 @@ class JointLora:
         """Return W' x' (N, L, out)."""
         return F.linear(extended, self.whole, self.bias)
 
-    def backward(self, grad: Tensor, extended: Tensor, segments: list[tuple[int, slice]], needs_input: bool) -> Tensor | None:
+    def backward(
+        self, grad: Tensor, extended: Tensor, segments: list[tuple[int, slice]], needs_input: bool
+    ) -> Tensor | None:
         """Add the gradients of A and B to the sums, and return that of x (N, L, in) if it is needed."""
         n_in = self.a.size(1)
         shape = (*extended.shape[:-1], n_in)
@@ -112,7 +114,9 @@ def join(modules: Iterable[Any], adapter: str | None, sums: PartSums | None) -> 
     bias = None
     if any(base.bias is not None for base in bases):
         zeros = torch.zeros(n_out).split([base.out_features for base in bases])
-        bias = torch.cat([zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=True)]).to(HALF)
+        bias = torch.cat(
+            [zero if base.bias is None else base.bias for base, zero in zip(bases, zeros, strict=True)]
+        ).to(HALF)
     return JointLora(whole, bias, a, parts, sums)
 
 
@@ -130,13 +134,20 @@ class HalfDecoder:
         self.before_attention, self.before_mlp = layer.input_layernorm, layer.post_attention_layernorm
         joined = partial(join, adapter=adapter, sums=sums)
         self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.o, self.gate_up, self.down = joined([attention.o_proj]), joined([mlp.gate_proj, mlp.up_proj]), joined([mlp.down_proj])
+        self.o, self.gate_up, self.down = (
+            joined([attention.o_proj]),
+            joined([mlp.gate_proj, mlp.up_proj]),
+            joined([mlp.down_proj]),
+        )
         config = attention.config
         self.heads = config.num_attention_heads, config.num_key_value_heads
         self.qk_norm: Tensor | None = None  # (heads + n_kv, d)
         if isinstance(layer, Qwen3DecoderLayer):
             norms = zip((attention.q_norm, attention.k_norm), self.heads, strict=True)
-            self.qk_norm, self.qk_eps = torch.cat([norm.weight.float().expand(n, -1) for norm, n in norms]), attention.q_norm.variance_epsilon
+            self.qk_norm, self.qk_eps = (
+                torch.cat([norm.weight.float().expand(n, -1) for norm, n in norms]),
+                attention.q_norm.variance_epsilon,
+            )
         # an input that needs a gradient, so that autograd calls the backward passes of the first layer
         self.anchor = next(iter(sums.by_parameter)) if sums else None
 

@@ -68,7 +68,13 @@ class LargeHead:
         hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk_size: int,
         softcap: float | None, logit_scale: float, outputs: tuple[str, ...],
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        if bias is None and softcap is None and logit_scale == 1 and not head.requires_grad and set(outputs) <= {"log_probs", "entropy"}:
+        if (
+            bias is None
+            and softcap is None
+            and logit_scale == 1
+            and not head.requires_grad
+            and set(outputs) <= {"log_probs", "entropy"}
+        ):
             return *AttentionHead.apply(hidden, head, targets, temperature), None, None, None
         return ChunkedLogProbFunction.apply(
             hidden, head, bias, targets, temperature, chunk_size, softcap, logit_scale, outputs

@@ -108,7 +108,9 @@ class StoredScores(torch.autograd.Function):
         n_tokens, n_kv, head_dim = ctx.shape
         grads_q, saved = [], iter(ctx.saved_tensors)
         grads_kv = torch.zeros(2, n_tokens, n_kv * head_dim)
-        for group, (queries, keys, values, weights) in zip(ctx.packing.groups, zip(*[saved] * 4, strict=True), strict=True):
+        for group, (queries, keys, values, weights) in zip(
+            ctx.packing.groups, zip(*[saved] * 4, strict=True), strict=True
+        ):
             grads = gather(grad, group, True, n_kv).float()  # (S, n_kv, rep * Q, d)
             grads.unflatten(2, (-1, group.mask.size(2))).mul_(group.is_query)
             grad_scores = torch._softmax_backward_data(grads @ values.mT, weights, -1, torch.float32)
