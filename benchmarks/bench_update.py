@@ -70,7 +70,7 @@ def record(workflow: str, model: str, path: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(workflow, model, folder, bf16=False)
         started = time.process_time()
-        inputs = [trainer.train_dataset[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
+        inputs = [trainer.rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
         episodes = trainer._generate_and_score_completions(inputs)
         seconds = time.process_time() - started
     turns = [
