@@ -299,7 +299,7 @@ def comlrl() -> dict:
         return done
 
     trainer._generate_completions = count
-    rows = [dict(row) for row in trainer.rows]
+    rows = [dict(row) for row in trainer.train_dataset]
     torch.manual_seed(0)
     trainer._train_step_returns(rows[0])
     counted.update(tokens=0, sequences=0)
