@@ -271,14 +271,16 @@ def peft_model(**options):
     )
 
 
-def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_path):
-    trainer = make(model=peft_model(), peft_config=None, max_steps=3, save_strategy="steps", save_steps=1)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_path, beta):
+    """And resumed: with `beta`, stock TRL 1.16 resumes without the trained adapter, because of its adapter "ref"."""
+    trainer = make(model=peft_model(), peft_config=None, max_steps=3, save_strategy="steps", save_steps=1, beta=beta)
     before = weights(trainer)
     trainer.train()
     assert trainer.adapters == ["default"] and any(not torch.equal(v, before[n]) for n, v in weights(trainer).items())
     folder = tmp_path / "out" / "checkpoint-1"
     assert (folder / "adapter_model.safetensors").exists()  # where TRL has it
-    resumed = make(model=peft_model(), peft_config=None, max_steps=3, folder=tmp_path / "resumed")
+    resumed = make(model=peft_model(), peft_config=None, max_steps=3, folder=tmp_path / "resumed", beta=beta)
     resumed.train(resume_from_checkpoint=str(folder))
     assert_equal(weights(trainer), weights(resumed))
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(MODEL), tmp_path / "out" / "checkpoint-3")

@@ -159,7 +159,9 @@ def test_an_iteration_without_any_reward_goes_on_with_advantages_of_zero(score):
 
 
 @pytest.mark.parametrize(
-    "kind", [np.float32, np.float64, torch.tensor, lambda x: torch.tensor([x]), Fraction, int, bool], ids=str
+    "kind",
+    [np.float32, np.float64, torch.tensor, lambda x: torch.tensor([x]), Fraction, int, bool],
+    ids=["float32", "float64", "scalar tensor", "tensor of one", "Fraction", "int", "bool"],
 )
 def test_rewards_may_be_any_kind_of_number(score, kind):
     def by_parity(episodes, **_):
@@ -198,7 +200,7 @@ def test_a_function_with_trls_arguments_alone_is_called_with_those(make_library_
 
     engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(Single(), engine, exact)
-    trainer._generate_and_score_completions([dict(trainer.train_dataset[0]) for _ in range(16)])
+    trainer._generate_and_score_completions([dict(trainer.rows[0]) for _ in range(16)])
     assert seen == [16]
 
 
