@@ -9,7 +9,7 @@ from test_credit_estimators import score, trainer_of
 from test_forks_are_exact import BASE, CHANCE, SAMPLING, close_to, expectation, last_chance, relay
 
 from multirole.core.types import Episode, Problem, Reward
-from multirole.diagnostics.role_value import RoleValue, effect_of, role_values, t_interval, t_quantile
+from multirole.diagnostics.role_value import RoleValue, effect_of, role_values, t_interval, t_quantile, turn_effects
 from multirole.workflows import Voting
 
 
@@ -68,14 +68,38 @@ def test_role_values_are_those_of_enumeration(tokenizer):
     assert effects["last", "resample"].moved.mean == close_to(differ, n)
 
 
+def test_the_effect_of_a_turn_counts_the_replays_that_end_otherwise(tokenizer):
+    """Given k of the first two turns said x, a redraw of the last turn ends otherwise with the chance p_k or 1 - p_k."""
+    n, rollout = 300, relay(tokenizer)
+    episodes = rollout.run([(Problem(str(i), "tiny_chain", "q", None), 0) for i in range(n)], 3, SAMPLING)
+    score(episodes)
+    effects = turn_effects(trainer_of(rollout, 1), episodes, score, 3, n_draws=4)
+    assert len(effects) == n * (2 * 2 + 3)  # the first role has no twin
+    last = [one for one in effects if one.role == "last" and one.how == "resample"]
+    assert all(one.replays == 4 and 0 <= one.changed <= 4 for one in last)
+    x = rollout.engine.x
+    expected = []
+    for episode in episodes:
+        p = CHANCE["last", episode.turns[2].prompt_ids.count(x)]
+        expected.append(1 - p if episode.turns[2].text == "x" else p)
+    changed = sum(one.changed for one in last) / (4 * n)
+    assert changed == close_to(sum(expected) / n, 4 * n)
+    for one, episode in zip([e for e in effects if e.how == "twin"], episodes, strict=True):
+        differs = (episode.turns[0].text == "x") != (episode.answer.text == "x")  # the twin repeats slot 0
+        assert (one.changed, one.replays, one.problem) == (int(differs), 1, episode.problem.id)
+        assert one.after == (1 - one.before if differs else one.before)
+
+
 def test_the_callback_measures_at_an_evaluation(make_library_trainer):
     def by_length(episodes):
-        for one in episodes:
-            one.reward = Reward(len(one.turns[-1].completion_ids) % 2, "", bool(len(one.turns[-1].completion_ids) % 2))
+        for episode in episodes:
+            episode.reward = Reward(
+                len(episode.turns[-1].completion_ids) % 2, "", bool(len(episode.turns[-1].completion_ids) % 2)
+            )
 
     def reward(completions, episodes, **_):
         by_length(episodes)
-        return [one.reward.value for one in episodes]
+        return [episode.reward.value for episode in episodes]
 
     value = RoleValue(by_length, n_problems=3)
     trainer = make_library_trainer(Voting(), reward_funcs=reward, callbacks=[value], max_completion_length=8)

@@ -10,7 +10,7 @@ import torch
 
 from multirole.diagnostics.gradient_signal import AdapterGradients, Estimate
 from multirole_study.experiment.role_gradients import cell_of, measure_run, rows_of, with_interval
-from multirole_study.paper.gradient_signal import (
+from multirole_study.paper.gradient_signal_table import (
     DECLARED,
     answers,
     missing,
@@ -88,5 +88,5 @@ def test_intervals_are_students():
 def test_a_folder_without_the_steps_is_refused(finished, tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a run"):
         cell_of(tmp_path)
-    with pytest.raises(ValueError, match=r"`--at` must name saved steps of .*, got \[999\]"):
+    with pytest.raises(ValueError, match=r"`--at` must name 0 or saved steps of .*, got \[999\]"):
         measure_run(finished, [999], 4)

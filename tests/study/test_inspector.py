@@ -124,8 +124,8 @@ def test_the_page_stays_below_5_mb_per_100_episodes(committed, tmp_path):
     assert page.stat().st_size < 5e6 * 2 * len(steps) / 100
     turn = read(page)[1]["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
     at, left_out = turn["gap"]
-    kept = "".join(turn["pieces"][:at])
-    assert len(text_of(turn)) + left_out == len(long) and long.startswith(kept) and len(kept) > 1000
+    beginning = "".join(turn["pieces"][:at])
+    assert len(text_of(turn)) + left_out == len(long) and long.startswith(beginning) and len(beginning) > 1000
 
 
 def test_model_text_cannot_become_markup(tmp_path):
@@ -167,17 +167,38 @@ def test_the_page_holds_the_numbers_of_the_tables(committed):
     assert [p["steps"]["60"]["reward"] for p in shown] == [rewards[60, p["problem"]] for p in shown]
 
 
+def test_the_turns_that_decided_and_the_worth_of_roles(tmp_path):
+    """Only what `multirole role_value` has measured: two of three redraws of one turn change the outcome of p1 at iteration 10."""
+    run = make_run(tmp_path / "run", texts=("4", "5"))
+    plain = read(inspect_run(run))[1]
+    assert plain["role_values"] == [] and plain["episodes"]["forked"] == []
+    assert not any("effects" in turn for p in plain["episodes"]["problems"] for e in p["steps"].values() for turn in e["turns"])  # fmt: skip
+    place = {"step": 10, "problem": "p1", "index": 0, "role": "generator", "slot": 1, "round": 0, "before": 1.0}
+    effects = [place | {"how": how, "after": 0.0, "changed": changed, "replays": n} for how, changed, n in (("resample", 2, 3), ("base", 1, 1))]  # fmt: skip
+    write_table(run / "turn_effects.parquet", effects)
+    value = {"step": 10, "role": "generator", "how": "twin", "problems": 4, "replays": 4, "before": 0.5, "after": 0.25,
+             "change": -0.25, "change_low": -0.5, "change_high": 0.0, "moved": 0.25, "moved_low": 0.0, "moved_high": 0.5,
+             "token_share": 0.75, "grad_share": float("nan")}  # fmt: skip
+    write_table(run / "role_value.parquet", [value])
+    data = read(inspect_run(run))[1]
+    assert data["episodes"]["forked"] == [10]
+    by_problem = {p["problem"]: p["steps"]["10"]["turns"] for p in data["episodes"]["problems"]}
+    assert by_problem["p1"][1]["effects"] == {"resample": [2, 3], "base": [1, 1]}
+    assert not any("effects" in turn for turn in (by_problem["p1"][0], *by_problem["p0"]))
+    assert data["role_values"] == [{key: v for key, v in value.items() if key not in ("replays", "after", "grad_share")} | {"grad_share": None}]  # fmt: skip
+
+
 def test_facts_by_hand(tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
-    found = facts(run)
-    assert found["iteration"].to_dict() == {
+    facts_of_run = facts(run)
+    assert facts_of_run["iteration"].to_dict() == {
         "start": 0,
         "best": 10,
         "end": 30,
     }  # the earlier of equals; 4 points are no fall
-    assert found["value"].tolist() == [
+    assert facts_of_run["value"].tolist() == [
         f"{value}\N{NO-BREAK SPACE}%" for value in ("50.0", "80.0", "76.0")
-    ] and found.loc["best", "detail"].endswith("n=50")
+    ] and facts_of_run.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
     assert facts(make_run(tmp_path / "bare", steps=())).empty
@@ -294,10 +315,10 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
     assert str(tmp_path / "one.html") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "out"])
-def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
+@pytest.mark.parametrize("content", ["missing", "empty", "out"])
+def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, content):
     (tmp_path / "empty").mkdir()
-    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
+    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[content]
     with pytest.raises(UserError, match="contains no finished run|is not the folder of a run"):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
@@ -317,7 +338,9 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
     data = read(inspect_run(folder))[1]
     rewards = {i: [r for _, group in groups for r, *_ in group] for i, groups in data["training_groups"].items()}
-    assert [sum(of) / len(of) for of in rewards.values()] == pytest.approx(data["panels"][0]["series"][""], abs=1e-3)
+    assert [sum(values) / len(values) for values in rewards.values()] == pytest.approx(
+        data["panels"][0]["series"][""], abs=1e-3
+    )
     advantages = [sum(a for _, a, _ in group) for groups in data["training_groups"].values() for _, group in groups]
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}

@@ -139,9 +139,9 @@ def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):
         folder / "turns.parquet", columns=["text"], filters=[("run", "==", IP.id), ("step", "==", 5)]
     )
     assert packed["text"].null_count == len(turns) - 1
-    found = pack.read(folder, "turns", [IP.id], ["step", "text"])
-    assert found.columns.tolist() == ["step", "text"]
-    assert found.loc[found["step"] == 5, "text"].tolist() == turns["text"].tolist()
+    stored = pack.read(folder, "turns", [IP.id], ["step", "text"])
+    assert stored.columns.tolist() == ["step", "text"]
+    assert stored.loc[stored["step"] == 5, "text"].tolist() == turns["text"].tolist()
 
 
 def test_a_reward_is_kept_where_it_does_not_follow_from_the_answer(folder):
@@ -154,9 +154,9 @@ def test_a_reward_is_kept_where_it_does_not_follow_from_the_answer(folder):
     pack.pack(folder)
     packed = pq.read_table(folder / "eval.parquet", columns=["reward"], filters=[("run", "==", IP.id)])
     assert packed["reward"].null_count == len(table) - 3
-    found = pack.read(folder, "eval", [IP.id], ["reward"])
-    assert found.columns.tolist() == ["reward"]
-    assert np.array_equal(found["reward"], np.float32(table["reward"]).astype(float), equal_nan=True)
+    outcomes = pack.read(folder, "eval", [IP.id], ["reward"])
+    assert outcomes.columns.tolist() == ["reward"]
+    assert np.array_equal(outcomes["reward"], np.float32(table["reward"]).astype(float), equal_nan=True)
 
 
 def test_packed_runs_stay_when_their_folders_go(folder):
@@ -183,8 +183,8 @@ def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_pat
     turns.to_parquet(path)
     write_done(folder / IP.id)
     pack.pack(folder)
-    found = pd.read_parquet(pack.unpack(folder, IP.id, tmp_path / "out") / "turns" / "step_00005.parquet")
-    assert found["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
+    unpacked = pd.read_parquet(pack.unpack(folder, IP.id, tmp_path / "out") / "turns" / "step_00005.parquet")
+    assert unpacked["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
 
 
 def test_the_command_says_what_it_packed(folder, capsys):
@@ -239,3 +239,24 @@ def test_the_committed_tables_hold_all_rows():
         assert metrics[run] == cell.iterations, run
         assert (n_steps[run], n_rows[run]) == (n, n * cell.n_validation), run
     assert sum(path.stat().st_size for path in folder.glob("*.parquet")) < 12e6
+
+
+def test_measurements_of_runs_are_added_by_run_and_step(tmp_path):
+    """A run's measured table has a column `run` already. New rows replace those of the same run and step."""
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    results.mkdir()
+
+    def measured(run, step, value):
+        folder = runs / run
+        folder.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame([{"run": run, "step": step, "value": value}]).to_parquet(folder / "gradient_signal.parquet")
+
+    measured("a", 30, 1.5)
+    assert pack.add_measurements(results, runs) == [results / "gradient_signal.parquet"]
+    measured("a", 60, 2.5)
+    measured("b", 30, 3.5)
+    pack.add_measurements(results, runs)
+    measured("b", 30, 4.5)
+    pack.add_measurements(results, runs)
+    rows = pd.read_parquet(results / "gradient_signal.parquet").sort_values(["run", "step"])
+    assert rows.to_numpy().tolist() == [["a", 30, 1.5], ["a", 60, 2.5], ["b", 30, 4.5]]

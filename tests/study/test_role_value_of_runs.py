@@ -4,10 +4,12 @@ import pandas as pd
 import pytest
 from trainers import SMALL_RUN, table
 
+from multirole.core.types import Episode, Problem, Turn
 from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
-from multirole_study.role_value import as_text, measure, shares_of
+from multirole_study.inspector import collect
+from multirole_study.role_value_table import N_TURN_DRAWS, TURNS, as_recorded, as_text, measure, plot, shares_of
 
 INTERVENTIONS = [
     ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),
@@ -16,7 +18,7 @@ INTERVENTIONS = [
 
 @pytest.fixture(scope="module")
 def measured(finished):
-    return measure(Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(finished.parents[1])), 4, 2)
+    return measure(Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(finished.parents[1])), 4, 2, 2)
 
 
 def test_every_role_and_intervention_of_each_checkpoint(finished, measured):
@@ -39,6 +41,33 @@ def test_shares_are_the_runs(finished, measured):
     for row in measured.itertuples():
         assert row.token_share == pytest.approx(tokens[row.role])
     assert shares_of(finished)["generator"]["grad_share"] == pytest.approx(1.0)  # an adapter of its own
+
+
+def test_the_page_has_the_effect_of_every_turn(finished, measured):
+    """Of the first two problems at both checkpoints: 4 turns, redrawn and played by the base, and one with a twin."""
+    effects = table(finished, TURNS.removesuffix(".parquet"))
+    assert len(effects) == 2 * 2 * (4 * 2 + 1) and set(effects["replays"]) == {1, N_TURN_DRAWS}
+    outcomes = table(finished, "eval").set_index(["step", "problem"])["correct"]
+    assert all(row.before == outcomes[row.step, row.problem] for row in effects.itertuples())
+    changes = effects[effects["how"] == "twin"]
+    assert ((changes["after"] != changes["before"]) == (changes["changed"] == 1)).all()
+    page = collect(finished)
+    assert page["episodes"]["forked"] == [0, 4] and len(page["role_values"]) == len(measured)
+
+
+def test_episodes_that_play_otherwise_than_recorded_are_left_out(finished):
+    turn = Turn("generator", 0, 0, [1], [2], [0.0], "no such text", "stop")
+    problem = table(finished, "eval")["problem"][0]
+    strange = Episode(Problem(problem, "", "", None), 0, [turn])
+    assert as_recorded(finished, 4, [strange]) == [] == as_recorded(finished, 3, [strange])
+
+
+def test_the_figure_has_a_row_of_panels_per_checkpoint(measured):
+    figure = plot(measured)
+    assert len(figure.axes) == 6
+    drawn = figure.axes[0].lines[0].get_xdata()
+    rows = measured[(measured["step"] == 0) & (measured["how"] == "resample")]
+    assert list(drawn) == [100 * value for value in rows["change"]]
 
 
 def test_the_table_is_in_percent_with_intervals():

@@ -13,28 +13,28 @@ By default every turn gets its episode's advantage (`CREDITS["outcome"]`). The o
 | `branches` | AT-GRPO with its tree, arXiv:2510.11062 | replies to the same prompt, from forks |
 | `leave_one_out` | C3, arXiv:2603.06859 | replies to the same prompt, from forks |
 | `shapley` | the Shapley value (1953) over roles | coalitions of trained roles, from forks |
+| `permuted` | none: a placebo | as `outcome`, but each episode gets the advantage of a random one of its group |
 
 `credit_callback` returns the callback of a name. The docstring of each function lists the parts of the paper that it omits. SHARP
-(arXiv:2602.08335) is not included: we know the parts of its formula (a broadcast reward, a marginal credit found by masking one
-agent, a reward of tool calls, all normalised by agent), but neither their weights nor its approximation of the Shapley value.
+(arXiv:2602.08335) is not included: its abstract names the parts (a broadcast reward, a marginal credit found by masking one
+agent, a reward of tool calls, all normalised by agent), but we know neither their weights nor its approximation of the Shapley value.
 """
 
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, get_args
 
 from multirole.core.advantages import group_advantages
 from multirole.core.distributed import gather_objects, own_share
-from multirole.core.forks import Fork, replays_of, same_turn
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, replays_of, same_turn
 from multirole.core.rows import Row
-from multirole.core.types import CreditName, Episode, Structure, structure_of
+from multirole.core.types import REPLAYING_CREDITS, CreditName, Episode, Structure, structure_of
 
 CREDITS: tuple[str, ...] = get_args(CreditName)
-FORKED = ("branches", "leave_one_out", "shapley")
-"""Estimators that replay episodes, and so cost rollouts."""
 
 Score = Callable[[list[Episode]], object]
 """Sets `reward` of episodes, as a reward function of the trainer would."""
@@ -89,6 +89,22 @@ def mean_over_turns(rows: Sequence[Row], num_generations: int) -> list[float]:
         turns[id(row.episode)] = turns.get(id(row.episode), 0) + 1
     mean_turns = len(rows) / len(turns) if turns else 0.0
     return [row.episode.advantage * mean_turns / turns[id(row.episode)] for row in rows]
+
+
+def permuted(rows: Sequence[Row], num_generations: int, seed: int) -> list[float]:
+    """Placebo: the advantages of a problem's episodes in a random order, which `seed` draws for every group.
+
+    Each episode's advantage is that of a uniformly drawn episode of its group, itself included, so that the advantages have the
+    size and the mean of `outcome` and no correlation with the episode that they train. All turns of an episode get the same one.
+    """
+    groups: dict[Hashable, list[Episode]] = {}
+    for episode in {id(row.episode): row.episode for row in rows}.values():
+        groups.setdefault(episode.group(num_generations), []).append(episode)
+    advantage_of = {}
+    for group, episodes in groups.items():
+        drawn = random.Random(repr((seed, group))).sample(episodes, len(episodes))
+        advantage_of |= {id(episode): other.advantage for episode, other in zip(episodes, drawn, strict=True)}
+    return [advantage_of[id(row.episode)] for row in rows]
 
 
 def critic_minus_generators(rows: Sequence[Row], num_generations: int, structure: Structure) -> list[float]:
@@ -199,7 +215,7 @@ def credit_callback(
         raise ValueError(
             "`credit='critic'` compares critics with the generators that they read. Pass `judge`, which sets `is_right`."
         )
-    if name in FORKED and score is None:
+    if name in REPLAYING_CREDITS and score is None:
         raise ValueError(
             f"`credit={name!r}` replays episodes. Pass `score`, which sets the `reward` of a list of episodes."
         )
@@ -229,6 +245,8 @@ class RowCredit(MultiRoleCallback):
         n = trainer.args.num_generations
         if self.name == "critic":
             advantages = critic_minus_generators(rows, n, structure_of(trainer.workflow))
+        elif self.name == "permuted":
+            advantages = permuted(rows, n, trainer.state.global_step)
         else:
             advantages = ROW_ESTIMATORS[self.name](rows, n)
         return set_all(rows, advantages)
@@ -338,10 +356,10 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     Each process replays and scores a share and gets all results. Raises ValueError for episodes that older weights played.
     """
     present = trainer.state.global_step
-    if any(turn.version not in (None, present) for one in forks for turn in one.episode.turns):
+    if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
         raise ValueError(
-            f"`max_staleness={trainer.args.max_staleness}` has given episodes of older weights, and these cannot be replayed under the present "
-            "ones. Set it to 0, or use a credit without replays, such as 'outcome'."
+            f"With `max_staleness={trainer.args.max_staleness}` episodes were played under older weights, so they cannot be replayed. "
+            "Set it to 0, or use a credit without replays, such as 'outcome'."
         )
     attempts, replays = replays_of(trainer.workflow, forks)
     episodes = trainer.play(attempts, iteration, replays=replays)

@@ -1,7 +1,7 @@
 """Measure what each role is worth: the change of an evaluation's outcomes if the role is changed.
 
 Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
-(`core.forks`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
+(`core.replay`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
 
 * `change` is the mean outcome of the replays minus that of the episodes. A role is worth what is lost without it, minus `change`
   under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
@@ -9,6 +9,8 @@ Every episode is replayed with the turns of one role resampled, played by the ba
   the outcome hangs on the luck of this role's draw.
 
 Both have a 95 % Student t interval over problems, of one mean per problem: it covers other problems and draws, not other training seeds.
+
+`turn_effects` changes single turns instead, and counts the replays whose outcome differs from the episode's: it says which turn decided.
 """
 
 import math
@@ -18,13 +20,13 @@ from statistics import NormalDist
 from typing import Any, NamedTuple, get_args
 
 from multirole.core.credit import Score, play_scored
-from multirole.core.forks import Fork, How, has_twin
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, How, has_twin
 from multirole.core.types import Episode, structure_of
 
 LEVEL = 0.95
-PANELS, MAX_STEPS = 2000, 100
-"""Of Simpson's rule, and of Newton's method, in `t_quantile`."""
+INTERVALS, MAX_NEWTON_STEPS = 2000, 100
+"""Intervals of Simpson's rule, and largest number of Newton's steps, in `t_quantile`."""
 
 
 class Interval(NamedTuple):
@@ -40,7 +42,7 @@ class RoleEffect:
     """The effect of changing one role on the outcome.
 
     Args:
-        role, how: which turns were forked, and how (`core.forks.Fork`).
+        role, how: which turns were forked, and how (`core.replay.Fork`).
         problems: number of problems, the units of the intervals.
         replays: number of replayed episodes in all.
         before, after: mean outcome of the episodes and of their replays, each problem weighing the same.
@@ -128,6 +130,67 @@ def effect_of(role: str, how: str, episodes: Sequence[Episode], replays: Sequenc
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class TurnEffect:
+    """How often the outcome of one episode changes if one of its turns is played differently: `changed` of `replays`.
+
+    `before` is the episode's outcome and `after` the mean outcome of its replays.
+    """
+
+    problem: str
+    index: int
+    role: str
+    slot: int
+    round: int
+    how: str
+    before: float
+    after: float
+    changed: int
+    replays: int
+
+
+def turn_effects(
+    trainer: Trainer, episodes: Sequence[Episode], score: Score, iteration: int = -1, how: Iterable[How] = get_args(How),
+    n_draws: int = 4,
+) -> list[TurnEffect]:  # fmt: skip
+    """Replay scored episodes with each turn changed. Collective: every process must call it.
+
+    The arguments are those of `role_values`, but only "resample" is replayed `n_draws` times. Returns one effect per turn and
+    intervention, in the order of the episodes and their turns; replays without a reward are not counted.
+    """
+    structure, cases = structure_of(trainer.workflow), []
+    for episode in episodes:
+        for turn in episode.turns if episode.reward is not None else ():
+            for kind in how:
+                if kind != "twin" or has_twin(structure, turn.role):
+                    cases.append((episode, turn, kind, n_draws if kind == "resample" else 1))
+    forks = [
+        Fork(episode, turn, kind, int(kind == "resample") + draw)
+        for episode, turn, kind, n in cases
+        for draw in range(n)
+    ]
+    replays, effects = iter(play_scored(trainer, forks, iteration, score)), []
+    for episode, turn, kind, n in cases:
+        before = outcome(episode)
+        values = [value for value in (outcome(next(replays)) for _ in range(n)) if not math.isnan(value)]
+        changed = sum(not math.isclose(value, before) for value in values)
+        effects.append(
+            TurnEffect(
+                episode.problem.id,
+                episode.index,
+                turn.role,
+                turn.slot,
+                turn.round,
+                kind,
+                before,
+                _mean(values),
+                changed,
+                len(values),
+            )
+        )
+    return effects
+
+
 def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     """Return the mean of independent values with its Student t interval."""
     n, mean = len(values), _mean(values)
@@ -150,9 +213,9 @@ def t_quantile(p: float, df: int) -> float:
         return math.exp(log_norm - (df + 1) / 2 * math.log1p(x * x / df))
 
     x = NormalDist().inv_cdf(p)
-    for _ in range(MAX_STEPS):
-        h = x / PANELS
-        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, PANELS))
+    for _ in range(MAX_NEWTON_STEPS):
+        h = x / INTERVALS
+        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, INTERVALS))
         step = (p - 0.5 - (density(0.0) + inner + density(x)) * h / 3) / density(x)
         x += step
         if abs(step) < 1e-9 * x:

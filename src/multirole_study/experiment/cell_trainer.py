@@ -29,7 +29,7 @@ from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, structure_of
+from multirole.core.types import REPLAYING_CREDITS, Answer, Episode, Problem, Reward, structure_of
 from multirole.core.validation import add_adapters, check_reward
 from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
@@ -194,7 +194,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
 
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
-    """The callbacks that replace the library's rules of the update where the cell's settings differ from them."""
+    """Return the callbacks that replace the library's rules of the update where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
     if cell.advantage_group != "episode":
         rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
@@ -229,7 +229,11 @@ def make_trainer(
     if cell.process_reward:
         study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
     skills = SkillWatch(reward)
-    study_callbacks += [skills, Recording(recorder, diagnostics, skills, isinstance(task, Task))]
+    replays, has_own_ids = cell.credit in REPLAYING_CREDITS, isinstance(task, Task)
+    study_callbacks += [
+        skills,
+        Recording(recorder, diagnostics, skills, counts_forks=replays, with_questions=has_own_ids),
+    ]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,

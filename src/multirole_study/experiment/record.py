@@ -33,7 +33,7 @@ import torch
 
 import multirole_sandbox as sandbox
 from multirole.core.ahead import staleness_metrics
-from multirole.core.distributed import processes
+from multirole.core.distributed import gather_objects, processes
 from multirole.core.episode_metrics import accuracy, mean_reward
 from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
 from multirole.core.rows import Row
@@ -226,25 +226,30 @@ class TextSignatures(MultiRoleCallback):
 class Recording(MultiRoleCallback):
     """Records iterations and evaluations. Pass it after the callbacks whose results it reads.
 
-    `recorder` is None on every process but the first. `with_questions` records the question of every training episode, for
-    tasks whose problem ids do not show it.
+    `recorder` is None on every process but the first. With `counts_forks`, iterations have their sampled tokens, replays included.
+    `with_questions` records the question of every training episode, for tasks whose problem ids do not show it.
     """
 
     def __init__(
-        self,
-        recorder: Recorder | None,
-        diagnostics: RoleDiagnostics,
-        skills: SkillWatch,
+        self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch, counts_forks: bool = False,
         with_questions: bool = False,
-    ) -> None:
-        self.recorder, self.watched, self.skills, self.with_questions = recorder, diagnostics, skills, with_questions
+    ) -> None:  # fmt: skip
+        self.recorder, self.watched, self.skills = recorder, diagnostics, skills
+        self.counts_forks, self.with_questions = counts_forks, with_questions
         self.grading_seconds, self.cpu = 0.0, time.process_time()
+        self.sampled_tokens = 0
+
+    def take_sampled_tokens(self, trainer: Trainer) -> int:
+        """Return the number of completion tokens that all processes have sampled since the last call."""
+        before, self.sampled_tokens = self.sampled_tokens, trainer.rollout.sampled_tokens
+        return sum(gather_objects(self.sampled_tokens - before))
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.grading_seconds = sandbox.take_seconds()
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         """Add rows for the iteration's summary, roles, episodes, optimizer steps, and cosines between roles."""
+        sampled_tokens = self.take_sampled_tokens(trainer)
         if self.recorder is None:
             return
         episodes, number, watched = iteration.episodes, iteration.number, self.watched
@@ -270,6 +275,7 @@ class Recording(MultiRoleCallback):
                 "cpu_seconds": time.process_time() - self.cpu,
             }
             | (staleness_metrics(iteration.rows, number - 1) if trainer.args.max_staleness else {})
+            | ({"sampled_tokens": sampled_tokens} if self.counts_forks else {})
             | (
                 {"failed_episodes": sum(e.failure is not None for e in episodes)}
                 if trainer.args.max_failed_episodes
@@ -290,6 +296,7 @@ class Recording(MultiRoleCallback):
 
     def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
         """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
+        self.take_sampled_tokens(trainer)  # the evaluation's, which count for no iteration
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:

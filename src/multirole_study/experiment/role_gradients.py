@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow.parquet as pq
 from scipy.stats import t
 
 from multirole.diagnostics.gradient_signal import (
@@ -21,7 +22,7 @@ from multirole_study.experiment.progress import say
 from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
 from multirole_study.experiment.storage import write_table
 
-FILE = "gradient_signal.parquet"
+SIGNAL_FILE = "gradient_signal.parquet"
 """In a run's folder; no part of the record that DONE has checksums of."""
 CONFIDENCE = 0.95
 
@@ -83,12 +84,24 @@ def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int
 def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Path:
     """Measure a run at evaluated steps, by default at all of them, and write `gradient_signal.parquet` into its folder.
 
-    Raises ValueError for steps whose adapters the run has not kept, and for a folder that holds no run.
+    Other steps that the file has already stay in it. Raises ValueError for steps whose adapters the run has not kept, and for a folder
+    that holds no run.
     """
-    cell = cell_of(folder)
+    adapters, path = adapters_of(folder, steps), folder / SIGNAL_FILE
+    rows = measure_cell(cell_of(folder), adapters, n_batches)
+    if path.exists():
+        rows += [row for row in pq.read_table(path).to_pylist() if row["step"] not in adapters]
+    write_table(path, sorted(rows, key=lambda row: row["step"]))
+    return path
+
+
+def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | None]:
+    """Return step -> the saved adapters of a run, in order, by default for all saved steps; None for step 0, whose adapters are untrained.
+
+    Raises ValueError for steps whose adapters the run has not kept.
+    """
     saved = saved_steps(folder)
-    wanted = saved if steps is None else list(steps)
-    if not saved or set(wanted) - set(saved):
-        raise ValueError(f"`--at` must name saved steps of {folder}, which are {saved}, got {wanted}.")
-    write_table(folder / FILE, measure_cell(cell, {step: adapters_folder(folder, step) for step in wanted}, n_batches))
-    return folder / FILE
+    chosen = saved if steps is None else list(steps)
+    if not chosen or set(chosen) - {0, *saved}:
+        raise ValueError(f"`--at` must name 0 or saved steps of {folder}, which are {saved}, got {chosen}.")
+    return {step: adapters_folder(folder, step) if step else None for step in sorted(chosen)}

@@ -29,7 +29,7 @@ from multirole_study.labels import colours_of
 from multirole_study.signatures import HEDGES
 from multirole_study.workflow_record import observed_edges, recorded_structure
 
-FILE = "inspector.html"
+PAGE_FILE = "inspector.html"
 SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
 INDEXED = ("start", "best", "end", "first fall")
 LOADER = PackageLoader("multirole_study.inspector", "page")
@@ -89,7 +89,8 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "hedges": HEDGES,
         "training_groups": training_groups(episodes, config.get("n_episodes") or 1),
         "questions": questions_of(episodes),
-        "episodes": describe_episodes(turns, outcomes, points),
+        "role_values": run_reader.role_values(folder),
+        "episodes": describe_episodes(turns, outcomes, points, run_reader.load(folder, "turn_effects")),
     }
 
 
@@ -126,9 +127,11 @@ def inspect_run(
     the first of the recorded problems.
     """
     folder = Path(folder)
-    target = out if out is not None else folder / FILE
+    target = out if out is not None else folder / PAGE_FILE
     if index is None:
-        index = next((above / FILE for above in folder.resolve().parents[:2] if (above / FILE).exists()), None)
+        index = next(
+            (above / PAGE_FILE for above in folder.resolve().parents[:2] if (above / PAGE_FILE).exists()), None
+        )
     data = collect(folder, relative(index, target.parent) if index else None, n_problems)
     write_text(target, render("run.html", data, title=data["title"]))
     return target
@@ -156,7 +159,7 @@ def inspect_all(results_dir: Path) -> list[Path]:
             f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
             "Packed runs become folders with multirole_study.paper.pack.unpack."
         )
-    index = results_dir / FILE
+    index = results_dir / PAGE_FILE
     pages = [inspect_run(folder, index=index) for folder in runs]
     rows = [index_row(folder, page, index) for folder, page in zip(runs, pages, strict=True)]
     title = f"{len(runs)} runs in {results_dir.resolve().name}"

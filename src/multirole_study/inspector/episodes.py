@@ -11,7 +11,7 @@ from multirole_study.inspector.run_reader import number
 
 TURN_BYTES, EPISODE_BYTES = 12_000, 120_000
 """Largest size of one turn on the page, and of all turns of an episode; the middle of longer ones is left out."""
-MAX_STEPS = 12
+MAX_SHOWN_STEPS = 12
 """Largest number of checkpoints on a page, without the named ones; if there are more, every k-th is shown."""
 MAX_QUESTION = 80
 """Characters of a question that name its training group."""
@@ -52,7 +52,22 @@ def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
     return turn
 
 
-def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int]) -> list[dict]:
+Effects = dict[tuple, dict[str, list[int]]]
+"""(step, problem, role, slot, round) -> intervention -> how many of its replays have another outcome, and how many there are."""
+
+
+def effects_by_turn(effects: pd.DataFrame) -> Effects:
+    """Return the effects of single turns (`turn_effects.parquet`, from `multirole role_value --turns`); none if they were not measured."""
+    by_turn: Effects = {}
+    for row in effects.itertuples():
+        place = (row.step, row.problem, row.role, row.slot, row.round)
+        by_turn.setdefault(place, {})[row.how] = [row.changed, row.replays]
+    return by_turn
+
+
+def describe_problems(
+    turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int], effects: Effects
+) -> list[dict]:  # fmt: skip
     """Return every problem with recorded turns: its question and, per step, whether its answer was right and why, and the turns."""
     described: dict[str, dict] = {}
     scored = {(row["step"], row["problem"]): row for row in outcomes.to_dict("records")}
@@ -66,6 +81,9 @@ def describe_problems(turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[i
             "correct": bool(first["correct"]), "reason": first["reason"],
             "reward": scored.get((step, problem), {}).get("reward"), "turns": [describe_turn(row, room) for row in rows.to_dict("records")],
         }  # fmt: skip
+        for turn in entry["steps"][str(step)]["turns"]:
+            if effect := effects.get((step, problem, turn["role"], turn["slot"], turn["round"])):
+                turn["effects"] = effect
     for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome but no turn
         if step in steps and problem in described:
             outcome = {"correct": bool(row["correct"]), "reason": row["reason"], "reward": row["reward"], "turns": []}
@@ -83,11 +101,13 @@ def name_steps(steps: list[int], best: int | None) -> dict[int, str]:
     return dict(sorted(named.items()))
 
 
-def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.DataFrame) -> dict | None:
+def describe_episodes(
+    turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.DataFrame, effects: pd.DataFrame
+) -> dict | None:  # fmt: skip
     """Return the checkpoints, the columns shown first, and the problems with their turns; None if no turn was recorded.
 
-    `outcomes` are all validation outcomes and `points` the accuracy by step. "lost" problems are right at the best and wrong at the
-    last checkpoint that has turns.
+    `outcomes` are all validation outcomes, `points` the accuracy by step and `effects` those of single turns. "lost" problems are
+    right at the best and wrong at the last checkpoint that has turns. Checkpoints with effects are always shown.
     """
     if not len(turns):
         return None
@@ -95,7 +115,8 @@ def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.Da
     accuracy = dict(zip(points["step"], points["accuracy"], strict=True))
     best = max((step for step in steps if step in accuracy), key=lambda step: (accuracy[step], -step), default=None)
     named = name_steps(steps, best)
-    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_STEPS)], *named})
+    forked = {int(step) for step in effects["step"]} & {*steps} if len(effects) else set()
+    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_SHOWN_STEPS)], *named, *forked})
     right = {} if best is None else outcomes[outcomes["correct"]].groupby("step")["problem"].agg(set)
     return {
         "steps": [{"step": step, "name": named.get(step, ""), "accuracy": accuracy.get(step)} for step in shown],
@@ -105,7 +126,8 @@ def describe_episodes(turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.Da
         "last": steps[-1],
         "n_validation": int(points["n"].iloc[-1]) if len(points) else None,
         "n_lost": None if best is None else len(right.get(best, set()) - right.get(steps[-1], set())),
-        "problems": describe_problems(turns, outcomes, shown),
+        "forked": sorted(forked),
+        "problems": describe_problems(turns, outcomes, shown, effects_by_turn(effects)),
     }
 
 

@@ -139,6 +139,20 @@ def skills(folder: str | Path) -> list[dict]:
     ]
 
 
+VALUE_COLUMNS = ("before", "change", "change_low", "change_high", "moved", "moved_low", "moved_high", "token_share", "grad_share")  # fmt: skip
+"""Columns of `role_value.parquet` that the page shows."""
+
+
+def role_values(folder: str | Path) -> list[dict]:
+    """Return what each role is worth, one entry per step, role and intervention; empty if `multirole role_value` was not run."""
+    rows = load(folder, "role_value").to_dict("records")
+    return [
+        {name: row[name] for name in ("step", "role", "how", "problems")}
+        | {name: number(row[name]) for name in VALUE_COLUMNS}
+        for row in rows
+    ]
+
+
 def facts(folder: str | Path) -> pd.DataFrame:
     """Return the accuracy at the first, best and last evaluation and at the first fall.
 

@@ -110,7 +110,7 @@ class Grid:
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
 
-    question: Literal["updates", "setup", "controls", "factorial", "judges", "aa"]
+    question: Literal["updates", "setup", "controls", "factorial", "judges", "aa", "credit"]
     parameters: dict[str, object]
     cells: list[str]
     seeds: list[int] | None = None

@@ -5,6 +5,7 @@
         metrics.parquet ...     the concatenated tables of all runs, with a column `run`
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
+    gradient_signal.parquet, credit_accuracy.parquet    measurements of runs at their checkpoints (`add_measurements`)
 
 All rows are kept, and all columns except those of `NEVER_PACKED` and `PACKED_FOR_SOME`; the latter are kept for some runs
 (`multirole_study.paper.grid.detailed`). Floats are stored as float32 (measurements with 16 significant bits, about five digits,
@@ -49,6 +50,10 @@ PACKED_FOR_SOME = {
 advantages, which follow from the rewards; and answers, which only votes need. A run's texts are kept."""
 
 
+MEASUREMENTS = ("gradient_signal", "credit_accuracy")
+"""Tables with a column `run` that `multirole signal` and `multirole credit` write into a run's folder; no part of its record."""
+
+
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:
     """Pack the finished runs of `<results_dir>/<scale>`, or of another such folder `runs`; return those added or replaced.
 
@@ -81,6 +86,28 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
     return list(new)
 
 
+def add_measurements(folder: str | Path, runs: str | Path) -> list[Path]:
+    """Add the `MEASUREMENTS` of the runs below `runs` to those of a results folder, and return the files that were written.
+
+    A run's new rows replace those of the same step. The runs need not be packed or finished.
+    """
+    written = []
+    for name in MEASUREMENTS:
+        parts = [pd.read_parquet(path) for path in sorted(Path(runs).glob(f"*/{name}.parquet"))]
+        if not parts:
+            continue
+        path, new = Path(folder) / f"{name}.parquet", pd.concat(parts)
+        if path.exists():
+            old = pd.read_parquet(path)
+            steps = set(zip(new["run"], new["step"], strict=True))
+            is_kept = [key not in steps for key in zip(old["run"], old["step"], strict=True)]
+            new = pd.concat([old[is_kept], new])
+        floats = {column: "float32" for column, kind in new.dtypes.items() if kind == "float64"}
+        _write(path, pa.Table.from_pandas(new.astype(floats), preserve_index=False))
+        written.append(path)
+    return written
+
+
 def index(folder: str | Path) -> pd.DataFrame:
     """Read `runs.parquet`; empty if nothing is packed."""
     path = Path(folder) / "runs.parquet"
@@ -95,9 +122,9 @@ def read(
     if not path.exists():
         return pd.DataFrame(columns=["run"])
     sources = {DERIVED[column][0] for column in columns or () if column in DERIVED} & set(pq.read_schema(path).names)
-    wanted = columns and list(dict.fromkeys([*columns, *sources]))
+    needed = columns and list(dict.fromkeys([*columns, *sources]))
     packed = pq.read_table(
-        path, columns=wanted, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
+        path, columns=needed, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
     )
     return _as_recorded(packed).select(columns or packed.column_names).to_pandas()
 
@@ -149,7 +176,8 @@ def _digest(folder: Path) -> str:
 def _tables(folder: Path) -> dict[str, list[Path]]:
     """Return packed table -> its files in the folder of a run or evaluation."""
     is_evaluation, tables = folder.parent.parent.name == "evaluations", {}
-    for path in sorted([*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]):
+    files = [path for path in folder.glob("*.parquet") if path.stem not in MEASUREMENTS]
+    for path in sorted([*files, *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
         tables.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)
     return tables

@@ -50,7 +50,7 @@ CLOSING = {"(": ")", "[": "]", "{": "}"}
 _POINT = re.compile(r"([A-Z])(\([^()]*,[^()]*\))")
 """Matches a point with its name, P(1,2)."""
 _IN_THE_REALS = re.compile(r"(^|\\mid|\||:|,)\s*[a-z]\s*\\in\s*\\mathbb\{R\}\s*,")
-KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
+INTERVAL_KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
 
 Value = Any
 """A sympy.Basic or sympy.MatrixBase (sympy has no types), or one of the classes below."""
@@ -175,7 +175,7 @@ def _read_bracketed(text: str, depth: int) -> Value | None:
         text = f"({text[1:-1]})"
     if text and text[0] in "([{" and text[-1] in ")]}" and _closes_at_end(text):
         inside = text[1:-1]
-        kind = KINDS.get(text[0] + text[-1])
+        kind = INTERVAL_KINDS.get(text[0] + text[-1])
         if parts := _parts(inside, "[,;]"):
             values = [read(part, depth + 1) for part in parts]
             if kind is None:

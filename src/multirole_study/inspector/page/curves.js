@@ -214,6 +214,24 @@ function buildRoleTable() {
       Object.entries(CHANGES).map(([column, [, format]]) => ends(series(column, name), format))))))));
 }
 
+// What each role is worth, where `multirole role_value` has measured it.
+const PLAYED_BY = { resample: "another draw", base: "the base model", twin: "a trivial role" };
+
+function buildRoleValues() {
+  if (!data.role_values.length) return;
+  const points = (row, name, sign) => {
+    const text = (value) => (value === null ? MISSING : (sign && value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(100 * value).toFixed(1));
+    return `${text(row[name])} [${text(row[name + "_low"])}, ${text(row[name + "_high"])}]`;
+  };
+  byId("role-values").append(el("h3", {}, "What each role is worth"), el("p", { class: "muted small" },
+    `The first ${data.role_values[0].problems} validation problems were replayed with all turns of one role played by another draw, by the untrained base model, or by a trivial role. ` +
+    "A role is worth what is lost without it: a negative change under base or trivial. Brackets are 95 % intervals over problems, of this run alone."),
+  el("div", { class: "scroll" }, el("table", { class: "numbers" },
+    el("thead", {}, el("tr", {}, ["iteration", "role", "played by", "accuracy", "change, points", "answers that turn, %", "share of tokens", "share of its adapter's gradient"].map((name) => el("th", {}, name)))),
+    el("tbody", {}, data.role_values.map((row) => el("tr", {}, el("td", {}, row.step), el("th", {}, swatch(row.role), row.role), el("td", {}, PLAYED_BY[row.how] || row.how),
+      el("td", {}, percent(row.before)), el("td", {}, points(row, "change", true)), el("td", {}, points(row, "moved", false)), el("td", {}, percent(row.token_share)), el("td", {}, percent(row.grad_share))))))));
+}
+
 const GROUPS = { main: "", skills: "Skill of the roles", gradients: "Gradients", signatures: "Signatures of the texts", more: "More" };
 
 function buildCurves() {
@@ -254,5 +272,6 @@ function buildGroups() {
 
 buildHeader();
 buildRoleTable();
+buildRoleValues();
 buildGroups();
 buildCurves();

@@ -15,6 +15,10 @@ const FILTERS = {
   truncated: { title: "truncated turns", keep: (p) => turnsOf(p).some((turn) => turn.finish === "length") },
 };
 
+// A turn decided where at least half of its redraws, with all else kept, turn the outcome of its episode.
+const decided = (turn) => Boolean(turn.effects && turn.effects.resample && 2 * turn.effects.resample[0] >= turn.effects.resample[1]);
+if (shown && shown.forked.length) FILTERS.decided = { title: "one turn decided", keep: (p) => turnsOf(p).some(decided) };
+
 const kept = () => shown.problems.filter((p) => FILTERS[state.filter].keep(p) && (!state.query || hits(p)));
 const stepTitle = (info) => `iteration ${info.step}` + (info.accuracy === null ? "" : `, ${percent(info.accuracy)}`) + (info.name ? ` (${info.name})` : "");
 
@@ -31,6 +35,9 @@ function buildEpisodes() {
   place.append(el("p", { class: "muted" }, `The turns of ${shown.problems.length}${total}.${lost}${leftOut} Keys: left and right for the problem before and after.`));
   place.append(el("div", { class: "controls" }, el("div", { id: "filters", role: "group", "aria-label": "filter" }), searchBox(), el("span", { id: "found", class: "muted", role: "status" })));
   place.append(el("div", { class: "controls", id: "marks" }, signatureChips(), shadeSwitch()));
+  if (shown.forked.length) place.append(el("p", { class: "muted" }, el("b", { class: "decided" }, "◆ this turn decided"),
+    ` (iterations ${shown.forked.join(", ")}): the episode was replayed with this turn drawn again and all else kept, and in at least half of the replays a right answer became wrong, or a wrong one right. ` +
+    "Base: the answer also turns if the untrained model plays this turn. Trivial: it turns if this turn is replaced by a fixed reply, such as picking candidate 1. Nothing is marked where no single turn decided."));
   place.append(el("div", { class: "browser" }, el("div", { class: "side" }, el("p", { class: "muted legend" }, el("span", { class: "dots" }, el("i", { class: "right" })), " right, ", el("span", { class: "dots" }, el("i", { class: "wrong" })),
     ` wrong, at iterations ${shown.steps.map((info) => info.step).join(", ")}`), el("div", { id: "list", role: "listbox", "aria-label": "problems" })), el("div", { id: "reader" })));
   document.addEventListener("keydown", (event) => {
@@ -131,6 +138,13 @@ function outcomeWords(duty, outcome) {
   return (prefix ? prefix + " " : "") + (digit ? `${digit}, without a box` : words(outcome));
 }
 
+// What happens to the outcome of the episode if this turn alone is played differently.
+function effectWords(effects) {
+  const [turned, draws] = effects.resample || [0, 0];
+  const others = [["base", "base"], ["twin", "trivial"]].filter(([how]) => effects[how]).map(([how, name]) => `${name}: ${effects[how][0] ? "turns" : "no change"}`);
+  return [`outcome turns in ${turned} of ${draws} redraws`, ...others].join(" · ");
+}
+
 function drawTurn(turn) {
   if (!turn) return el("div", { class: "turn none" }, el("p", { class: "muted" }, "no such turn"));
   const several = data.roles.find((role) => role.name === turn.role).slots > 1;
@@ -138,8 +152,9 @@ function drawTurn(turn) {
   const rounds = data.rounds > 1 ? el("span", {}, `round ${turn.round + 1}`) : null;
   const flags = [turn.outcome === "unparsed" ? el("span", { class: "flag" }, "unparsed") : turn.outcome ? el("span", {}, outcomeWords(duty, turn.outcome)) : null,
     turn.finish === "length" ? el("span", { class: "flag" }, "truncated") : null];
-  return el("div", { class: "turn", colour: roleColours[turn.role] },
-    el("div", { class: "about" }, el("b", {}, turn.role + (several ? `, slot ${turn.slot + 1}` : "")), rounds, flags, el("span", { class: "count" }, `${turn.tokens} tokens`)),
+  const effect = turn.effects ? el("div", { class: "effect" }, decided(turn) ? el("b", { class: "decided" }, "◆ this turn decided ") : null, effectWords(turn.effects)) : null;
+  return el("div", { class: decided(turn) ? "turn deciding" : "turn", colour: roleColours[turn.role] },
+    el("div", { class: "about" }, el("b", {}, turn.role + (several ? `, slot ${turn.slot + 1}` : "")), rounds, flags, el("span", { class: "count" }, `${turn.tokens} tokens`)), effect,
     el("pre", {}, drawText(turn, state)));
 }
 

@@ -1,0 +1,78 @@
+"""Measure bias and variance of credit estimators at a run's checkpoints (`multirole credit RUN`, `multirole.diagnostics.credit_accuracy`)."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow.parquet as pq
+import torch
+from transformers import AutoTokenizer
+
+from multirole.core.threads import use_fitting_threads
+from multirole.core.types import structure_of
+from multirole.diagnostics.credit_accuracy import SIZES, Measurement, Sizes, measure_credit
+from multirole.diagnostics.turn_grading import judge
+from multirole_study.experiment.base_models import locate, shape_of
+from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.preflight import load_problems
+from multirole_study.experiment.progress import say
+from multirole_study.experiment.role_gradients import adapters_of, cell_of
+from multirole_study.experiment.storage import write_table
+
+FILE = "credit_accuracy.parquet"
+"""In a run's folder; no part of the record that DONE has checksums of."""
+CHUNK = 8
+"""Problems that are measured at a time. The table is written after each chunk, so that a killed measurement goes on where it was."""
+
+
+def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, sizes: Sizes = SIZES) -> Path:
+    """Measure a run at evaluated steps, by default at all of them, and write `credit_accuracy.parquet` into its folder.
+
+    A row has the moments of one estimator in one context: a turn of the episode of one of the first `n_problems` training problems.
+    Problems that the file has already are not measured again. Steps take turns, so that all have the same problems when it is killed.
+
+    Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run.
+    """
+    cell, adapters = cell_of(folder), adapters_of(folder, steps)
+    if n_problems < 2:
+        raise ValueError(f"`--problems` must be at least 2, for an interval, got {n_problems}.")
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
+    problems = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    measured = problems[0][:n_problems]
+    rows = pq.read_table(folder / FILE).to_pylist() if (folder / FILE).exists() else []
+    there = {(row["step"], row["problem"]) for row in rows}
+    reward = TaskReward(cell.make_task(), measured)
+    with TemporaryDirectory() as aside:
+        trainer = make_trainer(cell, aside, problems=problems)
+        untrained = Path(aside) / "untrained"
+        trainer.peft_model.save_pretrained(untrained)
+        verdicts = functools.partial(judge, task=reward, structure=structure_of(trainer.workflow))
+        try:
+            for i in range(0, len(measured), CHUNK):
+                for step, saved in adapters.items():
+                    chunk = [problem for problem in measured[i : i + CHUNK] if (step, problem.id) not in there]
+                    if not chunk:
+                        continue
+                    load_adapters(trainer.peft_model, saved or untrained)
+                    trainer.state.global_step = step  # tells `play` to publish the new weights
+                    where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                             "seed": cell.seed, "step": step}  # fmt: skip
+                    measurement = measure_credit(trainer, chunk, reward.score_answers, verdicts, sizes)
+                    rows += [where | row for row in rows_of(measurement)]
+                    write_table(folder / FILE, rows)
+                    say(f"{cell.id} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
+        finally:
+            trainer.engine.close()
+    return folder / FILE
+
+
+def rows_of(measurement: Measurement) -> Iterator[dict[str, object]]:
+    """Yield one row per context and estimator."""
+    for context in measurement.contexts:
+        role, slot, round_ = context.place
+        place = {"problem": context.problem, "role": role, "slot": slot, "round": round_}
+        for name, moments in context.moments.items():
+            tokens = measurement.tokens_per_row[name]
+            yield place | {"estimator": name} | moments._asdict() | {"tokens_per_row": tokens}

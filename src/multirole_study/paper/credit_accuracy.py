@@ -1,0 +1,157 @@
+"""Table and figure of bias and variance of credit estimators, by the rules of `credit_accuracy.yaml`.
+
+The measurement is `multirole credit`; `<results_dir>/<scale>/credit_accuracy.parquet` holds its rows of all runs.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import yaml
+
+from multirole.diagnostics.credit_accuracy import PARTS, Moments, parts_of
+from multirole_study.experiment.credit_accuracy import FILE
+from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.paper.gradient_signal_table import verdict
+from multirole_study.paper.output import STYLE, Plate, Table, formatted
+
+DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
+CELL = ["workflow", "policy", "seed", "step"]
+EVERY = "all"
+"""The line of all turns together, in place of a role."""
+CAPTION = (
+    "Not in the paper. Each estimator's advantage is compared with the exact effect of a turn's reply on the reward, at fixed weights, at {scale} on {task}: "
+    "the turns of one episode of each of {problems} training problems ({declared} were declared), {replies} replies to each prompt, {tails} draws of what follows each reply. "
+    "Columns split the advantage's mean square, in percent: its part proportional to the exact effect; its bias, the part that depends on the "
+    "reply in another way; its baseline, which depends on what the reply answers and adds variance only; and noise. Every part is estimated without bias and may be "
+    "negative. Tokens are sampled tokens per trained row, forks included, relative to {reference}. Brackets are 95 % percentile bootstrap intervals "
+    "over problems, of one seed: {seeds}. {placebo} is a placebo. Not measured: {missing}. Rules: credit_accuracy.yaml, version {version}."
+)
+
+
+def read(folder: Path) -> pd.DataFrame | None:
+    """Return the measured rows of a results folder, or None if it has none."""
+    path = folder / FILE
+    return pd.read_parquet(path) if path.exists() else None
+
+
+def statistics(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return every statistic with its bootstrap interval over problems, by cell, checkpoint, role (`EVERY` for all turns) and estimator.
+
+    The statistics are the parts, `scale`, `tokens` (relative), `effect_gain` and `effect_gain_per_token` against the reference.
+    """
+    found = []
+    for key, cell in rows.groupby(CELL, sort=False):
+        for role in [EVERY, *cell["role"].unique()]:
+            turns = cell if role == EVERY else cell[cell["role"] == role]
+            where = dict(zip(CELL, key, strict=True)) | {"role": role}
+            found += [where | row for row in _bootstrapped(turns)]
+    return pd.DataFrame(found)
+
+
+def _bootstrapped(turns: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield every statistic of some turns. Each turn weighs the same; problems are drawn with replacement."""
+    names = list(turns["estimator"].unique())
+    moments = list(Moments._fields)
+    table = turns.assign(turns=1.0).pivot_table(["turns", *moments], "problem", "estimator", "sum", sort=False)
+    sums = np.stack([table[moment][names] for moment in moments], axis=-1)  # (problems, estimators, moments)
+    counts = table["turns"][names].to_numpy()  # (problems, estimators)
+    n = len(table)
+    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DECLARED["resamples"])
+    weights = np.concatenate([np.ones((1, n)), draws])  # the first line is the estimate
+    means = np.einsum("rp,pem->rem", weights, sums) / np.einsum("rp,pe->re", weights, counts)[..., None]
+    parts = {name: parts_of(Moments(*means[:, i].T)) for i, name in enumerate(names)}
+    tokens = turns.groupby("estimator")["tokens_per_row"].mean()
+    tokens = tokens / tokens[DECLARED["reference"]]
+    usual = parts[DECLARED["reference"]]["effect"]
+    for name in names:
+        gains = {
+            "effect_gain": parts[name]["effect"] - usual,
+            "effect_gain_per_token": parts[name]["effect"] / tokens[name] - usual,
+        }
+        for statistic, values in (parts[name] | gains).items():
+            tail = 100 * (1 - DECLARED["level"]) / 2
+            low, high = np.nanpercentile(values[1:], [tail, 100 - tail]) if np.isfinite(values[0]) else (np.nan, np.nan)
+            unit = "ratio" if statistic == "scale" else "difference" if statistic in gains else "rate"
+            yield {"estimator": name, "statistic": statistic, "value": values[0], "low": low, "high": high, "unit": unit}  # fmt: skip
+        yield {"estimator": name, "statistic": "tokens", "value": tokens[name], "low": np.nan, "high": np.nan, "unit": "ratio"}  # fmt: skip
+
+
+def answers(values: pd.DataFrame) -> pd.DataFrame:
+    """Return the verdict on every declared question, of all turns together."""
+    decided = []
+    for name, question in DECLARED["questions"].items():
+        asked = values[(values["role"] == EVERY) & (values["statistic"] == question["statistic"])]
+        if question["statistic"].startswith("effect_gain"):
+            asked = asked[asked["estimator"] != DECLARED["reference"]]
+        texts = [verdict(row.low, row.high, question["above"]) for row in asked.itertuples()]
+        decided.append(asked.assign(question=name, verdict=texts))
+    return pd.concat(decided, ignore_index=True)
+
+
+def missing(rows: pd.DataFrame) -> str:
+    """List the declared cells and checkpoints that have not been measured."""
+    there = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
+    declared = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
+    return "; ".join(f"{cell}, iteration {step}" for cell, step in declared if (cell, step) not in there) or "nothing"
+
+
+def _text(row: pd.Series) -> str:
+    value, low, high = (formatted(row[name], row["unit"]) for name in ("value", "low", "high"))
+    return value if row["statistic"] == "tokens" else f"{value} [{low}, {high}]"
+
+
+def accuracy_table(rows: pd.DataFrame) -> Table:
+    """Build the table of every estimator's parts, of all turns and by role, with the verdicts of `answers`."""
+    values = statistics(rows)
+    decided, shown = answers(values), []
+    for key, group in values.groupby([*CELL, "role", "estimator"], sort=False):
+        workflow, policy, _, step, role, estimator = key
+        by_statistic = group.set_index("statistic", drop=False)
+        line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "turns": role,
+                "estimator": estimator}  # fmt: skip
+        line |= {name: _text(by_statistic.loc[name]) for name in (*PARTS, "tokens")}
+        mine = decided[(decided[[*CELL, "role", "estimator"]] == list(key)).all(axis=1)]
+        shown.append(line | {"verdicts": ", ".join(f"{row.question} {row.verdict}" for row in mine.itertuples())})
+    sizes = DECLARED["sizes"]
+    caption = CAPTION.format(
+        scale=DECLARED["scale"], task=DECLARED["task"], problems=rows["problem"].nunique(), declared=DECLARED["problems"], replies=sizes["replies"],
+        tails=sizes["tails"], seeds=", ".join(map(str, sorted(rows["seed"].unique()))), missing=missing(rows),
+        reference=DECLARED["reference"], placebo=DECLARED["placebo"], version=DECLARED["version"],
+    )  # fmt: skip
+    numbers = values.merge(
+        decided[[*CELL, "role", "estimator", "statistic", "question", "verdict"]],
+        on=[*CELL, "role", "estimator", "statistic"], how="left",
+    )  # fmt: skip
+    return Table("credit_accuracy", "Bias and variance of credit estimators", caption, pd.DataFrame(shown), numbers)
+
+
+def accuracy_figure(rows: pd.DataFrame) -> Plate:
+    """Draw the four parts of every estimator, of all turns, with one mark per cell and checkpoint."""
+    values = statistics(rows)
+    values = values[values["role"] == EVERY]
+    names = list(values["estimator"].unique())
+    cells = list(values.groupby(CELL, sort=False).groups)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(PARTS), figsize=(10, 0.9 + 0.4 * len(names)), sharey=True, layout="constrained")  # fmt: skip
+        for ax, part in zip(axes, PARTS, strict=True):
+            ax.axvline(0, color="0.8", linewidth=0.8)
+            for i, (workflow, policy, _, step) in enumerate(cells):
+                here = values[(values[CELL] == list(cells[i])).all(axis=1) & (values["statistic"] == part)]
+                drawn = 100 * here.set_index("estimator").loc[names, ["value", "low", "high"]]
+                heights = np.arange(len(names)) + 0.7 * (i + 0.5) / len(cells) - 0.35
+                label = f"{WORKFLOW_NAMES[workflow]}-{policy.upper()}, iteration {step}"
+                (dots,) = ax.plot(drawn["value"], heights, "os^D"[i % 4], markersize=3.5, label=label)
+                ax.hlines(heights, drawn["low"], drawn["high"], color=dots.get_color(), linewidth=1.2)
+            ax.set_xlabel(f"{part} (% of the mean square)")
+        axes[0].set_yticks(range(len(names)), names)
+        axes[0].set_ylim(len(names) - 0.5, -0.5)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells))
+    caption = (
+        f"Parts of the mean square of every estimator's advantage, at {DECLARED['scale']} on {DECLARED['task']}: proportional to the exact effect of the reply, bias, "
+        f"baseline and noise. Lines are 95 % bootstrap intervals over {rows['problem'].nunique()} problems of one seed. {DECLARED['placebo']} is a placebo. Not measured: "
+        f"{missing(rows)}."
+    )
+    return Plate("credit_accuracy", figure, caption)

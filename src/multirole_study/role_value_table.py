@@ -1,0 +1,174 @@
+"""Measure what each role of a trained cell is worth, at checkpoints of its run (`multirole role_value`).
+
+Plays the first validation problems with the run's adapters, as an evaluation does, replays them with every role resampled, played by the
+base and replaced by its trivial twin (`multirole.diagnostics.role_value`), and puts the role's share of tokens and gradient
+beside it, from the run's `roles.parquet`.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from multirole.core.threads import use_fitting_threads
+from multirole.core.types import Episode
+from multirole.diagnostics.role_value import role_values, turn_effects
+from multirole_study.experiment.base_models import shape_of
+from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.evaluation import Evaluation, steps_of
+from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.run_folder import adapters_folder, folder_of
+from multirole_study.experiment.storage import write_table
+
+POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
+"""Columns that are accuracies or differences of them; printed in percent."""
+
+
+VALUES, TURNS = "role_value.parquet", "turn_effects.parquet"
+"""Tables in the run's folder, which the inspector shows; no part of the record that DONE has checksums of."""
+N_TURN_DRAWS = 4
+"""Replays of a turn under "resample" in `TURNS`."""
+
+
+def measure(
+    evaluation: Evaluation, launch: Launch, n_problems: int, n_draws: int, n_inspected: int = 0
+) -> pd.DataFrame:  # fmt: skip
+    """Return one row per checkpoint, role and intervention (`RoleEffect.row`), with `token_share` and `grad_share` of the role.
+
+    Also writes the table into the run's folder, and with `n_inspected` the effect of every single turn (`turn_effects`).
+
+    Args:
+        evaluation: the cell, and which checkpoints of its own run.
+        n_problems: the first validation problems, with `evaluation.n_rollouts` episodes each.
+        n_draws: replays of each episode under "resample" and "base".
+        n_inspected: the first of these problems whose turns are changed one by one, if they are recorded and play as recorded.
+
+    Raises:
+        ValueError: for another run's adapters, for fewer than two problems, and if the run or a checkpoint is missing.
+    """
+    if evaluation.adapters != "own":
+        raise ValueError(f"`adapters` must be 'own', the adapters of the cell's run, got {evaluation.adapters!r}.")
+    if n_problems < 2 or n_draws < 1:
+        raise ValueError(
+            f"`--problems` must be at least 2, for an interval, and `--draws` at least 1; got {n_problems} and {n_draws}."
+        )
+    if not 0 <= n_inspected <= n_problems:
+        raise ValueError(f"`--turns` must be between 0 and the number of problems, {n_problems}, got {n_inspected}.")
+    cell, steps = evaluation.cell, steps_of(evaluation, launch.results_dir)
+    if not torch.cuda.is_available():
+        use_fitting_threads(shape_of(cell).parameters)
+    task, run = cell.make_task(), folder_of(cell, launch.results_dir)
+    problems = task.problems("validation", cell.n_validation)[:n_problems]
+    reward = TaskReward(task, problems)
+    trainer = make_trainer(cell, str(run), launch, problems=(problems, problems))
+    attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
+    shares, rows, turns = shares_of(run), [], []
+    try:
+        for step in steps:
+            if step:
+                load_adapters(trainer.peft_model, adapters_folder(run, step))
+            trainer.state.global_step = step  # tells `play` to publish the new weights
+            episodes = trainer.play(attempts, -1)
+            reward.score_answers(episodes)
+            for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
+                rows.append({"step": step, **effect.row(), **shares.get(effect.role, {})})
+            inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
+            for one in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
+                turns.append({"step": step, **asdict(one)})
+    finally:
+        trainer.engine.close()
+    write_table(run / VALUES, rows)
+    if turns:
+        write_table(run / TURNS, turns)
+    return pd.DataFrame(rows)
+
+
+def as_recorded(run: Path, step: int, episodes: list[Episode]) -> list[Episode]:
+    """Return the episodes whose turns say what the run has recorded at this step; others would be shown beside a strange text."""
+    path = run / "turns" / f"step_{step:05d}.parquet"
+    if not path.exists():
+        return []
+    texts = {problem: sorted(rows["text"]) for problem, rows in pd.read_parquet(path).groupby("problem")}
+    return [episode for episode in episodes if texts.get(episode.problem.id) == sorted(t.text for t in episode.turns)]
+
+
+def shares_of(run: Path) -> dict[str, dict[str, float]]:
+    """Return role -> its share of the completion tokens of all roles (`token_share`), and its mean share of its adapter's gradient (`grad_share`).
+
+    Over all iterations of the run. The share of the gradient is mostly of its noise (METRICS.md).
+    """
+    table = pd.read_parquet(run / "roles.parquet").groupby("role", sort=False)
+    tokens, gradient = table["tokens"].sum(), table["grad_share"].mean()
+    return {role: {"token_share": tokens[role] / tokens.sum(), "grad_share": gradient[role]} for role in tokens.index}
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """Format the table as Markdown: accuracies and differences in percent with their intervals, shares in percent."""
+
+    def percent(value: float, sign: str = "") -> str:
+        return "" if pd.isna(value) else f"{100 * value:{sign}.1f}"
+
+    lines = [
+        {
+            "step": row.step, "role": row.role, "played by": row.how, "problems": row.problems, "replays": row.replays,
+            "before": percent(row.before), "after": percent(row.after),
+            "change": f"{percent(row.change, '+')} [{percent(row.change_low, '+')}, {percent(row.change_high, '+')}]",
+            "moved": f"{percent(row.moved)} [{percent(row.moved_low)}, {percent(row.moved_high)}]",
+            "token share": percent(row.token_share), "gradient share": percent(row.grad_share),
+        }
+        for row in table.itertuples()
+    ]  # fmt: skip
+    return pd.DataFrame(lines).to_markdown(index=False, disable_numparse=True)
+
+
+MARKS = {"resample": "another draw", "base": "the base plays it", "twin": "a trivial role plays it"}
+"""Intervention -> its name in the figure."""
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Plot the change of accuracy and how often the outcome turns, by role and intervention, beside the role's shares of tokens and gradient.
+
+    There is one row of panels per checkpoint. Lines are 95 % intervals over problems.
+    """
+    steps, roles = list(table["step"].unique()), list(table["role"].unique())
+    figure, grid = plt.subplots(
+        len(steps), 3, figsize=(9, 1.2 + (0.5 + 0.45 * len(roles)) * len(steps)), sharex="col", sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for axes, step in zip(grid, steps, strict=True):
+        here = table[table["step"] == step]
+        for i, (how, name) in enumerate(MARKS.items()):
+            rows = here[here["how"] == how]
+            heights = [roles.index(role) + 0.22 * (i - 1) for role in rows["role"]]
+            for ax, column in zip(axes, ("change", "moved"), strict=False):
+                (dots,) = ax.plot(100 * rows[column], heights, "os^"[i], markersize=4.5, color=f"C{i}", label=name)
+                ax.hlines(
+                    heights, 100 * rows[f"{column}_low"], 100 * rows[f"{column}_high"], color=dots.get_color(), lw=1.3
+                )
+        axes[0].axvline(0, color="0.8", lw=0.8)
+        shares = here.drop_duplicates("role").set_index("role").loc[roles]
+        for i, (column, name) in enumerate(
+            {"token_share": "tokens of all roles", "grad_share": "its adapter's gradient"}.items()
+        ):
+            axes[2].barh(
+                [r + 0.3 * (i - 0.5) for r in range(len(roles))],
+                100 * shares[column],
+                0.28,
+                color=("0.35", "0.7")[i],
+                label=name,
+            )
+        axes[0].set_yticks(range(len(roles)), roles)
+        axes[0].set_ylim(len(roles) - 0.5, -0.5)
+        axes[0].set_title(f"iteration {step}, accuracy {100 * here['before'].iloc[0]:.1f} %", loc="left", fontsize=9)
+    titles = ("change of accuracy (points)", "episodes whose outcome turns (%)", "share of the role over the run (%)")
+    for ax, title in zip(grid[-1], titles, strict=True):
+        ax.set_xlabel(title)
+    for ax in grid.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    more, names = grid[0][2].get_legend_handles_labels()
+    figure.legend([*handles, *more], [*labels, *names], loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    return figure

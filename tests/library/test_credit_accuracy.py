@@ -1,0 +1,151 @@
+"""The parts of an estimator's mean square, against enumeration with a policy of two tokens."""
+
+import numpy as np
+import pytest
+from test_credit_estimators import score, trainer_of
+from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, relay
+
+from multirole.core.credit import CREDITS, permuted
+from multirole.core.rows import Row
+from multirole.core.types import Episode, Problem, Reward, Turn
+from multirole.diagnostics.credit_accuracy import (
+    Moments,
+    Redraw,
+    Seeds,
+    Sizes,
+    measure_credit,
+    moments_of,
+    parts_of,
+    place_of,
+    stage_end,
+)
+
+FIRST, N = 0.6, 8
+"""P("x") of both turns of the first role, and the number of episodes of a group."""
+P_OF_K = {0: 0.16, 1: 0.48, 2: 0.36}  # of k "x" among the first two turns
+LAST = [CHANCE["last", k] for k in range(3)]
+RIGHT = sum(p * LAST[k] for k, p in P_OF_K.items())
+
+
+def test_moments_by_hand():
+    draws = np.array([[1.0, 2.0], [3.0, 0.0]])
+    exact = np.array([[0.5, 1.0], [0.0, 0.0]])
+    # variances are of two replies, the product of deviations over 1: first (-1, 1), second (1, -1), exact (.25, -.25) and (.5, -.5)
+    expected = Moments(effect=0.25, shared=np.mean([-0.5, -1.0, 0.5, 1.0]), within=-2.0, between=3.0, square=3.5)
+    assert moments_of(draws, exact) == pytest.approx(expected)
+
+
+def test_parts_by_hand():
+    """X = 2 A + noise: the effect has the variance 1, so that it makes 4 of the mean square of 10, beside a bias of 1 and a baseline of 2."""
+    parts = parts_of(Moments(effect=1.0, shared=2.0, within=5.0, between=2.0, square=10.0))
+    assert parts == pytest.approx({"effect": 0.4, "bias": 0.1, "baseline": 0.2, "noise": 0.3, "scale": 2.0})
+    assert parts_of(Moments(0.0, 0.3, 0.1, 0.1, 1.0))["effect"] == 0.0
+    assert np.isnan(parts_of(Moments(1.0, 0.0, 0.0, 0.0, 0.0))["noise"])
+
+
+@pytest.fixture(scope="module")
+def measured(request):
+    tokenizer = request.getfixturevalue("tokenizer")
+    rollout = relay(tokenizer)
+    problems = [Problem(str(i), "tiny_chain", "q", None) for i in range(60)]
+    return measure_credit(trainer_of(rollout, N), problems, score, lambda episodes: None, Sizes(4, 6, 4, N))
+
+
+def estimates(measured, role, name):
+    """Return the mean of each moment over the contexts of a role, and its standard error over problems."""
+    by_problem: dict[str, list] = {}
+    for context in measured.contexts:
+        if context.place[0] == role:
+            by_problem.setdefault(context.problem, []).append(context.moments[name])
+    values = np.array([np.mean(moments, axis=0) for moments in by_problem.values()])
+    return Moments(*values.mean(0)), Moments(*values.std(0, ddof=1) / len(values) ** 0.5)
+
+
+def agrees(measured, role, name, **exact):
+    mean, error = estimates(measured, role, name)
+    for moment, value in exact.items():
+        assert abs(getattr(mean, moment) - value) < 4 * getattr(error, moment) + 1e-9, (role, name, moment)
+
+
+def test_the_last_turn_has_the_moments_of_enumeration(measured):
+    """Its reply decides the outcome: given k, Q(x) = 1 and Q(y) = 0, so that Var(A) = p (1 - p)."""
+    variance = sum(p * LAST[k] * (1 - LAST[k]) for k, p in P_OF_K.items())
+    for name in CREDITS:
+        agrees(measured, "last", name, effect=variance)
+    # R minus the mean of 3 others of the same prompt
+    agrees(measured, "last", "leave_one_out", shared=variance, within=variance, between=0.0, square=variance * 4 / 3)
+    # (1 - 1/n) R minus 1/n of 7 episodes of the problem: a baseline that ignores the context
+    own = 1 - 1 / N
+    between = sum(p * (own * (LAST[k] - RIGHT)) ** 2 for k, p in P_OF_K.items())
+    noise = (N - 1) / N**2 * RIGHT * (1 - RIGHT)
+    agrees(
+        measured, "last", "joint_return", shared=own * variance, within=own**2 * variance, between=between,
+        square=own**2 * variance + between + noise,
+    )  # fmt: skip
+    agrees(measured, "last", "permuted", within=0.0)
+
+
+def test_an_earlier_turn_has_the_effect_of_enumeration(measured):
+    """Given the other turn, "x" and "y" differ by Q(x) - Q(y) = the difference of the last turn's chances."""
+    variance = FIRST * (1 - FIRST) * sum(p * (LAST[k + 1] - LAST[k]) ** 2 for k, p in {0: 1 - FIRST, 1: FIRST}.items())
+    agrees(measured, "first", "leave_one_out", effect=variance, shared=variance, within=variance, between=0.0)
+    own = 1 - 1 / N
+    agrees(measured, "first", "joint_return", effect=variance, shared=own * variance, within=own**2 * variance)
+    squares = (1 - 1 / N) * RIGHT * (1 - RIGHT)  # of a reward minus the mean of its group
+    agrees(measured, "first", "joint_return", square=squares)
+
+
+def test_tokens_per_row_count_what_is_sampled(measured):
+    """An episode has 3 turns of 2 tokens. A fork of a first turn samples it and the last one, a fork of the last one it alone."""
+    costs = measured.tokens_per_row
+    assert costs["outcome"] == costs["permuted"] == 2.0
+    # of 3 forks of each turn; a replay draws all that follows anew, also where the prompt is the same
+    assert costs["branches"] == costs["leave_one_out"] == pytest.approx((2 + 3 * (4 + 4 + 2) / 3) / 4)
+    # base everywhere: 6 tokens; base first: 4, and 2 where the last prompt has changed; base last: 2
+    assert 2 + (6 + 4 + 2) / 3 < costs["shapley"] < 2 + (6 + 4 + 2 + 2) / 3
+
+
+def test_a_replay_keeps_what_it_is_told_and_draws_the_rest(tokenizer):
+    rollout = relay(tokenizer)
+    (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    slot_0, slot_1, last = episode.turns
+    assert [stage_end(episode, turn) for turn in episode.turns] == [2, 2, 3]
+    context = frozenset({place_of(slot_1)})
+
+    def replayed(n_tail):
+        replay = Redraw(episode, Seeds(place_of(slot_0), context, 0, n_tail), context | {place_of(slot_0)})
+        (one,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING, [replay])
+        assert one.turns[:2] == [slot_0, slot_1] and replay.sampled == {place_of(last)}
+        return one.turns[2].text
+
+    k = sum(turn.text == "x" for turn in (slot_0, slot_1))
+    said = [replayed(tail) for tail in range(1, 401)]
+    assert abs(said.count("x") / 400 - LAST[k]) < 4 * (LAST[k] * (1 - LAST[k]) / 400) ** 0.5
+    base = Redraw(episode, Seeds(), frozenset(map(place_of, episode.turns)), frozenset({"first"}))
+    n_requests = len(rollout.engine.requests)
+    rollout.run([(PROBLEM, 0)], 3, SAMPLING, [base])
+    adapters = [request.adapter for request in rollout.engine.requests[n_requests:]]
+    assert adapters[:2] == [None, None] and set(adapters[2:]) <= {"last"}
+
+
+def test_the_placebo_permutes_the_advantages_of_a_group():
+    def rows_of(problem, advantages):
+        rows = []
+        for index, advantage in enumerate(advantages):
+            episode = Episode(Problem(problem, "", "", None), index, reward=Reward(0.0), advantage=advantage)
+            episode.turns = [Turn("a", slot, 0, [1], [2], [0.0], "", "stop") for slot in range(2)]
+            rows += [Row(episode, turn, "a") for turn in episode.turns]
+        return rows
+
+    rows = [*rows_of("p", [1.0, 2.0, 3.0, 4.0]), *rows_of("q", [5.0, 6.0, 7.0, 8.0])]
+    drawn = [permuted(rows, 4, seed) for seed in range(400)]
+    for values in drawn:
+        assert sorted(values[:8:2]) == [1, 2, 3, 4] and sorted(values[8::2]) == [5, 6, 7, 8]
+        assert values[::2] == values[1::2]  # one value for all turns of an episode
+    unchanged = sum(values[0] == 1.0 for values in drawn) / 400
+    assert abs(unchanged - 1 / 4) < 4 * (0.1875 / 400) ** 0.5 and permuted(rows, 4, 7) == drawn[7]
+
+
+def test_too_few_draws_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="`sizes` needs 2 replies, 4 tails"):
+        measure_credit(trainer_of(relay(tokenizer), N), [PROBLEM], score, lambda episodes: None, Sizes(tails=2))

@@ -1,0 +1,81 @@
+"""`multirole credit` measures a run's checkpoints, goes on where it was killed, and its table answers the declared questions."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from trainers import table
+
+from multirole.core.credit import CREDITS
+from multirole.diagnostics.credit_accuracy import PARTS, Sizes
+from multirole_study.experiment import credit_accuracy as measurement
+from multirole_study.paper.credit_accuracy import DECLARED, EVERY, accuracy_figure, accuracy_table, statistics
+from multirole_study.paper.output import write_figure
+
+SMALL = Sizes(replies=2, tails=4, branches=2, episodes=2)
+
+
+def test_a_run_is_measured_and_what_is_there_is_kept(finished, monkeypatch):
+    monkeypatch.setattr(measurement, "CHUNK", 1)
+    measurement.measure_run(finished, [4], 2, SMALL)
+    first = table(finished, "credit_accuracy")
+    assert first["problem"].nunique() == 2 and set(first["step"]) == {4} and set(first["estimator"]) == set(CREDITS)
+    assert len(first) == 2 * 4 * len(CREDITS)  # a turn of each of three generators and an aggregator
+    monkeypatch.setattr(measurement, "CHUNK", 8)
+    measurement.measure_run(finished, [4], 3, SMALL)
+    both = table(finished, "credit_accuracy")
+    monkeypatch.setattr(measurement, "CHUNK", 1)
+    measurement.measure_run(finished, [4, 0], 3, SMALL)  # the untrained adapters again after each chunk at 4
+    later = table(finished, "credit_accuracy")
+    pd.testing.assert_frame_equal(later[later["step"] == 4], both)
+    assert later[later["step"] == 0]["problem"].nunique() == 3
+    pd.testing.assert_frame_equal(both.iloc[: len(first)], first)
+    assert both["problem"].nunique() == 3
+    with pytest.raises(ValueError, match=r"`--at` must name 0 or saved steps of .*, got \[999\]"):
+        measurement.measure_run(finished, [999], 2)
+    with pytest.raises(ValueError, match="`--problems` must be at least 2"):
+        measurement.measure_run(finished, [4], 1)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Forty problems with one turn each, whose moments are those of X = 2 A + noise for `outcome`, and of X = A for `leave_one_out`."""
+    made = []
+    where = {"run": "r", "workflow": "voting", "policy": "sp", "task": "math", "seed": 100, "step": 30, "role": "judge", "slot": 0, "round": 0}  # fmt: skip
+    exact = {
+        "outcome": (1.0, 2.0, 4.0, 0.0, 8.0, 10.0),
+        "leave_one_out": (1.0, 1.0, 1.0, 0.0, 1.0, 20.0),
+        "permuted": (1.0, 0.0, 0.0, 0.0, 1.0, 10.0),
+    }
+    for i in range(40):
+        for name, (*values, tokens) in exact.items():
+            noisy = np.add(values, 0.1 * (-1) ** i * np.array([0, 1, 1, 1, 0]))
+            moments = dict(zip(("effect", "shared", "within", "between", "square"), noisy, strict=True))
+            made.append(where | {"problem": f"p{i}", "estimator": name, "tokens_per_row": tokens} | moments)
+    return pd.DataFrame(made)
+
+
+def test_parts_and_gains_by_hand(rows):
+    values = statistics(rows).set_index(["role", "estimator", "statistic"])
+    assert values.loc[(EVERY, "outcome", "effect"), "value"] == pytest.approx(0.5, abs=0.02)
+    assert values.loc[(EVERY, "leave_one_out", "effect"), "value"] == pytest.approx(1.0, abs=0.04)
+    assert values.loc[(EVERY, "leave_one_out", "effect_gain"), "value"] == pytest.approx(0.5, abs=0.04)
+    assert values.loc[(EVERY, "leave_one_out", "effect_gain_per_token"), "value"] == pytest.approx(0.0, abs=0.04)
+    assert values.loc[(EVERY, "leave_one_out", "tokens"), "value"] == 2.0
+    for name in ("outcome", "leave_one_out", "permuted"):
+        assert sum(values.loc[(EVERY, name, part), "value"] for part in PARTS) == pytest.approx(1.0)
+    spread = values.loc[(EVERY, "outcome", "effect")]
+    assert spread["low"] < 0.5 < spread["high"] and spread["high"] - spread["low"] < 0.05
+
+
+def test_questions_are_answered_and_gaps_are_named(rows, tmp_path):
+    table = accuracy_table(rows)
+    every = table.shown[table.shown["turns"] == EVERY]
+    verdicts = dict(zip(every["estimator"], every["verdicts"], strict=True))
+    assert "finds_credit yes" in verdicts["outcome"] and "biased no" in verdicts["outcome"]
+    assert "finds_credit undecided" in verdicts["permuted"] and "beats_outcome no" in verdicts["permuted"]
+    assert "beats_outcome yes" in verdicts["leave_one_out"]
+    assert "beats_outcome_per_token undecided" in verdicts["leave_one_out"]
+    assert "voting sp, iteration 60" in table.caption and "voting sp, iteration 30" not in table.caption
+    assert set(table.values["question"].dropna()) == set(DECLARED["questions"])
+    write_figure(accuracy_figure(rows), tmp_path)
+    assert (tmp_path / "credit_accuracy.png").exists()
