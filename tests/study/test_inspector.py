@@ -379,4 +379,6 @@ def test_arrows_of_a_workflow_without_a_structure_follow_its_turns():
 def test_training_groups_are_named_by_their_questions():
     episodes = pd.DataFrame({"problem": ["mine/1f", "mine/1f", "mine/2e"], "question": ["2+2", "2+2", "x" * 500]})
     assert questions_of(episodes) == {"mine/1f": "2+2", "mine/2e": "x" * 80}
+    episodes["question"] = ["Compute: 2+2", "Compute: 2+2", "Compute: 2+3"]
+    assert questions_of(episodes) == {"mine/1f": "2+2", "mine/2e": "2+3"}
     assert questions_of(episodes.drop(columns="question")) == {}

@@ -3,6 +3,7 @@
 import bisect
 import itertools
 import math
+from os.path import commonprefix
 
 import pandas as pd
 
@@ -131,11 +132,13 @@ def describe_episodes(
 
 
 def questions_of(episodes: pd.DataFrame) -> dict[str, str]:
-    """Return the start of each training problem's question, where the run recorded it."""
+    """Return each training problem's question, cut, and without the words that all begin with; empty if not recorded."""
     if "question" not in episodes:
         return {}
     asked = episodes.drop_duplicates("problem")
-    return dict(zip(asked["problem"], asked["question"].str.slice(0, MAX_QUESTION), strict=True))
+    shared = commonprefix(asked["question"].tolist()) if len(asked) > 1 else ""
+    start = shared.rfind(" ") + 1
+    return dict(zip(asked["problem"], asked["question"].str.slice(start, start + MAX_QUESTION), strict=True))
 
 
 def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] | None:

@@ -48,7 +48,7 @@ function buildGraph() {
     const a = place[from], b = place[to], y = above + inner, own = from === to;
     const x1 = own ? a.left + (a.right - a.left) * 0.7 : (a.left + a.right) / 2, x2 = own ? a.left + (a.right - a.left) * 0.3 : (b.left + b.right) / 2;
     drawing.append(svg("path", { class: "edge", d: `M${x1} ${y + 1}C${x1} ${y + 30} ${x2} ${y + 30} ${x2} ${y + 3}`, "marker-end": "url(#arrow)" }));
-    const rounds = data.rounds > 1 ? `; ${data.rounds} rounds at most` : "";
+    const rounds = data.rounds > 1 ? `${words ? "; " : ""}${data.rounds} rounds at most` : "";
     label((x1 + x2) / 2, y + 42, words + rounds, 60);
   }
   for (const name of ["question", "answer"]) drawing.append(
