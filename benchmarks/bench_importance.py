@@ -110,9 +110,9 @@ def distances(runs: Path) -> dict[str, float]:
     return result
 
 
-def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def distance(tensors: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Return the Euclidean distance of two adapters' weights."""
-    return math.sqrt(sum((one[name].double() - other[name].double()).square().sum().item() for name in one))
+    return math.sqrt(sum((tensors[name].double() - other[name].double()).square().sum().item() for name in tensors))
 
 
 def gap(runs: Path, engine: str, dtype: str) -> dict:

@@ -159,10 +159,10 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
             "lower micro_batch_tokens" if tokens > row else lengths,
         ),
     ]  # fmt: skip
-    if recomputes and on_gpu and shards == 1 and (kept := tokens_kept(cell, size)) < tokens:
-        room = activations(cell, s, kept, on_gpu, recomputes=False)
+    if recomputes and on_gpu and shards == 1 and (kept_tokens := tokens_kept(cell, size)) < tokens:
+        room = activations(cell, s, kept_tokens, on_gpu, recomputes=False)
         if room > parts[-1].update:
-            parts[-1] = Part(f"activations of {kept} tokens, kept", 0, room, lengths)
+            parts[-1] = Part(f"activations of {kept_tokens} tokens, kept", 0, room, lengths)
     cache = None
     engine = engine_of(cell, gpu_bytes is not None)
     if on_gpu and engine == "vllm":
@@ -403,10 +403,10 @@ def checkpointing(memory_plan: Plan, launch: Launch) -> str:
     cell = memory_plan.cell
     if not launch.recomputes(cell.scale):
         return "Gradient checkpointing is off"
-    kept = tokens_kept(cell, memory_plan.size)
-    if memory_plan.kind == "CPU" or launch.is_sharded or kept >= cell.micro_batch_tokens:
+    kept_tokens = tokens_kept(cell, memory_plan.size)
+    if memory_plan.kind == "CPU" or launch.is_sharded or kept_tokens >= cell.micro_batch_tokens:
         return "Gradient checkpointing is on"
-    return f"Micro-batches have at most {kept} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
+    return f"Micro-batches have at most {kept_tokens} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
 
 
 def report(memory_plan: Plan, launch: Launch) -> str:

@@ -107,8 +107,8 @@ def test_old_log_probs_are_scored_only_for_later_steps(
     scored: list = []
     plain = trainer.logprobs_of
     monkeypatch.setattr(trainer, "logprobs_of", lambda rows: scored.extend(rows) or plain(rows))
-    taken, _ = trainer.update(trainer.model, rows)
-    assert len(scored) == n_scored and len(taken) == 4 * num_iterations
+    steps_taken, _ = trainer.update(trainer.model, rows)
+    assert len(scored) == n_scored and len(steps_taken) == 4 * num_iterations
     first_steps = {
         id(row) for steps in plan_steps(rows, trainer.adapters, trainer.args).values() for row in steps[0][0]
     }

@@ -159,9 +159,9 @@ def test_every_question_names_arms_and_measures_that_exist():
 
 def test_the_declared_power_is_that_of_the_test():
     declared_chances = [about["chances"] for about in DECLARED["power"]]
-    found = power_table()
+    table = power_table()
     for n in DECLARED["looks"]:
-        assert list(found[f"{n} seeds"]) == [chances[n] for chances in declared_chances]
+        assert list(table[f"{n} seeds"]) == [chances[n] for chances in declared_chances]
 
 
 def test_the_chance_of_five_seeds_by_hand():
@@ -178,17 +178,17 @@ def test_line_one_by_hand(five_seeds):
     """Fisher's p of 4 against 0 of 5 is 5 / 210 = .0238; 4 against 3 of 5 is nothing."""
     study = declared()
     place = places(study)[0]
-    found = answers(five_seeds, study, place)
-    assert found["clock_makes_falls"].verdict == "yes"
-    assert found["clock_makes_falls"].text.startswith("4 of 5 against 0 of 5, +80.0 [")
-    assert found["ip_falls_more_than_sp_where_it_wraps"].verdict == "undecided"
-    assert found["ended_clock_makes_falls"].verdict == "not run"
-    assert found["falls_are_late"].text.startswith("4 of 4 [") and found["falls_are_late"].verdict == "undecided"
+    by_name = answers(five_seeds, study, place)
+    assert by_name["clock_makes_falls"].verdict == "yes"
+    assert by_name["clock_makes_falls"].text.startswith("4 of 5 against 0 of 5, +80.0 [")
+    assert by_name["ip_falls_more_than_sp_where_it_wraps"].verdict == "undecided"
+    assert by_name["ended_clock_makes_falls"].verdict == "not run"
+    assert by_name["falls_are_late"].text.startswith("4 of 4 [") and by_name["falls_are_late"].verdict == "undecided"
     # the generator's chi2 peaks at 36, and accuracy falls at 40
-    assert found["clock_makes_chi2_before_cliff"].verdict == "yes"
-    assert found["sp_plateaus"].text.startswith("3 of 5") and found["sp_plateaus"].verdict == "undecided"
-    assert picture(five_seeds, study, place, found) == "within IP only"
-    deepens = found["clock_deepens_falls"]  # 20 points in four of five pairs
+    assert by_name["clock_makes_chi2_before_cliff"].verdict == "yes"
+    assert by_name["sp_plateaus"].text.startswith("3 of 5") and by_name["sp_plateaus"].verdict == "undecided"
+    assert picture(five_seeds, study, place, by_name) == "within IP only"
+    deepens = by_name["clock_deepens_falls"]  # 20 points in four of five pairs
     assert deepens.value == pytest.approx(0.16)
     assert (deepens.verdict == "yes") == (ttest_rel([0.2] * 4 + [0.0], [0.0] * 5, alternative="greater").pvalue < LEVEL)
 
@@ -198,13 +198,13 @@ def test_a_difference_the_other_way_is_no(monkeypatch):
         return (FALLS if arm_of(cell) == "ip, one clock" else STAYS) if of_line_one(cell, range(10, 15)) else None
 
     study = declared()
-    found = answers(results_of(monkeypatch, made_up), study, places(study)[0])
-    assert found["clock_makes_falls"].verdict == found["clock_lowers_floor"].verdict == "no"
+    by_name = answers(results_of(monkeypatch, made_up), study, places(study)[0])
+    assert by_name["clock_makes_falls"].verdict == by_name["clock_lowers_floor"].verdict == "no"
     assert (
-        found["floor_with_one_clock"].verdict == "yes"
-        and found["ip_falls_more_than_sp_with_one_clock"].verdict == "yes"
+        by_name["floor_with_one_clock"].verdict == "yes"
+        and by_name["ip_falls_more_than_sp_with_one_clock"].verdict == "yes"
     )
-    assert found["floor_where_it_wraps"].verdict == "equivalent"  # the same accuracies
+    assert by_name["floor_where_it_wraps"].verdict == "equivalent"  # the same accuracies
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,9 @@ def test_a_verdict_is_of_the_last_look_that_is_reached(monkeypatch, seeds, expec
         return (FALLS if arm_of(cell) == "ip, wrapping" else STAYS) if of_line_one(cell, seeds) else None
 
     study = declared()
-    found = answers(results_of(monkeypatch, made_up), study, places(study)[0])["clock_makes_falls"]
-    assert found.text.startswith(expected)
-    assert found.verdict == ("undecided" if len(seeds) < 5 else "yes")
+    by_name = answers(results_of(monkeypatch, made_up), study, places(study)[0])["clock_makes_falls"]
+    assert by_name.text.startswith(expected)
+    assert by_name.verdict == ("undecided" if len(seeds) < 5 else "yes")
 
 
 def test_the_paper_s_picture_is_made_by_the_clock_if_sp_stays(monkeypatch):
@@ -231,9 +231,9 @@ def test_the_paper_s_picture_is_made_by_the_clock_if_sp_stays(monkeypatch):
 
     study = declared()
     results = results_of(monkeypatch, made_up)
-    found = answers(results, study, places(study)[0])
-    assert picture(results, study, places(study)[0], found) == "made by the clock"
-    assert found["sp_plateaus"].verdict == "yes"
+    by_name = answers(results, study, places(study)[0])
+    assert picture(results, study, places(study)[0], by_name) == "made by the clock"
+    assert by_name["sp_plateaus"].verdict == "yes"
 
 
 def test_without_any_fall_there_is_no_cliff_to_explain(monkeypatch):

@@ -211,7 +211,7 @@ def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(check
     assert counts == {"train": "2", "paper": "1", "total": "3"}
     assert "multirole_study clock runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
     first, second = ClockStudy(GRID, **about | {"lines": lines}).cells()
-    planned = {given["policy"]: given for _, given in commands(done.stdout).values()}
+    planned = {parameters["policy"]: parameters for _, parameters in commands(done.stdout).values()}
     assert planned["ip"]["lr_clock"] == "update_call_wrapped" and planned["sp"]["learning_rate"] == 0.006
     waiting = re.search(
         rf"^rule train:\n +input: runs/tiny-r/{first.id}/DONE\n +output: (\S+)$", done.stdout, re.MULTILINE

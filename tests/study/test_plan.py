@@ -93,8 +93,8 @@ def test_sharding_divides_the_base_and_not_the_activations():
 def test_the_sleeping_engine_and_the_activations_do_not_add_up():
     memory = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
     parts = by_name(memory)
-    kept = planner.tokens_kept(memory.cell, 80 * GIB)
-    engine, act = parts["vLLM, 40% of the GPU"], parts[f"activations of {kept} tokens, kept"]
+    kept_tokens = planner.tokens_kept(memory.cell, 80 * GIB)
+    engine, act = parts["vLLM, 40% of the GPU"], parts[f"activations of {kept_tokens} tokens, kept"]
     assert engine[0] == 32 * GIB and engine[1] < 4 * GIB and act[0] == 0
     assert max(memory.peaks.values()) < engine[0] + act[1] + engine[1]
 
@@ -164,14 +164,16 @@ def test_layers_are_kept_where_they_fit_and_computed_again_where_not():
 def test_micro_batches_whose_activations_are_kept():
     """As many tokens as the trainer cuts them to on such a GPU; the plan has their activations, and the time no third pass."""
     cell = Cell("voting", "ip", scale="1.7b")
-    kept, s = planner.tokens_kept(cell, 80 * GIB), MODELS["1.7b"].shape
+    kept_tokens, s = planner.tokens_kept(cell, 80 * GIB), MODELS["1.7b"].shape
     per_token = s.layers * (14 * s.hidden + 6 * s.intermediate) * 2
     expected = 0.5 * (80 * GIB - 4 * s.parameters - 5 * 4 * 2 * s.adapter_parameters(64)) / per_token
-    assert kept == int(expected)
+    assert kept_tokens == int(expected)
     launch = settled(cell, Launch(), 80 * GIB)
     memory = plan(cell, launch, 80 * GIB)
-    assert by_name(memory)[f"activations of {kept} tokens, kept"][1] == planner.activations(cell, s, kept, True, False)
-    assert f"Micro-batches have at most {kept} tokens" in report(memory, launch)
+    assert by_name(memory)[f"activations of {kept_tokens} tokens, kept"][1] == planner.activations(
+        cell, s, kept_tokens, True, False
+    )
+    assert f"Micro-batches have at most {kept_tokens} tokens" in report(memory, launch)
     assert memory.fits and memory.peaks["update"] < 0.6 * 80 * GIB
     small = planner.estimate(cell, Launch(), 24 * GIB)
     assert planner.tokens_kept(cell, 24 * GIB) == cell.micro_batch_tokens

@@ -356,7 +356,7 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     Each process replays and scores a share and gets all results. Raises ValueError for episodes that older weights played.
     """
     present = trainer.state.global_step
-    if any(turn.version not in (None, present) for one in forks for turn in one.episode.turns):
+    if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
         raise ValueError(
             f"With `max_staleness={trainer.args.max_staleness}` episodes were played under older weights, so they cannot be replayed. "
             "Set it to 0, or use a credit without replays, such as 'outcome'."

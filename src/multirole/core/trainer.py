@@ -360,17 +360,17 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- data order, optimizer and schedule
 
     def get_train_dataloader(self) -> DataLoader:
-        given = self.train_dataset
-        if given is not self._rows_source:
-            check_dataset("train_dataset", given, self.reward_funcs)
-            self._set_train_rows(given, self.args)
+        dataset = self.train_dataset
+        if dataset is not self._rows_source:
+            check_dataset("train_dataset", dataset, self.reward_funcs)
+            self._set_train_rows(dataset, self.args)
             if self.ahead is not None:
                 self._order = self._get_train_sampler()
         self.train_dataset = self.rows
         try:
             return super().get_train_dataloader()
         finally:
-            self.train_dataset = given
+            self.train_dataset = dataset
 
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps

@@ -374,10 +374,10 @@ class VLLMServerEngine:
         if not was_up:
             return
         if any(other.is_up for other in self.servers):
-            what = "Its problems go to the other servers."
+            consequence = "Its problems go to the other servers."
         else:
-            what = f"The run waits {self.options.timeout:g} s (`vllm_server_timeout`) for it."
-        logger.warning("Lost a vLLM server. %s %s", error, what)
+            consequence = f"The run waits {self.options.timeout:g} s (`vllm_server_timeout`) for it."
+        logger.warning("Lost a vLLM server. %s %s", error, consequence)
 
     async def _server_for(self, problem: str) -> Server:
         """Return the server of a problem: the one that it was sent to before, or the one with the fewest problems."""

@@ -137,14 +137,14 @@ def judged_counts(arm: list[float], minus: list[float], sign: int) -> Answer:
 
 def judged_share(arm: list[float], sign: int) -> Answer:
     """Hold the share of runs that show something against one half; runs with NaN are left out of it."""
-    kept = [value for value in arm if not math.isnan(value)]
-    if not kept:
+    known = [value for value in arm if not math.isnan(value)]
+    if not known:
         return Answer(UNDECIDED, "no run ends fallen", seeds=len(arm))
-    count = int(sum(kept))
-    low, high = binomtest(count, len(kept)).proportion_ci(1 - ALPHA)
-    verdict = decided(sign, *(binomtest(count, len(kept), 0.5, side).pvalue for side in ("greater", "less")))
-    text = f"{count} of {len(kept)} [{formatted(low, 'rate')}, {formatted(high, 'rate')}] %"
-    return Answer(verdict, text, count / len(kept), low, high, len(arm))
+    count = int(sum(known))
+    low, high = binomtest(count, len(known)).proportion_ci(1 - ALPHA)
+    verdict = decided(sign, *(binomtest(count, len(known), 0.5, side).pvalue for side in ("greater", "less")))
+    text = f"{count} of {len(known)} [{formatted(low, 'rate')}, {formatted(high, 'rate')}] %"
+    return Answer(verdict, text, count / len(known), low, high, len(arm))
 
 
 def judged_differences(arm: pd.Series, minus: pd.Series, sign: int) -> Answer:
@@ -187,12 +187,12 @@ def answers(results: Results, study: ClockStudy, place: Place) -> dict[str, Answ
     }
 
 
-def picture(results: Results, study: ClockStudy, place: Place, given: dict[str, Answer]) -> str:
+def picture(results: Results, study: ClockStudy, place: Place, answers_by_name: dict[str, Answer]) -> str:
     """Say whether the paper's picture is made by the clock, from the answers at one place; a dash without SP there."""
     rules = DECLARED["picture"]
-    if not {*rules["needs"], *rules["lacks"]} <= set(given):
+    if not {*rules["needs"], *rules["lacks"]} <= set(answers_by_name):
         return MISSING
-    needed, absent = ([given[name].verdict for name in rules[kind]] for kind in ("needs", "lacks"))
+    needed, absent = ([answers_by_name[name].verdict for name in rules[kind]] for kind in ("needs", "lacks"))
     if NOT_RUN in (*needed, *absent):
         return NOT_RUN
     if needed[0] == "yes":
@@ -301,16 +301,16 @@ def verdict_table(results: Results, study: ClockStudy) -> Table:
     """Build the table of every question's answers; its values have one row for each question and place."""
     shown, values = {}, []
     for place in places(study):
-        given, keys = answers(results, study, place), place_keys(place)
+        answers_by_name, keys = answers(results, study, place), place_keys(place)
         column = f"{WORKFLOW_NAMES[place.workflow]}, {task_name(place.task)}"
         for about in DECLARED["questions"]:
             line = shown.setdefault((about["name"], keys["rate"]), {
                 "sentence": about["sentence"], "question": about["question"], "rate": keys["rate"]})  # fmt: skip
-            if (found := given.get(about["name"])) is not None:
-                is_bare = found.verdict == found.text
-                line[column] = found.verdict if is_bare else f"**{found.verdict}**: {found.text}"
-                values.append(keys | {"question": about["name"]} | found._asdict())
-        verdict = picture(results, study, place, given)
+            if (answer := answers_by_name.get(about["name"])) is not None:
+                is_bare = answer.verdict == answer.text
+                line[column] = answer.verdict if is_bare else f"**{answer.verdict}**: {answer.text}"
+                values.append(keys | {"question": about["name"]} | answer._asdict())
+        verdict = picture(results, study, place, answers_by_name)
         line = shown.setdefault(("picture", keys["rate"]), {
             "sentence": "the paper's figure 4", "question": "Is it made by the clock?", "rate": keys["rate"]})  # fmt: skip
         line[column] = verdict if verdict in (NOT_RUN, MISSING) else f"**{verdict}**"

@@ -94,8 +94,8 @@ def answers(values: pd.DataFrame) -> pd.DataFrame:
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
     there = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
-    wanted = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
-    return "; ".join(f"{cell}, iteration {step}" for cell, step in wanted if (cell, step) not in there) or "nothing"
+    declared = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
+    return "; ".join(f"{cell}, iteration {step}" for cell, step in declared if (cell, step) not in there) or "nothing"
 
 
 def _text(row: pd.Series) -> str:
