@@ -313,7 +313,7 @@ def test_servers_on_other_machines_need_a_folder(connect):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, and 0\.31\.0 was tested"),
+        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, and 0\.31\.0.* was tested"),
         ({"version": None}, ValueError, "runs vLLM None"),
         ({"max_model_len": 100}, ValueError, "sequences of 100 tokens, and this run has up to 256.*--max-model-len 256"),
         ({"processed": False}, ValueError, "--logprobs-mode processed_logprobs"),
