@@ -17,11 +17,12 @@ from multirole_study.__main__ import inspect
 from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
-from multirole_study.inspector.episodes import name_steps, training_groups
+from multirole_study.inspector.episodes import name_steps, questions_of, training_groups
 from multirole_study.inspector.run_figures import plot_roles
 from multirole_study.inspector.run_reader import PANELS, facts, state, validation
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
+from multirole_study.workflow_record import observed_edges
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = 'a</script><img src=x onerror="alert(1)"><!-- <script>alert(2)</script> @@data@@ \u2028 "quoted" \\boxed{1}'
@@ -360,3 +361,22 @@ def test_a_run_that_is_not_packed_whole_has_a_page(tmp_path):
         inspect_run(pack.unpack(results, name, tmp_path), tmp_path / "page.html", index=tmp_path / "index.html")
     )[1]
     assert "NaN" not in json.dumps(data)
+
+
+def test_arrows_of_a_workflow_without_a_structure_follow_its_turns():
+    """Its loop is drawn backwards, and the last speaker answers, whoever spoke last for the first time."""
+    spoken = {"a": "solver critic solver critic solver", "b": "solver critic critic solver"}
+    turns = pd.DataFrame(
+        [{"step": 0, "problem": name, "role": role} for name, roles in spoken.items() for role in roles.split()]
+    )
+    edges = {(edge.source, edge.target, edge.is_loop) for edge in observed_edges(turns)}
+    assert edges == {
+        ("question", "solver", False), ("solver", "critic", False), ("critic", "solver", True), ("solver", "answer", False),
+    }  # fmt: skip
+    assert observed_edges(turns[:0]) == []
+
+
+def test_training_groups_are_named_by_their_questions():
+    episodes = pd.DataFrame({"problem": ["mine/1f", "mine/1f", "mine/2e"], "question": ["2+2", "2+2", "x" * 500]})
+    assert questions_of(episodes) == {"mine/1f": "2+2", "mine/2e": "x" * 80}
+    assert questions_of(episodes.drop(columns="question")) == {}

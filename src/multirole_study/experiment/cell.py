@@ -189,6 +189,7 @@ class Cell(Settings):
 
     # rollouts during the update
     max_staleness: int = option("updates between the adapters that sample and those that train", 0, ge=0, le=100)
+    max_failed_episodes: int = option("episodes of one rollout whose workflow may raise", 0, ge=0, le=10**6)
 
     # engine and precision
     engine: Literal["auto", "transformers", "generate", "vllm", "vllm_server"] = option(

@@ -47,10 +47,12 @@ from multirole_study.experiment.run_folder import adapters_folder
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
 from multirole_study.experiment.trl_names import TRL_NAMES
+from multirole_study.tasks import Task
 
 SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
     "old_logprobs", "max_prompt_tokens", "micro_batch_tokens", "max_staleness",
+    "max_failed_episodes",
 )  # fmt: skip
 """Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
 
@@ -227,7 +229,11 @@ def make_trainer(
     if cell.process_reward:
         study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
     skills = SkillWatch(reward)
-    study_callbacks += [skills, Recording(recorder, diagnostics, skills, cell.credit in REPLAYING_CREDITS)]
+    replays, has_own_ids = cell.credit in REPLAYING_CREDITS, isinstance(task, Task)
+    study_callbacks += [
+        skills,
+        Recording(recorder, diagnostics, skills, counts_forks=replays, with_questions=has_own_ids),
+    ]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,

@@ -24,10 +24,10 @@ from multirole_study.experiment.cell import policy_name
 from multirole_study.experiment.run_folder import read_config
 from multirole_study.experiment.storage import write_text
 from multirole_study.inspector import run_reader
-from multirole_study.inspector.episodes import describe_episodes, training_groups
+from multirole_study.inspector.episodes import describe_episodes, questions_of, training_groups
 from multirole_study.labels import colours_of
 from multirole_study.signatures import HEDGES
-from multirole_study.workflow_record import recorded_structure
+from multirole_study.workflow_record import observed_edges, recorded_structure
 
 PAGE_FILE = "inspector.html"
 SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
@@ -57,7 +57,9 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
     """Collect everything that the page shows of a run, as JSON data; `index` is the address of a page to link back to."""
     config = read_config(folder)
     structure = recorded_structure(config, run_reader.read_provenance(folder))
-    metrics, roles, turns, outcomes = (run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
+    metrics, roles, turns, outcomes, episodes = (
+        run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval", "episodes")
+    )
     if n_problems and len(turns):
         turns = turns[turns["problem"].isin(turns["problem"].unique()[:n_problems])]
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
@@ -78,13 +80,15 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "iterations": iterations,
         "facts": run_reader.facts(folder).reset_index().to_dict("records"),
         "roles": describe_roles(config, roles, turns, structure),
-        "edges": [asdict(edge) for edge in structure.edges],
+        "edges": [asdict(edge) for edge in structure.edges or observed_edges(turns)],
+        "edges_are_declared": bool(structure.edges),
         "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
         "panels": panels,
         "validation": {name: run_reader.numbers(points[name]) for name in points},
         "skills": run_reader.skills(folder),
         "hedges": HEDGES,
-        "training_groups": training_groups(run_reader.load(folder, "episodes"), config.get("n_episodes") or 1),
+        "training_groups": training_groups(episodes, config.get("n_episodes") or 1),
+        "questions": questions_of(episodes),
         "role_values": run_reader.role_values(folder),
         "episodes": describe_episodes(turns, outcomes, points, run_reader.load(folder, "turn_effects")),
     }

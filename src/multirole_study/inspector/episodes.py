@@ -12,6 +12,8 @@ TURN_BYTES, EPISODE_BYTES = 12_000, 120_000
 """Largest size of one turn on the page, and of all turns of an episode; the middle of longer ones is left out."""
 MAX_SHOWN_STEPS = 12
 """Largest number of checkpoints on a page, without the named ones; if there are more, every k-th is shown."""
+MAX_QUESTION = 80
+"""Characters of a question that name its training group."""
 MAX_TRAINING = 20_000
 """Largest number of training episodes on a page; if there are more, every k-th iteration is shown."""
 QUESTION, PIECE = 8_000, 80
@@ -126,6 +128,14 @@ def describe_episodes(
         "forked": sorted(forked),
         "problems": describe_problems(turns, outcomes, shown, effects_by_turn(effects)),
     }
+
+
+def questions_of(episodes: pd.DataFrame) -> dict[str, str]:
+    """Return the start of each training problem's question, where the run recorded it."""
+    if "question" not in episodes:
+        return {}
+    asked = episodes.drop_duplicates("problem")
+    return dict(zip(asked["problem"], asked["question"].str.slice(0, MAX_QUESTION), strict=True))
 
 
 def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] | None:
