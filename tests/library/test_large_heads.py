@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from multirole.core.bfloat16 import products_in
+from multirole.core.bfloat16_layers import products_in
 from multirole.core.logprobs import LargeHead
 
 OUTPUTS = ("log_probs", "entropy")
