@@ -74,7 +74,8 @@ def make_trainer(workflow: str, model: str, folder: str, bf16: bool):
 
 def roll_out(trainer) -> tuple[list, float, int]:
     """Roll out an iteration; return its episodes, CPU-seconds and number of sampled tokens."""
-    inputs = [trainer.train_dataset[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
+    rows = vars(trainer).get("rows", trainer.train_dataset)  # older commits add the index to the dataset itself
+    inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
     started = time.process_time()
     episodes = trainer._generate_and_score_completions(inputs)
     seconds = time.process_time() - started
