@@ -257,15 +257,19 @@ def pack(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which receives the packed tables")
     runs_help = "folder that contains the runs (default: the same folder)"
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help=runs_help)
+    only = "add only what `multirole signal` and `multirole credit` measured, without the runs"
+    parser.add_argument("--measurements", action="store_true", help=only)
     options = parser.parse_args(argv)
     folder = options.folder
     from multirole_study.paper import pack as packing
     from multirole_study.paper.grid import detailed
 
+    if options.measurements:
+        written = packing.add_measurements(folder, options.runs or folder)
+        sys.stdout.writelines(f"{path}\n" for path in written)
+        return 0
     with user_errors():
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
-        if options.runs is not None:
-            packing.add_measurements(folder, options.runs)
     if packed.empty:
         raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
     sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
