@@ -138,6 +138,34 @@ def update(workflow: str, model: str, path: str, bf16: bool) -> dict:
         }  # fmt: skip
 
 
+SHARES = {
+    "products of the layers": ("aten::mm", "aten::addmm"),
+    "head, softmax over the vocabulary included": ("aten::_scaled_dot_product_flash_attention_for_cpu",),
+    "products and softmax of attention": ("aten::bmm", "aten::_softmax", "aten::_softmax_backward_data"),
+    "gathering and scattering of packed rows": ("aten::index_select", "aten::scatter_add_"),
+    "SiLU": ("aten::silu", "aten::silu_backward"),
+    "copies, casts and concatenations": ("aten::copy_", "aten::cat", "aten::fill_"),
+}
+"""Part of an update -> the operators of torch that it takes; all others are norms, RoPE, products of elements and Python."""
+
+
+def profile(workflow: str, model: str, path: str) -> dict:
+    """Return each part's share of the wall time that torch's operators take in one update of this checkout."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record_operators
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(workflow, model, folder, bf16=True)
+        perturb(trainer.peft_model)
+        rows = trainer.prepare_rows(read_episodes(path))
+        with record_operators(activities=[ProfilerActivity.CPU]) as recorded:
+            trainer.update(trainer.model, rows)
+    seconds = {event.key: event.self_cpu_time_total for event in recorded.key_averages()}
+    total = sum(seconds.values())
+    shares = {part: sum(seconds.get(name, 0.0) for name in names) / total for part, names in SHARES.items()}
+    return shares | {"norms, RoPE, products of elements and all else": 1 - sum(shares.values())}
+
+
 def stock(model: str, path: str, dtype: str, n_rows: str) -> dict:
     """Time stock TRL's generation, and its loss, gradient and optimizer step on the stored rows, in CPU-seconds."""
     import torch
@@ -262,6 +290,13 @@ def table(result: dict) -> str:
                 f"| {workflow}, {name} | {counted['rows']} | {counted['tokens']:,}, {counted['unique']:,} | {counted['floor']:.1f} | "
                 f"{seconds[0]:.1f} | {seconds[1]:.1f} | {spans} | {len(pairs)} |"
             )
+    profiles = {
+        workflow: measured["profile"] for workflow, measured in result["workflows"].items() if "profile" in measured
+    }
+    if profiles:
+        lines += ["", f"| share of the update's time | {' | '.join(profiles)} |", "| --- |" + " --- |" * len(profiles)]
+        for part in next(iter(profiles.values())):
+            lines.append(f"| {part} | {' | '.join(f'{shares[part]:.0%}' for shares in profiles.values())} |")
     return "\n".join(lines)
 
 
@@ -283,7 +318,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         measure_name, *rest = args.one
-        work = {"record": record, "update": update, "stock": stock, "floor": floor}[measure_name]
+        work = {"record": record, "update": update, "stock": stock, "floor": floor, "profile": profile}[measure_name]
         if measure_name == "update":
             rest[-1] = rest[-1] == "1"
         print(json.dumps(work(*rest)))
@@ -307,6 +342,7 @@ def main() -> None:
                 n_tokens = measured["floor"]["completion"]
                 measured["best_stock"] = min(trials, key=lambda setting: iteration(trials[setting], n_tokens))
                 measured["stock_trials"] = [[*setting, values] for setting, values in trials.items()]
+            measured["profile"] = run("profile", workflow, args.model, path)
             for _ in range(args.pairs):
                 pair = {
                     "other": run("update", workflow, args.model, path, "0", checkout=args.other),

@@ -126,7 +126,10 @@ def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
         ({"adapters": "mine"}, "`adapters` must be 'own', 'base'"),
         ({"checkpoints": "best,last"}, "`checkpoints` must be 'all', or steps and names .* got 'best,last'"),
         ({"n_rollouts": 0}, "`n_rollouts` must be greater than or equal to 1, got 0"),
-        ({"cell": Cell("single", "sp"), "adapters": "transfer"}, "into another workflow than 'single'"),
+        (
+            {"cell": Cell("single", "sp"), "adapters": "transfer"},
+            "plays another workflow with the single agent's adapter, and `workflow` is 'single'",
+        ),
     ],
 )
 def test_impossible_evaluations_are_refused(wrong, words):

@@ -1,8 +1,9 @@
-"""Compute LoRA layers in bfloat16, with the adapter's gradient by part, and the layers between them in a Llama or a Qwen3.
+"""Compute a model with an adapter in bfloat16, with the adapter's gradient by part.
 
 Autocast computes a LoRA layer as a chain of small products with casts between them, and autograd needs one backward pass for each
 part of the gradient. Here a layer is one product: with x' = [x, A x] and W' = [W, s B], its output is W' x', and the gradients
-of x and of A x are a single product, too. Matrix products are in bfloat16 with float32 accumulation; adapters,
+of x and of A x are a single product, too. On a CPU, `half_decoder` joins the products of a Llama or a Qwen3 with the same input, and
+computes what is between them. Matrix products are in bfloat16 with float32 accumulation; adapters,
 their gradients, the residual stream, the statistics of the norms, logits and log-probs are float32.
 """
 
@@ -90,8 +91,8 @@ def half_layers(
 ) -> Iterator[None]:
     """Context manager: compute in bfloat16 with `adapter`, or with none; backward passes add to `sums` instead of `grad`.
 
-    On a CPU, in the models of `COVERED`, the norms and the angles of RoPE are bfloat16, too. The residual stream is float32,
-    and so are the logits: products of float32 tensors whose factors are rounded.
+    On a CPU, the models of `COVERED` are computed without autocast: the outputs of norms and the angles of RoPE are bfloat16, too; the
+    residual stream is float32, and so are the logits: products of float32 tensors whose factors are rounded.
     """
     with ExitStack() as stack:
         if needs_no_autocast(base):

@@ -70,10 +70,8 @@ class JointLora:
         """Return W' x' (N, L, out)."""
         return F.linear(extended, self.whole, self.bias)
 
-    def backward(
-        self, grad: Tensor, extended: Tensor, segments: list[tuple[int, slice]], needs_input: bool
-    ) -> Tensor | None:
-        """Add the gradients of A and B to the sums, and return that of x (N, L, in) if it is needed."""
+    def backward(self, grad: Tensor, extended: Tensor, segments: list[tuple[int, slice]]) -> Tensor:
+        """Add the gradients of A and B to the sums, and return that of x (N, L, in)."""
         n_in = self.a.size(1)
         shape = (*extended.shape[:-1], n_in)
         grad, extended = grad.flatten(0, 1), extended.flatten(0, 1)  # (N * L, out), (N * L, in + R)
@@ -87,7 +85,7 @@ class JointLora:
                 sum_a[part].add_(grad_a[rank])
                 inner = extended[tokens, n_in + rank.start : n_in + rank.stop]
                 sum_b[part].add_(grad[tokens, outputs].T @ inner, alpha=scaling)
-        return torch.addmm(grad_extended[:, :n_in], grad_inner, self.a).view(shape) if needs_input else None
+        return torch.addmm(grad_extended[:, :n_in], grad_inner, self.a).view(shape)
 
 
 @torch.no_grad()
@@ -200,13 +198,11 @@ class AttentionInput(torch.autograd.Function):
         x, scale, extended, cos, sin, *of_norm = ctx.saved_tensors
         layer: HalfDecoder = ctx.layer
         grad = rotate(torch.cat([grad_q, grad_k], 2), cos, -sin)
-        if of_norm:
-            grad = norm_backward(grad, *of_norm, layer.qk_norm)
+        if layer.qk_norm is not None:
+            grad = norm_backward(grad, of_norm[0], of_norm[1], layer.qk_norm)
         grad = torch.cat([grad.to(HALF), grad_v], 2).flatten(2)  # (N, L, (heads + 2 n_kv) * d)
-        needs_x = ctx.needs_input_grad[1]
-        grad_normed = layer.qkv.backward(grad, extended, ctx.segments, needs_x)
-        grad_x = norm_backward(grad_normed, x, scale, layer.before_attention.weight) if needs_x else None
-        return None, grad_x, None, None, None
+        grad_normed = layer.qkv.backward(grad, extended, ctx.segments)
+        return None, norm_backward(grad_normed, x, scale, layer.before_attention.weight), None, None, None
 
 
 class AfterAttention(torch.autograd.Function):
@@ -231,11 +227,11 @@ class AfterAttention(torch.autograd.Function):
         of_o, x, scale, of_gate_up, gate_up, activated, of_down = ctx.saved_tensors
         layer: HalfDecoder = ctx.layer
         gate, up = gate_up.chunk(2, -1)
-        grad_product = layer.down.backward(grad.to(HALF), of_down, ctx.segments, True)  # (N, L, I)
+        grad_product = layer.down.backward(grad.to(HALF), of_down, ctx.segments)  # (N, L, I)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, -1)
         torch.mul(grad_product, activated, out=grad_up)
         torch.ops.aten.silu_backward(grad_product.mul_(up), gate, grad_input=grad_gate)
-        grad_normed = layer.gate_up.backward(grad_gate_up, of_gate_up, ctx.segments, True)
+        grad_normed = layer.gate_up.backward(grad_gate_up, of_gate_up, ctx.segments)
         grad = norm_backward(grad_normed, x, scale, layer.before_mlp.weight, grad)
-        return grad, layer.o.backward(grad.to(HALF), of_o, ctx.segments, True), None
+        return grad, layer.o.backward(grad.to(HALF), of_o, ctx.segments), None
