@@ -144,7 +144,7 @@ def summary(table: pd.DataFrame) -> tuple[str, dict]:
         cells = [staleness, shown(excess(table, staleness)), shown(excess(table, staleness, "first fall"))]
         lines.append("| " + " | ".join(map(str, [*cells, shown(changes[staleness]) if staleness else "–"])) + " |")
     primary = t_interval(changes[4])
-    lines += ["", f"A shared adapter falls first as staleness grows: **{verdict(primary)}** (excess(4) − excess(0) = {shown(changes[4])} points)."]  # fmt: skip
+    lines += ["", f"A shared adapter falls first as staleness grows: **{verdict(primary)}** (excess(4) − excess(0), in points: {shown(changes[4])})."]  # fmt: skip
     return "\n".join(lines), {"excess(4) - excess(0)": primary._asdict(), "verdict": verdict(primary)}
 
 
